@@ -1,0 +1,1 @@
+"""Learning algorithms: networks, DQN, PPO."""

@@ -1,0 +1,59 @@
+"""What every algorithm is to the loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from envs.types import Step
+from memory.metrics import Metrics
+
+
+class Decision(NamedTuple):
+    """What was decided, and on what: everything `observe` needs to store the row."""
+
+    obs: Tensor  # [N, *observation_shape] on the training device
+    action: Tensor  # [N, …]
+    log_prob: Tensor | None = None  # [N]
+    value: Tensor | None = None  # [N]
+
+
+class Agent(ABC):
+    """An algorithm: it acts, observes the row its action led to, and updates when due.
+
+    `overlaps` says that `update` may run while the environments step, because it does not
+    need the row under way.
+    """
+
+    overlaps: bool = False
+
+    @abstractmethod
+    def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
+        """Decide for observations [N, …]; greedy, and without touching any state, if not explore."""
+
+    @abstractmethod
+    def observe(self, decision: Decision, step: Step) -> None:
+        """Store the row and count its valid steps."""
+
+    @abstractmethod
+    def update(self) -> Metrics | None:
+        """Do all learning that is due; None when none is."""
+
+    @abstractmethod
+    def scalars(self) -> dict[str, float]:
+        """Return the host-side numbers of this moment: schedules and buffer fill."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that decides the future, as plain tensors and numbers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free all buffers and networks; the agent is not used afterwards."""

@@ -1,0 +1,1 @@
+"""Where experience is kept: the replay and the rollout."""

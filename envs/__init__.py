@@ -1,0 +1,1 @@
+"""Vector environments on one timeline."""

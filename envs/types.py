@@ -1,0 +1,142 @@
+"""What an environment is to the rest of the program: one row of the timeline at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memory.errors import ExpectedError
+
+
+class EnvironmentFailedError(ExpectedError):
+    """An environment failed for good: which one, at which step, and why."""
+
+    exit_code = 4
+
+
+class Episode(NamedTuple):
+    """A finished episode: raw, undiscounted return and length in valid steps."""
+
+    env: int
+    return_: float
+    length: int
+
+
+class Step(NamedTuple):
+    """One row of the timeline in all N environments.
+
+    `obs` is what to act on next and, at the same time, the true successor of every valid row
+    (also at the end of an episode). Rows with `valid` false are resets: never learn from them.
+    The arrays stay untouched until the second step after this one.
+    """
+
+    obs: NDArray[Any]  # [N, *observation_shape]
+    reward: NDArray[np.float32]  # [N]
+    terminated: NDArray[np.bool_]  # [N]
+    truncated: NDArray[np.bool_]  # [N]
+    valid: NDArray[np.bool_]  # [N]
+    episodes: tuple[Episode, ...]
+
+
+@dataclass(frozen=True)
+class DiscreteActions:
+    """One choice out of n."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class MultiDiscreteActions:
+    """Several independent choices."""
+
+    nvec: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MultiBinaryActions:
+    """n independent switches."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class BoxActions:
+    """A bounded vector; the environment clips what it is sent to the bounds."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+ActionSpec = DiscreteActions | MultiDiscreteActions | MultiBinaryActions | BoxActions
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Shapes and dtypes after encoding: float32 vectors, or channels-first uint8 images.
+
+    One frame crosses from the environment per row; the agent sees `frame_stack` of them,
+    concatenated along the first axis, oldest first.
+    """
+
+    id: str
+    num_envs: int
+    frame_shape: tuple[int, ...]
+    dtype: str  # "float32" or "uint8"
+    frame_stack: int
+    action: ActionSpec
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of what the agent sees."""
+        return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
+
+
+class VectorEnv(ABC):
+    """N environments on one timeline (autoreset on the step after an episode's end)."""
+
+    spec: EnvSpec
+
+    @abstractmethod
+    def reset(self) -> NDArray[Any]:
+        """Start every environment anew and return the first observations [N, …]."""
+
+    @abstractmethod
+    def send(self, action: NDArray[Any]) -> None:
+        """Hand one action per environment over; rows that reset ignore theirs."""
+
+    @abstractmethod
+    def receive(self) -> Step:
+        """Return the row that the last `send` led to."""
+
+    def step(self, action: NDArray[Any]) -> Step:
+        """Send and receive."""
+        self.send(action)
+        return self.receive()
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plain state: seeds, episode counters and running statistics."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything; safe to call twice and after a failure."""
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

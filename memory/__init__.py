@@ -1,0 +1,1 @@
+"""Host and accelerator memory: bounded histories, detached metrics, budgets."""
