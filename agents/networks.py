@@ -1,0 +1,99 @@
+"""Networks by observation shape: an MLP for vectors, convolutions for images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+# Below this side length the Nature layers' strides leave nothing of the image.
+NATURE_MIN_SIDE = 36
+
+
+class Scale(nn.Module):
+    """Bring uint8 pixels to [0, 1] on the device, so that a quarter of the bytes travel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x / 255 as float32."""
+        return x.to(torch.float32) * (1.0 / 255.0)
+
+
+def nature_layers(channels: int) -> list[nn.Module]:
+    """Return the three convolutions of Mnih et al. (2015)."""
+    return [
+        nn.Conv2d(channels, 32, 8, stride=4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 4, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, stride=1),
+        nn.ReLU(),
+    ]
+
+
+def small_image_layers(channels: int) -> list[nn.Module]:
+    """Return the one convolution that suits boards such as MinAtar's 10x10 (Young & Tian 2019)."""
+    return [nn.Conv2d(channels, 16, 3, stride=1), nn.ReLU()]
+
+
+def build_trunk(
+    observation_shape: Sequence[int],
+    dtype: str,
+    hidden: Sequence[int],
+    activation: type[nn.Module] = nn.ReLU,
+) -> tuple[nn.Sequential, int]:
+    """Build the layers up to the heads; return them with the number of features they end in."""
+    layers: list[nn.Module] = []
+    if len(observation_shape) == 3:
+        channels, height, width = observation_shape
+        if dtype == "uint8":
+            layers.append(Scale())
+        big = min(height, width) >= NATURE_MIN_SIDE
+        convolutions = nature_layers(channels) if big else small_image_layers(channels)
+        layers += [*convolutions, nn.Flatten()]
+        with torch.no_grad():
+            probe = nn.Sequential(*convolutions)(torch.zeros(1, channels, height, width))
+        features = probe.numel()
+    else:
+        features = math.prod(observation_shape)
+        if len(observation_shape) > 1:
+            layers.append(nn.Flatten())
+    for width in hidden:
+        layers += [nn.Linear(features, width), activation()]
+        features = width
+    return nn.Sequential(*layers), features
+
+
+def orthogonal_(module: nn.Module, gain: float) -> None:
+    """Initialise every layer of `module` orthogonally with zero biases (Saxe et al. 2014)."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+
+
+class QNetwork(nn.Module):
+    """Q-values for every action, optionally split into value and advantage (Wang et al. 2016)."""
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        dtype: str,
+        actions: int,
+        hidden: Sequence[int],
+        dueling: bool,
+    ) -> None:
+        super().__init__()
+        self.trunk, features = build_trunk(observation_shape, dtype, hidden)
+        self.advantage = nn.Linear(features, actions)
+        self.value = nn.Linear(features, 1) if dueling else None
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return Q [B, A] for observations [B, …]."""
+        features = self.trunk(obs)
+        advantage: Tensor = self.advantage(features)
+        if self.value is None:
+            return advantage
+        value: Tensor = self.value(features)
+        return value + advantage - advantage.mean(1, keepdim=True)
