@@ -2,13 +2,98 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from memory.errors import NonFiniteError
 
-class Metrics(NamedTuple):
-    """K named numbers as one detached tensor that stays on its device."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metrics:
+    """K named numbers as one detached tensor that stays on its device.
+
+    Detaching is part of construction, so metrics with a graph do not exist.
+    """
 
     names: tuple[str, ...]
     values: Tensor  # [K]
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (len(self.names),):
+            shape = tuple(self.values.shape)
+            raise ValueError(f"{len(self.names)} metric names but values of shape {shape}")
+        object.__setattr__(self, "values", self.values.detach())
+
+
+def record(names: Sequence[str], *tensors: Tensor) -> Metrics:
+    """Stack K scalar tensors, detached, into metrics on their device."""
+    # float32 first: a graph is never stacked, and half-precision sums would lose digits.
+    values = torch.stack([tensor.detach().reshape(()).float() for tensor in tensors])
+    return Metrics(tuple(names), values)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Running sum of the metrics that share one tuple of names."""
+
+    total: Tensor  # [K] float64, allocated once
+    count: int
+
+
+class MetricAccumulator:
+    """Means over a log interval: summed in place on the device, read with one transfer."""
+
+    __slots__ = ("_sums",)
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], _Sum] = {}
+
+    def add(self, metrics: Metrics) -> None:
+        """Add one update's metrics; different updates may report different names."""
+        known = self._sums.get(metrics.names)
+        if known is None:
+            total = torch.zeros_like(metrics.values, dtype=torch.float64)
+            known = self._sums[metrics.names] = _Sum(total, 0)
+        known.total.add_(metrics.values)
+        known.count += 1
+
+    @property
+    def count(self) -> int:
+        """Updates added since the last flush."""
+        return sum(known.count for known in self._sums.values())
+
+    def flush(self, *, check_step: int | None = None) -> dict[str, float]:
+        """Return the mean of every name and start a new interval; one host transfer.
+
+        With `check_step`, a mean that is not finite raises NonFiniteError naming it and that step.
+        """
+        # Name sets that stayed silent for a whole interval are dropped, so this dict is bounded.
+        self._sums = {names: known for names, known in self._sums.items() if known.count}
+        if not self._sums:
+            return {}
+        totals = iter(torch.cat([known.total for known in self._sums.values()]).tolist())
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for names, known in self._sums.items():
+            for name in names:
+                sums[name] = sums.get(name, 0.0) + next(totals)
+                counts[name] = counts.get(name, 0) + known.count
+            known.total.zero_()
+            known.count = 0
+        means = {name: total / counts[name] for name, total in sums.items()}
+        if check_step is not None:
+            _refuse_non_finite(means, check_step)
+        return means
+
+
+def _refuse_non_finite(means: dict[str, float], step: int) -> None:
+    for name, mean in means.items():
+        if not math.isfinite(mean):
+            raise NonFiniteError(
+                f"{name} is {mean} at step {step:,}: the training diverged; "
+                "try a smaller agent.learning_rate or agent.max_grad_norm"
+            )

@@ -1,0 +1,82 @@
+"""Settings of the memory floor: `memory.*`. Light on purpose: only the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memory.errors import SettingError
+
+
+def _at_least(field: str, value: float, least: float) -> None:
+    if not least <= value < float("inf"):
+        raise SettingError(field, value, f"must be at least {least} and finite")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorSettings:
+    """How often what is measured; what costs more is measured more rarely."""
+
+    tree_every_seconds: float
+    tensors_every_seconds: float
+
+    def __post_init__(self) -> None:
+        _at_least("tree_every_seconds", self.tree_every_seconds, 0)
+        _at_least("tensors_every_seconds", self.tensors_every_seconds, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings:
+    """When the cleaner looks (counts, 0 = never) and when it acts (0 MB = always)."""
+
+    every_updates: int
+    every_episodes: int
+    every_rollouts: int
+    min_reclaimable_mb: float
+
+    def __post_init__(self) -> None:
+        _at_least("every_updates", self.every_updates, 0)
+        _at_least("every_episodes", self.every_episodes, 0)
+        _at_least("every_rollouts", self.every_rollouts, 0)
+        _at_least("min_reclaimable_mb", self.min_reclaimable_mb, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakSettings:
+    """What growth is called a leak, and what happens then."""
+
+    action: Literal["warn", "stop"]
+    warmup_samples: int
+    window_samples: int
+    max_growth_mb: float
+    max_growth_mb_per_million_steps: float
+    max_extra_handles: int
+    tracemalloc: bool
+
+    def __post_init__(self) -> None:
+        _at_least("warmup_samples", self.warmup_samples, 1)
+        _at_least("window_samples", self.window_samples, 4)
+        _at_least("max_growth_mb", self.max_growth_mb, 0)
+        _at_least("max_growth_mb_per_million_steps", self.max_growth_mb_per_million_steps, 0)
+        _at_least("max_extra_handles", self.max_extra_handles, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """Bounds of the histories, the hard limit, and the three watchers."""
+
+    history: int
+    step_times: int
+    collect_times: int
+    limit_mb: float | None
+    profile: bool
+    monitor: MonitorSettings
+    cache: CacheSettings
+    leak: LeakSettings
+
+    def __post_init__(self) -> None:
+        _at_least("history", self.history, 1)
+        _at_least("step_times", self.step_times, 1)
+        _at_least("collect_times", self.collect_times, 1)
+        if self.limit_mb is not None:
+            _at_least("limit_mb", self.limit_mb, 1)

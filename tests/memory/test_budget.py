@@ -1,0 +1,108 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+import memory.budget as budget
+from memory.cgroup import CgroupLimit
+from memory.errors import MemoryBudgetError
+from memory.units import readable
+
+ROOT = Path(__file__).parents[2]
+GB = 1_000_000_000
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with 16 GB free and no limits but those a test adds."""
+    limits = []
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
+    monkeypatch.setattr(budget, "cgroup_limits", lambda: limits)
+    return limits
+
+
+def test_without_limits_the_machine_is_the_bound(machine):
+    assert budget.room() == ("memory of this machine", 16 * GB)
+    assert budget.available_bytes() == 15.2 * GB
+
+
+def test_the_tightest_cgroup_is_the_bound(machine):
+    machine += [CgroupLimit(32 * GB, 30 * GB), CgroupLimit(8 * GB, 7 * GB)]
+    assert budget.room() == ("cgroup limit 8.00 GB", 7 * GB)
+
+
+def test_what_fits_passes_and_what_does_not_is_refused_in_one_line(machine):
+    machine.append(CgroupLimit(8 * GB, 7 * GB))
+    budget.require("replay", budget.available_bytes())
+    with pytest.raises(MemoryBudgetError) as caught:
+        budget.require("replay of 1,000,000 rows", int(28.2 * GB), unit_bytes=28_200)
+    assert str(caught.value) == (
+        "replay of 1,000,000 rows needs 28.2 GB but 6.65 GB are free (cgroup limit 8.00 GB): "
+        "the largest capacity that fits is 235,000"
+    )
+    assert caught.value.exit_code == 7
+
+
+def test_the_named_capacity_fits(machine):
+    machine.append(CgroupLimit(8 * GB, 7 * GB))
+    budget.require("replay", 235_000 * 28_200, unit_bytes=28_200)
+    with pytest.raises(MemoryBudgetError):
+        budget.require("replay", 236_000 * 28_200, unit_bytes=28_200)
+
+
+def test_a_part_without_capacity_is_refused_too(machine):
+    machine.append(CgroupLimit(GB, 10_000_000))
+    with pytest.raises(MemoryBudgetError, match=r"rollout needs 1\.00 GB but 0 B are free"):
+        budget.require("rollout", GB)
+
+
+def test_a_real_address_space_limit_is_met_and_the_named_capacity_allocates():
+    code = """
+import re, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, resource.RLIM_INFINITY))
+import numpy as np
+from memory.budget import require
+from memory.errors import MemoryBudgetError
+try:
+    require("replay of 1,000,000 rows", 7_056_000_000, unit_bytes=7_056)
+except MemoryBudgetError as error:
+    print(error)
+    capacity = int(re.search(r"fits is ([\\d,]+)", str(error))[1].replace(",", ""))
+    require("replay", capacity * 7_056, unit_bytes=7_056)
+    kept = np.ones((capacity, 84, 84), np.uint8)
+    print(kept.nbytes == capacity * 7_056)
+"""
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    refusal, allocated = out.stdout.splitlines()
+    assert "needs 7.06 GB" in refusal and "(address space limit 4.00 GB)" in refusal
+    assert allocated == "True"
+
+
+@pytest.mark.gpu
+def test_cuda_memory_is_the_bound_on_a_gpu():
+    import torch
+
+    device = torch.device("cuda", 0)
+    _, total = torch.cuda.mem_get_info(device)
+    assert 0 < budget.room(device).free <= total
+    with pytest.raises(MemoryBudgetError, match="cuda:0"):
+        budget.require("replay", 2 * total, unit_bytes=100, device=device)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (12_000_000, "12.0 MB"),
+        (7_056_000_000, "7.06 GB"),
+        (28_224, "28.2 KB"),
+        (141e9, "141 GB"),
+    ],
+)
+def test_bytes_read_well(nbytes, text):
+    assert readable(nbytes) == text

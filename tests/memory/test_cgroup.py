@@ -1,0 +1,67 @@
+from memory.cgroup import CgroupLimit, cgroup_limits
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def v2(tmp_path, group, mounted="/"):
+    mount = tmp_path / "sys"
+    write(tmp_path / "proc/cgroup", f"0::{group}\n")
+    write(
+        tmp_path / "proc/mountinfo",
+        f"30 23 0:26 {mounted} {mount} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
+    )
+    return mount
+
+
+def limit(directory, maximum, current, inactive=0):
+    write(directory / "memory.max", f"{maximum}\n")
+    write(directory / "memory.current", f"{current}\n")
+    write(directory / "memory.stat", f"anon 1\ninactive_file {inactive}\n")
+
+
+def test_v2_finds_every_limit_of_the_nest(tmp_path):
+    mount = v2(tmp_path, "/slice/job")
+    limit(mount / "slice", 1000, 900, inactive=50)
+    limit(mount / "slice/job", 5000, 300)
+    assert cgroup_limits(tmp_path / "proc") == [CgroupLimit(5000, 4700), CgroupLimit(1000, 150)]
+
+
+def test_v2_without_limit(tmp_path):
+    mount = v2(tmp_path, "/job")
+    limit(mount / "job", "max", 300)
+    assert cgroup_limits(tmp_path / "proc") == []
+
+
+def test_v2_in_a_container_that_sees_its_own_root(tmp_path):
+    mount = v2(tmp_path, "/")
+    limit(mount, 2000, 2500)
+    assert cgroup_limits(tmp_path / "proc") == [CgroupLimit(2000, 0)]
+
+
+def test_a_group_outside_of_the_mount_is_looked_for_at_the_mount(tmp_path):
+    mount = v2(tmp_path, "/../other")
+    limit(mount, 2000, 500)
+    assert cgroup_limits(tmp_path / "proc") == [CgroupLimit(2000, 1500)]
+
+
+def test_v1_container_mount_with_a_host_path(tmp_path):
+    mount = tmp_path / "sys/memory"
+    write(tmp_path / "proc/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x/job\n0::/\n")
+    write(
+        tmp_path / "proc/mountinfo",
+        f"31 30 0:27 /docker/x {tmp_path}/sys/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+        f"32 30 0:28 /docker/x {mount} rw - cgroup cgroup rw,memory\n"
+        "garbage\n",
+    )
+    for directory, top, used in ((mount, 9223372036854771712, 1), (mount / "job", 4000, 1500)):
+        write(directory / "memory.limit_in_bytes", f"{top}\n")
+        write(directory / "memory.usage_in_bytes", f"{used}\n")
+        write(directory / "memory.stat", "inactive_file 7\ntotal_inactive_file 500\n")
+    assert cgroup_limits(tmp_path / "proc") == [CgroupLimit(4000, 3000)]
+
+
+def test_a_system_without_any(tmp_path):
+    assert cgroup_limits(tmp_path / "nowhere") == []

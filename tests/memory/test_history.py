@@ -1,0 +1,57 @@
+import gc
+import json
+import math
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory.history import History
+
+
+@given(st.lists(st.floats(-1e6, 1e6)), st.integers(1, 20))
+def test_it_holds_the_newest_numbers_and_no_more(values, maxlen):
+    history = History(maxlen)
+    for value in values:
+        history.append(value)
+    kept = values[-maxlen:]
+    assert list(history) == kept and len(history) == len(kept) <= history.maxlen
+    if kept:
+        assert history.last == kept[-1]
+        assert history.mean == pytest.approx(sum(kept) / len(kept), abs=1e-6)
+    else:
+        assert math.isnan(history.mean) and math.isnan(history.last)
+
+
+def test_the_state_survives_json_and_a_shorter_history():
+    history = History(5)
+    for value in range(9):
+        history.append(value)
+    state = json.loads(json.dumps(history.state_dict()))
+    same, shorter = History(5), History(2)
+    same.load_state_dict(state)
+    shorter.load_state_dict(state)
+    assert list(same) == [4, 5, 6, 7, 8] and list(shorter) == [7, 8]
+    history.append(99)
+    assert same.last == 8
+
+
+def test_a_tensor_is_not_kept():
+    tensor = torch.ones(())
+    alive = weakref.ref(tensor)
+    history = History(3)
+    history.append(tensor)
+    del tensor
+    gc.collect()
+    assert alive() is None and history.last == 1.0
+
+
+def test_clear_and_refusal_of_no_room():
+    history = History(3)
+    history.append(1)
+    history.clear()
+    assert len(history) == 0
+    with pytest.raises(ValueError, match="at least one"):
+        History(0)

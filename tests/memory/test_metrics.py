@@ -1,0 +1,151 @@
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memory.errors import NonFiniteError
+from memory.metrics import MetricAccumulator, Metrics, record
+
+
+class CountTransfers(TorchDispatchMode):
+    """Count single numbers brought to the host, and tensors made."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+        self.created = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.reads += name == "_local_scalar_dense"
+        self.created += name in ("zeros_like", "empty_like", "clone", "add", "_to_copy")
+        return func(*args, **(kwargs or {}))
+
+
+def loss_with_graph():
+    weight = torch.ones(3, requires_grad=True)
+    return (weight * 2).sum()
+
+
+def test_record_and_the_constructor_both_detach():
+    loss = loss_with_graph()
+    recorded = record(["loss", "count"], loss, torch.tensor(3))
+    built = Metrics(("loss",), loss.reshape(1))
+    for metrics in (recorded, built):
+        assert metrics.values.grad_fn is None and not metrics.values.requires_grad
+    assert recorded.values.tolist() == [6.0, 3.0]
+    with pytest.raises(AttributeError):
+        recorded.values = loss
+
+
+def test_nothing_of_the_graph_outlives_the_accumulation():
+    accumulator = MetricAccumulator()
+    weight = torch.ones(3, requires_grad=True)
+    product = weight * 2
+    alive = weakref.ref(product)
+    accumulator.add(record(["loss"], product.sum()))
+    del product
+    gc.collect()
+    assert alive() is None
+    assert accumulator.flush() == {"loss": 6.0}
+
+
+def test_names_and_values_must_agree():
+    with pytest.raises(ValueError, match="2 metric names"):
+        Metrics(("a", "b"), torch.zeros(3))
+
+
+def test_means_over_the_interval_then_a_new_one():
+    accumulator = MetricAccumulator()
+    for value in range(5):
+        accumulator.add(record(["x", "y"], torch.tensor(float(value)), torch.tensor(1.0)))
+    assert accumulator.count == 5
+    assert accumulator.flush() == {"x": 2.0, "y": 1.0}
+    assert accumulator.count == 0 and accumulator.flush() == {}
+    accumulator.add(record(["x", "y"], torch.tensor(7.0), torch.tensor(1.0)))
+    assert accumulator.flush() == {"x": 7.0, "y": 1.0}
+
+
+def test_different_name_sets_share_an_interval_and_a_common_name():
+    accumulator = MetricAccumulator()
+    accumulator.add(record(["a", "b"], torch.tensor(1.0), torch.tensor(10.0)))
+    accumulator.add(record(["b", "c"], torch.tensor(20.0), torch.tensor(5.0)))
+    accumulator.add(record(["b", "c"], torch.tensor(30.0), torch.tensor(7.0)))
+    assert accumulator.flush() == {"a": 1.0, "b": 20.0, "c": 6.0}
+
+
+def test_ten_thousand_name_sets_are_not_kept_beyond_their_interval():
+    accumulator = MetricAccumulator()
+    for number in range(10_000):
+        accumulator.add(Metrics((f"name{number}",), torch.zeros(1)))
+        if number % 100 == 99:
+            assert len(accumulator.flush()) == 100
+    accumulator.flush()
+    assert len(accumulator._sums) == 0
+
+
+def test_adding_writes_in_place_and_makes_no_tensor():
+    accumulator = MetricAccumulator()
+    metrics = record(["x"], torch.tensor(1.0))
+    accumulator.add(metrics)
+    pointer = accumulator._sums[("x",)].total.data_ptr()
+    with CountTransfers() as count:
+        for _ in range(100):
+            accumulator.add(metrics)
+    assert count.created == count.reads == 0
+    accumulator.flush()
+    accumulator.add(metrics)
+    assert accumulator._sums[("x",)].total.data_ptr() == pointer
+
+
+def test_a_flush_reads_once_whatever_was_added(monkeypatch):
+    accumulator = MetricAccumulator()
+    reads = []
+    for name in ("tolist", "item", "cpu", "numpy", "__float__"):
+        original = getattr(torch.Tensor, name)
+
+        def counted(self, *args, _original=original, _name=name):
+            reads.append(_name)
+            return _original(self, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    for _ in range(50):
+        accumulator.add(record(["a", "b"], torch.tensor(1.0), torch.tensor(2.0)))
+        accumulator.add(record(["c"], torch.tensor(3.0)))
+    assert reads == []
+    assert accumulator.flush() == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert reads == ["tolist"]
+
+
+def test_half_precision_does_not_stop_counting():
+    accumulator = MetricAccumulator()
+    for _ in range(5000):
+        accumulator.add(Metrics(("x",), torch.ones(1, dtype=torch.bfloat16)))
+    assert accumulator.flush() == {"x": 1.0}
+
+
+def test_a_mean_that_is_no_number_is_named_on_request():
+    accumulator = MetricAccumulator()
+    bad = record(["train/q_mean", "train/loss"], torch.tensor(1.0), torch.tensor(math.nan))
+    accumulator.add(bad)
+    with pytest.raises(NonFiniteError, match=r"train/loss is nan at step 1,234"):
+        accumulator.flush(check_step=1234)
+    accumulator.add(bad)
+    assert math.isnan(accumulator.flush()["train/loss"])
+
+
+@pytest.mark.gpu
+def test_sums_stay_on_the_device():
+    accumulator = MetricAccumulator()
+    with torch.cuda.device(0):
+        value = torch.tensor(2.0, device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(10):
+                accumulator.add(record(["x"], value))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert accumulator.flush() == {"x": 2.0}
