@@ -16,7 +16,7 @@ class ReplayBatch(NamedTuple):
     discount: Tensor  # [B] γ^m, 0 where the window ends in a termination
     next_obs: Tensor  # [B, *observation_shape]
     weight: Tensor  # [B] importance weights; ones when uniform
-    index: Tensor  # [B] int64 transition ids, row * N + env
+    index: Tensor  # type: ignore[assignment]  # [B] int64 transition ids, row * N + env
 
 
 class RolloutBatch(NamedTuple):

@@ -1,0 +1,214 @@
+"""Priorities on the host: a sum tree whose nodes are cache lines, with a minimum tree on top.
+
+Eight float64 children fill one 64-byte line, so a draw among a million leaves touches seven lines
+of which two or three miss the cache. A parent is always recomputed as the sum of its children,
+never adjusted, so errors do not accumulate. A leaf of 0 cannot be drawn. Level 0 are the leaves;
+every level is padded with zeros to whole lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from buffers.arrays import touched_zeros
+from buffers.kernel import kernel
+from buffers.priority import EPSILON, as_errors, refuse
+
+WIDTH = 8  # children of a node
+BITS = 3  # log2(WIDTH)
+
+
+def level_offsets(slots: int) -> list[int]:
+    """Return where each level begins in the flat array, and the end of the last."""
+    offsets, size = [0], slots
+    while True:
+        lines = -(-size // WIDTH)
+        offsets.append(offsets[-1] + lines * WIDTH)
+        if lines == 1:
+            return offsets
+        size = lines
+
+
+@kernel
+def refresh(nodes, minima, offsets, index):  # type: ignore[no-untyped-def]
+    """Recompute all ancestors of the leaves in `index`: sums, and minima of what is not 0."""
+    for level in range(offsets.shape[0] - 2):
+        shift = BITS * (level + 1)
+        last = -1
+        for b in range(index.shape[0]):
+            parent = index[b] >> shift
+            if parent == last:  # ids in rising order share ancestors: once is enough
+                continue
+            last = parent
+            line = offsets[level] + (parent << BITS)
+            total, smallest = 0.0, np.inf
+            for child in range(line, line + WIDTH):
+                total += nodes[child]
+                if level == 0:
+                    least = nodes[child] if nodes[child] > 0.0 else np.inf
+                else:
+                    least = minima[child - offsets[1]]
+                smallest = min(smallest, least)
+            nodes[offsets[level + 1] + parent] = total
+            minima[offsets[level + 1] - offsets[1] + parent] = smallest
+
+
+@kernel
+def root_of(nodes, minima, offsets):  # type: ignore[no-untyped-def]
+    """Return the sum of all leaves and the smallest that is not 0 (infinite when none is)."""
+    levels = offsets.shape[0] - 1
+    total, smallest = 0.0, np.inf
+    for node in range(offsets[levels - 1], offsets[levels]):
+        total += nodes[node]
+        if levels > 1:
+            smallest = min(smallest, minima[node - offsets[1]])
+        elif nodes[node] > 0.0:
+            smallest = min(smallest, nodes[node])
+    return total, smallest
+
+
+@kernel
+def set_leaves(nodes, minima, offsets, born, dead, value):  # type: ignore[no-untyped-def]
+    """Give the born leaves `value` and the dead ones 0, in this order."""
+    nodes[born] = value
+    nodes[dead] = 0.0
+    refresh(nodes, minima, offsets, born)
+    refresh(nodes, minima, offsets, dead)
+
+
+@kernel
+def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight):  # type: ignore[no-untyped-def]
+    """Draw one leaf from each of B equal parts of the total, in proportion to the leaves.
+
+    target [B] is scratch: what is left to descend.
+    weight_i = (P(i) * count)^-β / max_j (P(j) * count)^-β = (p_i / p_min)^-β.
+    """
+    total, smallest = root_of(nodes, minima, offsets)
+    count = index.shape[0]
+    for b in range(count):
+        index[b] = 0
+        target[b] = (b + uniform[b]) / count * total
+    # All draws go down a level together: their cache misses overlap.
+    for level in range(offsets.shape[0] - 2, -1, -1):
+        for b in range(count):
+            line = offsets[level] + (index[b] << BITS)
+            left = target[b]
+            chosen, rest = -1, 0.0
+            for child in range(WIDTH):
+                value = nodes[line + child]
+                if value > 0.0:
+                    # At the edge of rounding none fits: then the last child that is not 0.
+                    chosen, rest = child, left
+                    if left < value:
+                        break
+                    left -= value
+            index[b] = (index[b] << BITS) + chosen
+            target[b] = rest
+    for b in range(count):
+        weight[b] = (nodes[index[b]] / smallest) ** -beta
+
+
+@kernel
+def first_refused(nodes, slots, index, error):  # type: ignore[no-untyped-def]
+    """Return the first place whose error is not finite or whose id is unknown, or -1."""
+    for b in range(index.shape[0]):
+        if not np.isfinite(error[b]) or index[b] < 0 or index[b] >= slots:
+            return b
+    return -1
+
+
+@kernel
+def set_priorities(nodes, minima, offsets, index, error, epsilon, alpha, peak):  # type: ignore[no-untyped-def]
+    """Set p = (|δ| + ε)^α for the leaves that are still alive; return the largest |δ| + ε seen."""
+    for b in range(index.shape[0]):
+        raw = abs(np.float64(error[b])) + epsilon
+        peak = max(peak, raw)
+        if nodes[index[b]] > 0.0:
+            nodes[index[b]] = raw**alpha
+    refresh(nodes, minima, offsets, index)
+    return peak
+
+
+class SumTree:
+    """Draw ids in proportion to their priorities; ids come and go with `revise`."""
+
+    def __init__(self, slots: int, alpha: float) -> None:
+        offsets = level_offsets(slots)
+        self.alpha = alpha
+        self.slots = slots
+        self.peak = 1.0  # the largest raw priority seen: what new transitions start with
+        self._offsets = np.array(offsets, np.int64)
+        self._nodes: NDArray[np.float64] = touched_zeros((offsets[-1],), np.float64)
+        self._minima: NDArray[np.float64] = touched_zeros((offsets[-1] - offsets[1],), np.float64)
+        self._minima.fill(np.inf)
+
+    @staticmethod
+    def bytes_needed(slots: int) -> int:
+        """Return the bytes of a tree over `slots` leaves."""
+        offsets = level_offsets(slots)
+        return 8 * (2 * offsets[-1] - offsets[1] + len(offsets))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._nodes.nbytes + self._minima.nbytes + self._offsets.nbytes
+
+    @property
+    def leaves(self) -> NDArray[np.float64]:
+        """Priorities p^α of all ids; 0 where nothing may be drawn."""
+        return self._nodes[: self.slots]
+
+    def root(self) -> tuple[float, float]:
+        """Return the sum of the priorities and the smallest one (infinite when empty)."""
+        total, smallest = root_of(self._nodes, self._minima, self._offsets)
+        return float(total), float(smallest)
+
+    def revise(self, born: NDArray[np.int64], dead: NDArray[np.int64]) -> None:
+        """Let new ids in at the largest priority seen, and dead ones out."""
+        value = self.peak**self.alpha
+        set_leaves(self._nodes, self._minima, self._offsets, born, dead, value)
+
+    def draw(
+        self,
+        uniform: NDArray[np.float64],
+        beta: float,
+        index: NDArray[np.int64],
+        weight: NDArray[np.float32],
+    ) -> None:
+        """Write one id and its importance weight per number in [0, 1), which is used up."""
+        draw_stratified(
+            self._nodes, self._minima, self._offsets, uniform, beta, uniform, index, weight
+        )
+
+    def update(self, index: Tensor, td_error: Tensor) -> None:
+        """Set the priorities of drawn ids from their new errors."""
+        ids, error = as_errors(index, td_error)
+        bad = first_refused(self._nodes, self.slots, ids, error)
+        if bad >= 0:
+            raise refuse(bad, ids[bad], error[bad], self.slots)
+        self.peak = set_priorities(
+            self._nodes, self._minima, self._offsets, ids, error, EPSILON, self.alpha, self.peak
+        )
+
+    def clear(self) -> None:
+        """Forget all priorities."""
+        self._nodes.fill(0.0)
+        self._minima.fill(np.inf)
+        self.peak = 1.0
+
+    def state_dict(self, count: int) -> dict[str, Any]:
+        """Return the first `count` priorities (sharing memory) and the largest error seen."""
+        return {"leaves": torch.from_numpy(self.leaves[:count]), "peak": self.peak}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave; parents are recomputed, bit for bit."""
+        self.clear()
+        leaves = state["leaves"].numpy()
+        self.leaves[: len(leaves)] = leaves
+        self.peak = float(state["peak"])
+        refresh(self._nodes, self._minima, self._offsets, np.arange(0, len(leaves), WIDTH))

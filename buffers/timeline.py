@@ -1,0 +1,189 @@
+"""Which rows of the ring may be sampled: the bookkeeping of episode ends, n-step windows and age.
+
+Row numbers are absolute (they only grow); their slot in the ring is `row % rows`. `row` is the
+pending row: its observation is known, its action is not. A start is *born* when its n-step window
+is complete or its episode has ended, and *dead* before the ring overwrites anything it reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from buffers.arrays import touched_zeros
+from buffers.kernel import kernel
+from buffers.layout import ReplayLayout
+
+VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a row's flags
+OPEN, FIRST, COUNT = 0, 1, 2  # rows of `cursors`
+IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of `given`
+
+
+@kernel
+def misplaced_env(flags, row, given):  # type: ignore[no-untyped-def]
+    """Return the environment whose ended episode is followed by a valid row, or -1."""
+    before = (row - 1) % flags.shape[0]
+    for env in range(flags.shape[1]):
+        if given[IS_VALID, env] and flags[before, env] & ENDED:
+            return env
+    return -1
+
+
+@kernel
+def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: ignore[no-untyped-def]
+    """Set the flags of `row`, move the cursors and list the starts born and dead by it.
+
+    flags [rows, N], alive [N, span] rows that may be sampled (a FIFO per environment),
+    cursors [3, N], given [3, N]; returns how many ids stand in born and in dead.
+    """
+    rows, envs = flags.shape
+    span = alive.shape[1]
+    slot, before = row % rows, (row - 1) % rows
+    births = deaths = 0
+    for env in range(envs):
+        begin = cursors[OPEN, env]
+        if not given[IS_VALID, env]:
+            if flags[before, env] & VALID:
+                flags[before, env] |= ENDED  # a cut is a truncation of the row before it
+            flags[slot, env] = 0
+            end = row
+            cursors[OPEN, env] = row + 1
+        elif given[IS_TERMINATED, env] or given[IS_TRUNCATED, env]:
+            flags[slot, env] = VALID | ENDED | (TERMINATED if given[IS_TERMINATED, env] else 0)
+            end = row + 1
+            cursors[OPEN, env] = end
+        else:
+            flags[slot, env] = VALID
+            end = max(begin, row + 2 - n_step)
+            cursors[OPEN, env] = end
+        first, count = cursors[FIRST, env], cursors[COUNT, env]
+        for start in range(begin, end):
+            if count == span:
+                dead[deaths] = alive[env, first] * envs + env
+                deaths += 1
+                first = (first + 1) % span
+                count -= 1
+            alive[env, (first + count) % span] = start % rows
+            count += 1
+            born[births] = (start % rows) * envs + env
+            births += 1
+        # Ghost rows take room too, so age decides beside the count.
+        while count > 0 and (row - alive[env, first]) % rows >= span + n_step - 1:
+            dead[deaths] = alive[env, first] * envs + env
+            deaths += 1
+            first = (first + 1) % span
+            count -= 1
+        cursors[FIRST, env], cursors[COUNT, env] = first, count
+    return births, deaths
+
+
+@kernel
+def pick_uniform(alive, cursors, uniform, index):  # type: ignore[no-untyped-def]
+    """Map numbers in [0, 1) to sampleable ids, all equally likely."""
+    envs, span = alive.shape
+    upto = np.cumsum(cursors[COUNT])
+    total = upto[-1]
+    for b in range(index.shape[0]):
+        rank = min(int(uniform[b] * total), total - 1)
+        env = np.searchsorted(upto, rank, side="right") if envs > 1 else 0
+        place = rank - (upto[env] - cursors[COUNT, env])
+        index[b] = alive[env, (cursors[FIRST, env] + place) % span] * envs + env
+
+
+class Timeline:
+    """Flags, episode cursors and the sampleable rows of a replay; always on the host."""
+
+    def __init__(self, layout: ReplayLayout) -> None:
+        envs, n_step = layout.num_envs, layout.n_step
+        self.layout = layout
+        self.row = -1  # nothing observed yet
+        self.flags: NDArray[np.uint8] = touched_zeros((layout.rows, envs), np.uint8)
+        self._alive: NDArray[np.int32] = touched_zeros((envs, layout.span), np.int32)
+        self._cursors: NDArray[np.int64] = touched_zeros((3, envs), np.int64)
+        self._born: NDArray[np.int64] = touched_zeros((envs * n_step,), np.int64)
+        self._dead: NDArray[np.int64] = touched_zeros((envs * (n_step + 1),), np.int64)
+        self._given: NDArray[np.bool_] = touched_zeros((3, envs), np.bool_)
+
+    @staticmethod
+    def bytes_needed(layout: ReplayLayout) -> int:
+        """Return the bytes of a timeline, flags included."""
+        envs = layout.num_envs
+        return layout.slots + 4 * envs * layout.span + envs * (8 * (4 + 2 * layout.n_step) + 3)
+
+    def __len__(self) -> int:
+        return int(self._cursors[COUNT].sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        arrays = (
+            self.flags, self._alive, self._cursors, self._born, self._dead, self._given,
+        )  # fmt: skip
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def slot(self) -> int:
+        """Where in the ring the pending row is."""
+        return self.row % self.layout.rows
+
+    def begin(self) -> None:
+        """Open the first row."""
+        self.row = 0
+
+    def advance(
+        self, terminated: NDArray, truncated: NDArray, valid: NDArray
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Close the pending row; return the ids born and dead (those in both are dead)."""
+        given = self._given  # our own copy: one dtype and layout, so one compilation
+        given[IS_TERMINATED] = terminated
+        given[IS_TRUNCATED] = truncated
+        given[IS_VALID] = valid
+        return self._close()
+
+    def cut(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Close the pending row as invalid in every environment."""
+        self._given.fill(False)
+        return self._close()
+
+    def _close(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        wrong = misplaced_env(self.flags, self.row, self._given)
+        if wrong >= 0:
+            raise ValueError(
+                f"replay: environment {wrong} sent a valid row right after an episode's end;"
+                " the row that resets must have valid=False"
+            )
+        born, dead = close_row(
+            self.flags, self._alive, self._cursors, self._born, self._dead, self._given,
+            self.row, self.layout.n_step,
+        )  # fmt: skip
+        self.row += 1
+        return self._born[:born], self._dead[:dead]
+
+    def pick(self, uniform: NDArray[np.float64], index: NDArray[np.int64]) -> None:
+        """Write one sampleable id per number in [0, 1), all equally likely."""
+        pick_uniform(self._alive, self._cursors, uniform, index)
+
+    def clear(self) -> None:
+        """Forget everything; the memory stays."""
+        self.row = -1
+        for array in (self.flags, self._alive, self._cursors):
+            array.fill(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plain state; tensors share the timeline's memory."""
+        return {
+            "row": self.row,
+            "flags": torch.from_numpy(self.flags),
+            "alive": torch.from_numpy(self._alive),
+            "cursors": torch.from_numpy(self._cursors),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.row = int(state["row"])
+        np.copyto(self.flags, state["flags"].numpy())
+        np.copyto(self._alive, state["alive"].numpy())
+        np.copyto(self._cursors, state["cursors"].numpy())
