@@ -29,10 +29,11 @@ class Agent(ABC):
     """
 
     overlaps: bool = False
+    updates: int  # gradient steps taken
 
     @abstractmethod
     def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
-        """Decide for observations [N, …]; greedy, and without touching any state, if not explore."""
+        """Decide for observations [N, …]; if not explore, greedily and touching no state."""
 
     @abstractmethod
     def observe(self, decision: Decision, step: Step) -> None:
@@ -45,6 +46,10 @@ class Agent(ABC):
     @abstractmethod
     def scalars(self) -> dict[str, float]:
         """Return the host-side numbers of this moment: schedules and buffer fill."""
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """Return the tensors, not copies, that the greedy policy is made of."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

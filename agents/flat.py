@@ -18,21 +18,26 @@ class FlatNetwork:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)
-        parameters = list(module.parameters())
-        self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
+        named = dict(module.named_parameters())
+        self._names = list(named)
+        self._shapes = [p.shape for p in named.values()]
+        self._sizes = [p.numel() for p in named.values()]
+        self.weights = torch.cat([p.detach().reshape(-1) for p in named.values()])
         self.gradient = torch.zeros_like(self.weights)
-        self._slices: dict[str, tuple[int, int, torch.Size]] = {}
-        offset = 0
-        for name, parameter in module.named_parameters():
-            end = offset + parameter.numel()
-            self._slices[name] = (offset, end, parameter.shape)
-            parameter.data = self.weights[offset:end].view(parameter.shape)
-            parameter.grad = self.gradient[offset:end].view(parameter.shape)
-            offset = end
+        pairs = zip(
+            self.views(self.weights).values(), self.views(self.gradient).values(), strict=True
+        )
+        for parameter, (weight, gradient) in zip(named.values(), pairs, strict=True):
+            parameter.data = weight
+            parameter.grad = gradient
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Return `weights` [P] cut into the module's parameters."""
-        return {name: weights[a:b].view(shape) for name, (a, b, shape) in self._slices.items()}
+        pieces = weights.split(self._sizes)
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
+        }
 
     def function(self, weights: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the network as a pure function of its input, with these weights [P]."""

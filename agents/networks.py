@@ -65,11 +65,20 @@ def build_trunk(
     return nn.Sequential(*layers), features
 
 
-def orthogonal_(module: nn.Module, gain: float) -> None:
+def uniform_(module: nn.Module, generator: torch.Generator) -> None:
+    """Initialise every layer as U(−1/√fan_in, 1/√fan_in), PyTorch's default, from our generator."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+
+
+def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> None:
     """Initialise every layer of `module` orthogonally with zero biases (Saxe et al. 2014)."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.orthogonal_(layer.weight, gain, generator=generator)
             nn.init.zeros_(layer.bias)
 
 
