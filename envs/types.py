@@ -101,6 +101,11 @@ class VectorEnv(ABC):
 
     spec: EnvSpec
 
+    @property
+    @abstractmethod
+    def observation(self) -> NDArray[Any]:
+        """The current observations [N, …], which the next action is decided on."""
+
     @abstractmethod
     def reset(self) -> NDArray[Any]:
         """Start every environment anew and return the first observations [N, …]."""
@@ -120,11 +125,14 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the plain state: seeds, episode counters and running statistics."""
+        """Return the plain state: seeds, the actions of the episodes under way, statistics."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave; `observation` is then what it was.
+
+        An episode that cannot be continued is cut: its environment's next row is invalid.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -1,0 +1,97 @@
+"""Make one Gymnasium environment, and say in one line why that fails when it does."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import warnings
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec as GymSpec
+
+from envs.settings import EnvSettings
+from memory.errors import SettingError
+
+# Packages that bring environments: the start of an id → (module, extra that installs it).
+PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
+EXTRAS_BY_ENTRY_POINT = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
+
+
+def find_spec(env_id: str) -> GymSpec:
+    """Look an id up in Gymnasium's registry, after letting its provider register it."""
+    _register_provider(env_id)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer versions of an environment exist: not our call
+            return gym.spec(_import_module_of(env_id))
+    except gym.error.Error as error:
+        raise SettingError("id", env_id, _unknown(env_id, error)) from None
+
+
+def make_env(settings: EnvSettings) -> gym.Env[Any, Any]:
+    """Make one environment; a refusal names the setting, other errors pass as they are."""
+    spec = find_spec(settings.id)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gym.make(spec, disable_env_checker=True, **settings.kwargs)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        raise SettingError("id", settings.id, _missing(spec, error)) from None
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise SettingError("kwargs", settings.kwargs, f"{settings.id}: {error}") from None
+
+
+def _register_provider(env_id: str) -> None:
+    for prefix, (module, extra) in PROVIDERS.items():
+        if not env_id.startswith(prefix):
+            continue
+        if importlib.util.find_spec(module) is None:
+            raise SettingError(
+                "id", env_id, f'needs {module}, install it with: pip install -e ".[{extra}]"'
+            )
+        if env_id not in gym.registry:
+            register_provider(module)
+
+
+def register_provider(module: str) -> None:
+    """Register the environments of one installed provider."""
+    if module == "minatar":
+        importlib.import_module("minatar.gym").register_envs()
+    else:
+        gym.register_envs(importlib.import_module(module))
+
+
+def _import_module_of(env_id: str) -> str:
+    """Import the module of `module:Env-v0` and return the id without it."""
+    module, colon, name = env_id.rpartition(":")
+    if not colon:
+        return env_id
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise SettingError("id", env_id, f"cannot import {module}: {error}") from None
+    return name
+
+
+def _unknown(env_id: str, error: Exception) -> str:
+    wanted = env_id.lower()
+    known = {name.lower(): name for name in gym.registry}
+    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+    if not near:  # compare without the version: "pong" is near "Pong-v0" in that sense only
+        bare = {low.rpartition("-v")[0] or low: low for low in known}
+        near = [bare[m] for m in difflib.get_close_matches(wanted, bare, n=1, cutoff=0.6)]
+    hint = f"did you mean {known[near[0]]}?" if near else "is the package that brings it installed?"
+    reason = "deprecated" if isinstance(error, gym.error.DeprecatedEnv) else "no such environment"
+    return f"{reason}, {hint}"
+
+
+def _missing(spec: GymSpec, error: Exception) -> str:
+    entry = str(spec.entry_point)
+    for prefix, extra in EXTRAS_BY_ENTRY_POINT.items():
+        if entry.startswith(prefix):
+            return f'needs {extra}, install it with: pip install -e ".[{extra}]"'
+    return f"cannot be made: {error}"

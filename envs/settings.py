@@ -1,0 +1,35 @@
+"""The settings of the environments; light, because they are checked before anything heavy loads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from memory.errors import SettingError
+
+Backend = Literal["auto", "sync", "async", "native", "ale", "envpool"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSettings:
+    """Which environment, how many of it, and how they are run."""
+
+    id: str
+    num_envs: int
+    backend: Backend
+    frame_stack: int
+    kwargs: dict[str, Any]
+    step_timeout: float  # seconds one environment may take for one step; processes only
+    max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise SettingError("id", repr(self.id), "name an environment, for example CartPole-v1")
+        for field in ("num_envs", "frame_stack"):
+            if getattr(self, field) < 1:
+                raise SettingError(field, getattr(self, field), "must be at least 1")
+        if not (math.isfinite(self.step_timeout) and self.step_timeout > 0):
+            raise SettingError("step_timeout", self.step_timeout, "must be a positive number")
+        if self.max_restarts < 0:
+            raise SettingError("max_restarts", self.max_restarts, "must not be negative")

@@ -1,0 +1,82 @@
+"""One environment on the timeline: seeded episodes, encoded frames, decoded actions."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gymnasium as gym
+from numpy.typing import NDArray
+
+from envs.making import make_env
+from envs.seeding import episode_seed
+from envs.settings import EnvSettings
+from envs.spaces import encoders
+
+LOG = logging.getLogger("steadyrl")
+
+
+class EnvSlot:
+    """One environment of N: it can be built, started, stepped, replayed and built again."""
+
+    def __init__(self, settings: EnvSettings, *, seed: int, index: int) -> None:
+        self.seed = seed
+        self.index = index
+        self.episode = -1  # the episode under way
+        self.over = True  # the next row is a reset
+        self._settings = settings
+        self._env: gym.Env[Any, Any] | None = None
+
+    def build(self) -> None:
+        """Make the environment, after closing the one there was."""
+        self.close()
+        self._env = env = make_env(self._settings)
+        self.encoder, self.decoder = encoders(
+            self._settings.id, env.observation_space, env.action_space
+        )
+        self._step = env.step
+        self._write = self.encoder.write
+
+    def cut(self, episode: int) -> None:
+        """Let the next row be a reset that starts the episode after this one."""
+        self.episode = episode
+        self.over = True
+
+    def start(self, frame: NDArray[Any]) -> None:
+        """Begin the next episode and write its first frame."""
+        self.episode += 1
+        self._begin(frame)
+
+    def _begin(self, frame: NDArray[Any]) -> None:
+        if self._env is None:
+            raise RuntimeError("the environment is closed")
+        seed = episode_seed(self.seed, self.index, self.episode)
+        observation, _ = self._env.reset(seed=seed)
+        self._write(observation, frame)
+        self.over = False
+
+    def step(self, action: Any, frame: NDArray[Any]) -> tuple[float, bool, bool]:
+        """Do a decoded action, write the next frame; reward, terminated, truncated."""
+        observation, reward, terminated, truncated, _ = self._step(action)
+        self._write(observation, frame)
+        if terminated or truncated:
+            self.over = True
+        return reward, terminated, truncated  # type: ignore[return-value]
+
+    def replay(self, episode: int, actions: NDArray[Any], frame: NDArray[Any]) -> None:
+        """Begin a known episode again and do its actions [T, …] again."""
+        self.episode = episode
+        self._begin(frame)
+        for action in self.decoder.decode(actions):
+            if self.over:
+                raise RuntimeError("the episode ended earlier than it did before")
+            self.step(action, frame)
+
+    def close(self) -> None:
+        """Close the environment; what it raises while closing changes nothing any more."""
+        env, self._env = self._env, None
+        if env is not None:
+            try:
+                env.close()
+            except Exception:  # a broken environment may not even close
+                LOG.debug("environment %d did not close cleanly", self.index, exc_info=True)

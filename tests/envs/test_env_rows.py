@@ -1,0 +1,108 @@
+"""No ghost row is acted on, counted or taken for a step, whatever runs the environments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_environments import COUNTER, NO_ACTION, settings
+
+from envs.factory import build_env
+
+
+def play(env, rows, seed=0):
+    """Yield (observation acted on, action, step) for some rows."""
+    rng = np.random.default_rng(seed)
+    obs = env.reset()
+    for _ in range(rows):
+        action = rng.integers(0, 3, env.spec.num_envs)
+        before = obs.copy()
+        step = env.step(action)
+        yield before, action, step
+        obs = step.obs
+
+
+CASES = [
+    (backend, num_envs, kwargs)
+    for backend in ("sync", "native")
+    for num_envs in (1, 3)
+    for kwargs in (
+        ({}, {"length": 1}, {"ends": "truncated"}, {"ends": "both", "length": 2})
+        if backend == "sync"
+        else ({}, {"length": 1})
+    )
+]
+
+
+@pytest.mark.parametrize(("backend", "num_envs", "kwargs"), CASES)
+def test_rows_are_what_the_counter_did(backend, num_envs, kwargs):
+    with build_env(settings(backend=backend, num_envs=num_envs, kwargs=kwargs), seed=0) as env:
+        over = np.zeros(num_envs, bool)
+        counted = [[] for _ in range(num_envs)]
+        finished = []
+        for obs, action, step in play(env, 60):
+            assert (step.valid == ~over).all()
+            for i in range(num_envs):
+                steps, last_action, _ = step.obs[i]
+                if over[i]:
+                    assert (steps, last_action) == (0, NO_ACTION)
+                    assert step.reward[i] == 0
+                    assert not (step.terminated[i] or step.truncated[i])
+                    counted[i] = []
+                else:
+                    assert (steps, last_action) == (obs[i][0] + 1, action[i])
+                    assert step.reward[i] == steps
+                    counted[i].append(step.reward[i])
+                if step.terminated[i] or step.truncated[i]:
+                    finished.append((i, sum(counted[i]), len(counted[i])))
+            over = step.terminated | step.truncated
+            assert [tuple(e) for e in step.episodes] == finished
+            finished = []
+            if kwargs.get("ends") == "both":
+                assert (step.terminated == step.truncated).all()
+
+
+def test_arrays_stay_untouched_until_the_second_step_after():
+    with build_env(settings(num_envs=2), seed=0) as env:
+        env.reset()
+        kept = None
+        for _ in range(20):
+            step = env.step(np.zeros(2, np.int64))
+            if kept is not None:
+                for array, copy in kept:
+                    np.testing.assert_array_equal(array, copy)
+            kept = [(array, array.copy()) for array in step[:5]]
+
+
+def test_same_seed_same_rows_and_each_environment_its_own():
+    def rows(seed):
+        with build_env(settings(num_envs=3), seed=seed) as env:
+            return np.array([step.obs.copy() for _, _, step in play(env, 30)])
+
+    np.testing.assert_array_equal(rows(0), rows(0))
+    assert not np.array_equal(rows(0), rows(1))
+    assert len(np.unique(rows(0)[0, :, 2])) == 3
+
+
+def test_every_episode_has_a_seed_of_its_own():
+    with build_env(settings(kwargs={"length": 2}), seed=0) as env:
+        seeds = {step.obs[0, 2] for _, _, step in play(env, 30) if not step.valid[0]}
+    assert len(seeds) == 10
+
+
+def test_send_and_receive_alternate():
+    with build_env(settings(), seed=0) as env:
+        with pytest.raises(RuntimeError, match="reset"):
+            env.send(np.zeros(1, np.int64))
+        env.reset()
+        with pytest.raises(RuntimeError, match="send"):
+            env.receive()
+        env.send(np.zeros(1, np.int64))
+        with pytest.raises(RuntimeError, match="receive"):
+            env.send(np.zeros(1, np.int64))
+
+
+def test_spec_says_what_rows_hold():
+    with build_env(settings(num_envs=2), seed=0) as env:
+        assert env.spec.id == COUNTER
+        assert env.reset().shape == (2, *env.spec.observation_shape)
+        assert env.observation.dtype == env.spec.dtype

@@ -1,0 +1,127 @@
+"""A restored environment goes on exactly, or says so by a cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_environments import settings
+
+from envs.factory import build_env
+
+IDS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"]
+
+
+def actions(env_id, num_envs, rows):
+    rng = np.random.default_rng(3)
+    if env_id == "Pendulum-v1":
+        return rng.uniform(-2, 2, (rows, num_envs, 1)).astype(np.float32)
+    return rng.integers(0, 2, (rows, num_envs))
+
+
+def record(env, sequence):
+    return [[array.copy() for array in env.step(action)[:5]] for action in sequence]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "backend", "num_envs", "stack"),
+    [
+        *((i, "sync", 3, 1) for i in IDS),
+        ("CartPole-v1", "sync", 2, 3),
+        ("CartPole-v1", "native", 8, 1),
+    ],
+)
+@pytest.mark.parametrize("before", [0, 57])
+def test_a_restored_environment_goes_on_exactly(env_id, backend, num_envs, stack, before):
+    config = settings(env_id, backend=backend, num_envs=num_envs, frame_stack=stack)
+    sequence = actions(env_id, num_envs, 300)
+    with build_env(config, seed=7) as one, build_env(config, seed=7) as other:
+        one.reset()
+        record(one, sequence[:before])
+        state = one.state_dict()
+        seen = one.observation.copy()
+        expected = record(one, sequence[before:])
+        other.load_state_dict(state)
+        np.testing.assert_array_equal(other.observation, seen)
+        for ours, theirs in zip(record(other, sequence[before:]), expected, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["sync", "native"])
+def test_a_state_taken_before_the_start_repeats_the_start(backend):
+    config = settings("CartPole-v1", backend=backend, num_envs=8)
+    sequence = actions("CartPole-v1", 8, 60)
+    with build_env(config, seed=1) as env:
+        start = env.state_dict()
+        first = env.reset().copy()
+        expected = record(env, sequence)
+        env.load_state_dict(start)
+        np.testing.assert_array_equal(env.reset(), first)
+        for ours, theirs in zip(record(env, sequence), expected, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_statistics_go_on():
+    config = settings(kwargs={"length": 6})
+    zeros = np.zeros(1, np.int64)
+    with build_env(config, seed=0) as one, build_env(config, seed=0) as other:
+        one.reset()
+        for _ in range(4):
+            one.step(zeros)
+        other.load_state_dict(one.state_dict())
+        other.step(zeros)
+        assert [tuple(e) for e in other.step(zeros).episodes] == [(0, 21.0, 6)]
+
+
+def test_an_episode_that_cannot_be_replayed_is_cut(caplog):
+    config = settings("CartPole-v1", num_envs=2)
+    zeros = np.zeros(2, np.int64)
+    with build_env(config, seed=0) as one, build_env(config, seed=0) as other:
+        one.reset()
+        for _ in range(5):
+            one.step(zeros)
+        state = one.state_dict()
+        state["actions"]["1"] = 1 - state["actions"]["1"]  # leads elsewhere
+        other.load_state_dict(state)
+        np.testing.assert_array_equal(other.observation, one.observation)
+        assert "environment 1" in caplog.text
+        step, expected = other.step(zeros), one.step(zeros)
+        assert step.valid.tolist() == [True, False]
+        assert not (step.terminated | step.truncated).any()
+        np.testing.assert_array_equal(step.obs[0], expected.obs[0])
+        assert (np.abs(step.obs[1]) <= 0.05).all()  # a first observation of CartPole
+        while not (step := other.step(zeros)).episodes:
+            assert step.valid.all()
+        assert {e.env: e.length for e in step.episodes}.get(1, 8) <= 10
+
+
+def test_a_state_saved_with_a_pending_cut_keeps_it():
+    config = settings("CartPole-v1")
+    zeros = np.zeros(1, np.int64)
+    with build_env(config, seed=0) as env:
+        env.reset()
+        env.step(zeros)
+        state = env.state_dict()
+        state["actions"] = {}
+        env.load_state_dict(state)
+        env.load_state_dict(env.state_dict())
+        assert env.step(zeros).valid.tolist() == [False]
+        assert env.step(zeros).valid.tolist() == [True]
+
+
+def test_a_state_of_another_number_of_environments_is_refused():
+    with (
+        build_env(settings(num_envs=2), seed=0) as two,
+        build_env(settings(num_envs=3), seed=0) as three,
+        pytest.raises(ValueError, match="2 environments, there are 3"),
+    ):
+        three.load_state_dict(two.state_dict())
+
+
+def test_no_state_while_a_step_is_under_way():
+    with build_env(settings(), seed=0) as env:
+        env.reset()
+        env.send(np.zeros(1, np.int64))
+        with pytest.raises(RuntimeError, match="between"):
+            env.state_dict()

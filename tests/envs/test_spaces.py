@@ -1,0 +1,164 @@
+"""Every supported space is encoded and decoded as documented; the others are refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from envs.spaces import action_decoder, encoders, observation_encoder
+from envs.types import BoxActions, DiscreteActions, MultiBinaryActions, MultiDiscreteActions
+from memory.errors import SettingError
+
+
+def encode(space, observation):
+    encoder = observation_encoder(space)
+    row = np.full(encoder.shape, 77, encoder.dtype)
+    encoder.write(observation, row)
+    return row
+
+
+def test_discrete_is_one_hot_from_its_start():
+    row = encode(spaces.Discrete(4, start=2), np.int64(3))
+    assert row.dtype == np.float32
+    assert row.tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("value", [1, 6, -1])
+def test_discrete_outside_is_an_error(value):
+    with pytest.raises(ValueError, match="outside 2…5"):
+        encode(spaces.Discrete(4, start=2), value)
+
+
+def test_multi_discrete_is_one_hots():
+    space = spaces.MultiDiscrete([2, 3], start=[0, 1])
+    assert encode(space, np.array([1, 3])).tolist() == [0, 1, 0, 0, 1]
+
+
+def test_multi_binary_is_numbers():
+    assert encode(spaces.MultiBinary(3), np.array([1, 0, 1], np.int8)).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
+def test_boxes_are_flattened_to_float32(dtype):
+    row = encode(spaces.Box(-9, 9, (2, 3), dtype), np.arange(6).reshape(2, 3).astype(dtype))
+    assert row.dtype == np.float32
+    assert row.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_scalar_box_is_a_vector_of_one():
+    assert encode(spaces.Box(0, 1, (), np.float32), np.float32(0.5)).tolist() == [0.5]
+
+
+def test_bytes_are_scaled():
+    row = encode(spaces.Box(0, 255, (3,), np.uint8), np.array([0, 51, 255], np.uint8))
+    np.testing.assert_allclose(row, [0, 0.2, 1], rtol=1e-6)
+
+
+def test_dict_and_tuple_are_flattened_in_order():
+    space = spaces.Dict(
+        b=spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1, 2))]), a=spaces.MultiBinary(2)
+    )
+    observation = {"b": (1, np.array([[0.5, -0.5]])), "a": np.array([1, 0])}
+    row = encode(space, observation)
+    by_key = {"a": [1, 0], "b": [0, 1, 0.5, -0.5]}
+    assert row.tolist() == [x for key in space.spaces for x in by_key[key]]
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (84, 80, 3), np.uint8)
+FIRST = IMAGE.transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "expected"),
+    [
+        (spaces.Box(0, 255, (84, 80, 3), np.uint8), IMAGE, FIRST),
+        (
+            spaces.Box(0, 255, (3, 84, 80), np.uint8),
+            FIRST,
+            FIRST,
+        ),
+        (spaces.Box(0, 255, (84, 80), np.uint8), IMAGE[..., 0], IMAGE[None, ..., 0]),
+        (
+            spaces.Box(0, 1, (84, 80, 3), np.float32),
+            IMAGE / np.float32(255),
+            FIRST,
+        ),
+        (spaces.Box(-1, 1, (84, 80, 3)), IMAGE / np.float32(127.5) - 1, FIRST),
+        (spaces.Box(0, 1, (84, 80, 3), bool), IMAGE > 99, (IMAGE > 99).transpose(2, 0, 1) * 255),
+        (spaces.Box(0, 1, (10, 10, 10), bool), IMAGE[:10, :10, :1] > np.arange(10), None),
+    ],
+)
+def test_images_end_as_bytes_with_channels_first(space, observation, expected):
+    row = encode(space, observation)
+    assert row.dtype == np.uint8
+    if expected is None:  # a cube: the last axis is the channels
+        expected = observation.transpose(2, 0, 1) * 255
+    np.testing.assert_array_equal(row, expected)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (spaces.Box(-1, 1, (3,)), np.zeros(2, np.float32)),
+        (spaces.Box(-1, 1, (3,)), np.float32(0)),
+        (spaces.Box(-1, 1, (3,)), np.array(["a", "b", "c"])),
+        (spaces.Box(-1, 1, (3,)), None),
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), np.zeros((84, 84, 1), np.uint8)),
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), np.zeros((84, 84, 3))),
+        (spaces.Box(0, 1, (84, 84, 3)), np.full((84, 84, 3), np.nan, np.float32)),
+        (spaces.Discrete(3), 1.0),
+        (spaces.MultiDiscrete([2, 2]), np.array([1])),
+        (spaces.Tuple([spaces.Discrete(2)]), (1, 1)),
+    ],
+)
+def test_an_observation_outside_its_space_is_an_error(space, observation):
+    with pytest.raises((ValueError, TypeError, FloatingPointError)):
+        encode(space, observation)
+
+
+PICTURE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "named"),
+    [
+        (spaces.Text(4), spaces.Discrete(2), "observation space holds Text"),
+        (spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2), "Sequence"),
+        (spaces.Graph(spaces.Box(0, 1, (1,)), None), spaces.Discrete(2), "Graph"),
+        (spaces.Dict(eye=PICTURE, x=spaces.Discrete(2)), spaces.Discrete(2), "an image 'eye'"),
+        (spaces.Discrete(2), spaces.Dict(a=spaces.Discrete(2)), "action space holds Dict"),
+        (spaces.Discrete(2), spaces.Text(3), "action space holds Text"),
+    ],
+)
+def test_unsupported_spaces_are_refused_by_name(observations, actions, named):
+    with pytest.raises(SettingError, match=named) as caught:
+        encoders("Some-v0", observations, actions)
+    assert "Discrete" in caught.value.reason
+    assert caught.value.value == "Some-v0"
+
+
+def test_discrete_actions_start_where_the_space_does():
+    decoder = action_decoder(spaces.Discrete(3, start=-1))
+    assert decoder.spec == DiscreteActions(3)
+    assert decoder.decode(np.array([0, 1, 2])) == [-1, 0, 1]
+
+
+def test_box_actions_are_reshaped_and_clipped():
+    low, high = np.array([[-1, 0], [0, 0]], np.float32), np.array([[1, 2], [3, 4]], np.float32)
+    decoder = action_decoder(spaces.Box(low, high))
+    assert decoder.spec == BoxActions((-1, 0, 0, 0), (1, 2, 3, 4))
+    (action,) = decoder.decode(np.array([[-5, 1, 9, 4]], np.float32))
+    assert action.dtype == np.float32
+    assert action.tolist() == [[-1, 1], [3, 4]]
+
+
+def test_multi_actions_are_whole_numbers_of_the_spaces_type():
+    space = spaces.MultiDiscrete([3, 4], start=[1, 0])
+    decoder = action_decoder(space)
+    assert decoder.spec == MultiDiscreteActions((3, 4))
+    assert space.contains(decoder.decode(np.array([[2, 3]]))[0])
+    binary = spaces.MultiBinary([2, 2])
+    decoder = action_decoder(binary)
+    assert decoder.spec == MultiBinaryActions(4)
+    assert binary.contains(decoder.decode(np.array([[1, 0, 1, 1]]))[0])

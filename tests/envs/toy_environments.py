@@ -1,0 +1,157 @@
+"""Environments whose every row can be foretold."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from envs.settings import EnvSettings
+
+COUNTER = "toy_environments:Counter-v0"
+NO_ACTION = -1.0
+
+
+class Counter(gym.Env):
+    """Count steps: the observation is (steps, last action, seed), the reward the step's number.
+
+    The length of an episode is drawn from its seed unless given. With `ends="both"` it is
+    terminated and truncated at once.
+    """
+
+    opened = 0
+    closed = 0
+
+    def __init__(self, length=None, ends="terminated", fail_at_build=None, fail_at_reset=None):
+        if fail_at_build is not None and Counter.opened - Counter.closed >= fail_at_build:
+            raise RuntimeError("no more of me")
+        Counter.opened += 1
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._length, self._ends, self._fail_at_reset = length, ends, fail_at_reset
+        self._resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._resets += 1
+        if self._resets == self._fail_at_reset:
+            raise RuntimeError("cannot reset")
+        self._seed = seed % 1000
+        self._left = self._length or int(self.np_random.integers(1, 5))
+        self._steps, self._action = 0, NO_ACTION
+        return self._observation(), {}
+
+    def step(self, action):
+        self._steps += 1
+        self._left -= 1
+        self._action = action
+        over = self._left <= 0
+        terminated = over and self._ends in ("terminated", "both")
+        truncated = over and self._ends in ("truncated", "both")
+        return self._observation(), float(self._steps), terminated, truncated, {}
+
+    def _observation(self):
+        return np.array([self._steps, self._action, self._seed], np.float32)
+
+    def close(self):
+        Counter.closed += 1
+
+
+class CounterVector(VectorEnv):
+    """The same counter as one batch, all episodes of one length."""
+
+    def __init__(self, num_envs=1, length=3, **_):
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.single_action_space = spaces.Discrete(3)
+        self.observation_space = gym.vector.utils.batch_space(
+            self.single_observation_space, num_envs
+        )
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = np.zeros(self.num_envs)
+        self.before = np.zeros(self.num_envs, np.bool_)
+        return self._observe(np.full(self.num_envs, NO_ACTION)), {}
+
+    def step(self, actions):
+        over = self.before
+        self.count = np.where(over, 0, self.count + 1)
+        done = self.count >= self.length + np.arange(self.num_envs)
+        self.before = done
+        return (
+            self._observe(np.where(over, NO_ACTION, actions)),
+            np.where(over, 0, self.count),
+            done,
+            np.zeros_like(done),
+            {},
+        )
+
+    def _observe(self, actions):
+        return np.stack([self.count, actions, np.zeros(self.num_envs)], 1).astype(np.float32)
+
+    def close_extras(self, **_):
+        Counter.closed += 1
+
+
+class Faulty(gym.Env):
+    """Count like `Counter`, and break at one step in one way while `fuse` is not burnt.
+
+    `fuse` is a file: a fault happens while its length is below `times`, and adds a byte to it.
+    """
+
+    def __init__(self, fault="none", at=3, fuse=None, times=1, length=10):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._fault, self._at, self._fuse, self._times = fault, at, fuse, times
+        self._length = length
+        self._trip("constructor")
+
+    def _trip(self, where):
+        from fault_kinds import break_down
+
+        if self._fault.split(":")[0] != where or self._burnt() >= self._times:
+            return None
+        with open(self._fuse, "ab") as file:
+            file.write(b"x")
+        return break_down(self._fault.split(":")[1])
+
+    def _burnt(self):
+        with open(self._fuse, "ab") as file:
+            return file.tell()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._trip("reset")
+        self._steps = 0
+        return np.array([0, 1], np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        row = [np.array([self._steps, 1], np.float32), 1.0, self._steps >= self._length, False, {}]
+        if self._steps == self._at:
+            change = self._trip("step")
+            if change is not None:
+                change(row)
+        return tuple(row)
+
+
+def settings(env_id=COUNTER, **changes):
+    values = {
+        "id": env_id,
+        "num_envs": 1,
+        "backend": "sync",
+        "frame_stack": 1,
+        "kwargs": {},
+        "step_timeout": 20.0,
+        "max_restarts": 0,
+    }
+    return EnvSettings(**{**values, **changes})
+
+
+gym.register("Counter-v0", entry_point=Counter, vector_entry_point=CounterVector)
+gym.register("Faulty-v0", entry_point=Faulty)
