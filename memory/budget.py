@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import psutil
@@ -60,6 +61,18 @@ def require(
         f"{name} needs {readable(nbytes)} but {readable(available)} are free "
         f"({room(device).bound}): {advice}"
     )
+
+
+def plan_line(
+    parts: Mapping[str, int], device: torch.device | None = None, *, built: bool = False
+) -> str:
+    """Say what each part takes and what there is, in one line to print before a run.
+
+    Parts that are `built` already are in use, so what is available is what else there is.
+    """
+    left = available_bytes(device)
+    listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
+    return f"memory plan: {listed}{'still ' if built else ''}available {readable(left)}"
 
 
 def _cuda_room(device: torch.device) -> Room:

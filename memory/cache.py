@@ -1,0 +1,109 @@
+"""Give memory back that nobody uses, when there is enough of it to be worth the time."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from memory.growth import Doubling
+from memory.settings import CacheSettings
+from memory.units import MB
+
+log = logging.getLogger("steadyrl")
+
+_WORTH_SAYING_SECONDS = 10.0  # of run time before a share of it means anything
+_MAX_SHARE = 0.01
+
+
+class CacheCleaner:
+    """Look at counts of updates, episodes and rollouts; clean when there is something to reclaim.
+
+    Reclaimable is what the accelerator's allocator holds without using, and what the process has
+    grown by since the last cleaning (garbage in cycles would hide there).
+    """
+
+    def __init__(
+        self,
+        settings: CacheSettings,
+        device: torch.device,
+        rss: Callable[[], int],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._settings, self._rss, self._clock = settings, rss, clock
+        self._cuda = device if device.type == "cuda" else None
+        self._updates = self._episodes = self._rollouts = 0
+        self._clean_rss = rss()
+        self._start = clock()
+        self._interval_seconds = self._seconds = 0.0
+        self._bell = Doubling()
+        self.cleanings = 0
+
+    def on_updates(self, count: int) -> None:
+        """Count updates; look every `every_updates` of them."""
+        self._updates += count
+        if 0 < self._settings.every_updates <= self._updates:
+            self._updates %= self._settings.every_updates
+            self.look()
+
+    def on_episodes(self, count: int) -> None:
+        """Count finished episodes; look every `every_episodes` of them."""
+        self._episodes += count
+        if 0 < self._settings.every_episodes <= self._episodes:
+            self._episodes %= self._settings.every_episodes
+            self.look()
+
+    def on_rollout(self) -> None:
+        """Count a finished rollout; look every `every_rollouts` of them."""
+        self._rollouts += 1
+        if 0 < self._settings.every_rollouts <= self._rollouts:
+            self._rollouts = 0
+            self.look()
+
+    def look(self) -> bool:
+        """Clean if enough can be reclaimed; return whether it did."""
+        least = self._settings.min_reclaimable_mb * MB
+        if least > 0 and self._rss() - self._clean_rss < least and self._cached() < least:
+            return False
+        self.clean()
+        return True
+
+    def clean(self) -> None:
+        """Collect garbage first: it may be what keeps the accelerator's blocks."""
+        start = self._clock()
+        gc.collect()
+        if self._cuda is not None:
+            with torch.cuda.device(self._cuda):
+                torch.cuda.empty_cache()
+        self._clean_rss = self._rss()
+        self.cleanings += 1
+        now = self._clock()
+        self._interval_seconds += now - start
+        self._seconds += now - start
+        self._warn_if_costly(now - self._start)
+
+    def take_milliseconds(self) -> float:
+        """Return what cleaning took since the last call."""
+        milliseconds, self._interval_seconds = self._interval_seconds * 1e3, 0.0
+        return milliseconds
+
+    def _cached(self) -> int:
+        if self._cuda is None:
+            return 0
+        held = torch.cuda.memory_reserved(self._cuda)
+        return held - torch.cuda.memory_allocated(self._cuda)
+
+    def _warn_if_costly(self, run_seconds: float) -> None:
+        share = self._seconds / max(run_seconds, 1e-9)
+        if run_seconds < _WORTH_SAYING_SECONDS or share <= _MAX_SHARE:
+            return
+        if self._bell.rings(self._seconds):
+            log.warning(
+                "clearing caches took %.1f %% of the run so far (%d times): raise "
+                "memory.cache.every_updates or memory.cache.min_reclaimable_mb",
+                100 * share,
+                self.cleanings,
+            )

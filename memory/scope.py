@@ -1,0 +1,146 @@
+"""Measure what a block of code takes and keeps: memory on host and device, and time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import psutil
+import torch
+
+from memory.process import read_rss
+from memory.units import readable
+
+log = logging.getLogger("steadyrl")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Use(NamedTuple):
+    """Bytes in use before a block, at its peak, and after it."""
+
+    before: int
+    peak: int
+    after: int
+
+    @property
+    def taken(self) -> int:
+        """Most bytes in use during the block above what was before."""
+        return self.peak - self.before
+
+    @property
+    def kept(self) -> int:
+        """Bytes in use after the block above what was before; negative when it freed."""
+        return self.after - self.before
+
+
+class ScopeReport(NamedTuple):
+    """What one pass through a block did."""
+
+    name: str
+    seconds: float
+    host: Use
+    device: Use
+
+
+# The innermost open scope: an inner one resets the device's peak, so it must tell the outer one.
+_innermost: ContextVar[MemoryScope | None] = ContextVar("innermost memory scope", default=None)
+
+
+def log_report(report: ScopeReport) -> None:
+    """Write one line to the log."""
+    log.info(
+        "%s: host took %s, kept %s; device took %s, kept %s; %.1f ms",
+        report.name,
+        *(readable(n) for use in (report.host, report.device) for n in (use.taken, use.kept)),
+        report.seconds * 1e3,
+    )
+
+
+class MemoryScope:
+    """A guard around a block, as a context manager or a decorator.
+
+    The host's peak is exact when the block is what set the process's record; below the record it
+    is the larger of before and after, because the kernel keeps no other peak.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: torch.device | None = None,
+        report: Callable[[ScopeReport], None] = log_report,
+    ) -> None:
+        self.name, self._give = name, report
+        self._cuda = device if device is not None and device.type == "cuda" else None
+        self._process = psutil.Process()
+        self.report: ScopeReport | None = None
+
+    def __enter__(self) -> MemoryScope:
+        self._outer = _innermost.get()
+        if self._outer is not None:
+            self._outer._note_peak()
+        _innermost.set(self)
+        self._device_peak = 0
+        self._device_before = self._allocated()
+        if self._cuda is not None:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+        self._record = _host_record()
+        self._before = read_rss(self._process)
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        seconds = time.perf_counter() - self._start
+        after, record = read_rss(self._process), _host_record()
+        peak = max(self._before, after, record if record > self._record else 0)
+        self._note_peak()
+        device_after = self._allocated()
+        device = Use(
+            self._device_before,
+            max(self._device_before, self._device_peak, device_after),
+            device_after,
+        )
+        if self._outer is not None:
+            self._outer._device_peak = max(self._outer._device_peak, device.peak)
+        _innermost.set(self._outer)
+        self.report = ScopeReport(self.name, seconds, Use(self._before, peak, after), device)
+        self._give(self.report)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate: every call is measured on its own, recursion included."""
+
+        @functools.wraps(function)
+        def measured(*args: P.args, **kwargs: P.kwargs) -> R:
+            with MemoryScope(self.name, device=self._cuda, report=self._give):
+                return function(*args, **kwargs)
+
+        return measured
+
+    def _allocated(self) -> int:
+        return 0 if self._cuda is None else torch.cuda.memory_allocated(self._cuda)
+
+    def _note_peak(self) -> None:
+        if self._cuda is not None:
+            peak = torch.cuda.max_memory_allocated(self._cuda)
+            self._device_peak = max(self._device_peak, peak)
+
+
+def _host_record() -> int:
+    """Return the most bytes this process ever had resident; 0 where the system does not say."""
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0

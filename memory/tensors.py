@@ -1,0 +1,143 @@
+"""What keeps tensors alive, and which of them drag a graph along."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Behind these lies the whole interpreter, not what an object holds.
+_ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
+
+
+class TensorKind(NamedTuple):
+    """Tensors that look the same."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    has_graph: bool
+
+    def __str__(self) -> str:
+        graph = " with their graph" if self.has_graph else ""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}{graph}"
+
+
+class TensorReport(NamedTuple):
+    """One tensor: what it is, the bytes of its storage, and how many references hold it."""
+
+    kind: TensorKind
+    nbytes: int
+    references: int
+
+
+class LiveTensors(NamedTuple):
+    """All tensors that Python can reach; storages shared by several count once in `nbytes`."""
+
+    number: int
+    nbytes: int
+    kinds: Counter[TensorKind]
+
+
+def has_graph(tensor: Tensor) -> bool:
+    """Return whether the tensor keeps the operations that made it alive."""
+    return bool(tensor.requires_grad and not tensor.is_leaf)
+
+
+def kind_of(tensor: Tensor) -> TensorKind:
+    """Describe a tensor without reading it."""
+    return TensorKind(tuple(tensor.shape), tensor.dtype, str(tensor.device), has_graph(tensor))
+
+
+def report(tensor: Tensor) -> TensorReport:
+    """Describe one tensor; `references` are those besides the caller's own."""
+    # Not counted: the caller's name, our parameter, and the argument of getrefcount.
+    return TensorReport(kind_of(tensor), storage_bytes(tensor), sys.getrefcount(tensor) - 3)
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Return the size of the storage, however small the view; 0 where there is none (sparse)."""
+    try:
+        return int(tensor.untyped_storage().nbytes())
+    except RuntimeError:  # NotImplementedError among them
+        return 0
+
+
+def live_tensors(objects: Iterable[Any] | None = None) -> LiveTensors:
+    """Count the tensors among `objects`; by default all that the garbage collector knows."""
+    count = 0
+    storages: dict[int, int] = {}
+    kinds: Counter[TensorKind] = Counter()
+    for candidate in gc.get_objects() if objects is None else objects:
+        # The type, not isinstance: a lazy proxy would be woken by being asked for its class.
+        if issubclass(type(candidate), Tensor):
+            count += 1
+            kinds[kind_of(candidate)] += 1
+            nbytes = storage_bytes(candidate)
+            if nbytes:
+                storages[candidate.untyped_storage().data_ptr()] = nbytes
+    return LiveTensors(count, sum(storages.values()), kinds)
+
+
+def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor that `root` keeps alive, with the path that leads to it."""
+    seen: set[int] = set()
+    keep: list[Any] = []  # a freed temporary's id could be taken by the next object
+    waiting: list[tuple[str, Any]] = [(name, root)]
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) in seen or issubclass(type(value), _ENDS):
+            continue
+        seen.add(id(value))
+        keep.append(value)
+        if issubclass(type(value), Tensor):
+            yield path, value
+            if value.is_leaf and value.grad is not None:
+                waiting.append((f"{path}.grad", value.grad))
+        # Last in, first out: the readable names of a part must be met before its nameless one.
+        waiting += reversed(list(_parts(path, value)))
+
+
+def tensors_with_graph(**roots: Any) -> list[str]:
+    """Return the paths of all tensors with a graph that the named roots keep alive."""
+    return [
+        f"{path}: {kind_of(tensor)}"
+        for name, root in roots.items()
+        for path, tensor in reachable_tensors(root, name)
+        if has_graph(tensor)
+    ]
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what `value` refers to, under readable names where there are any."""
+    if isinstance(value, FunctionType):
+        # Not its globals: they are the module's, not held by whoever holds the function.
+        yield from ((f"{path}.__closure__", cell) for cell in value.__closure__ or ())
+        yield from ((f"{path}.__defaults__", item) for item in value.__defaults__ or ())
+        return
+    if isinstance(value, dict):
+        yield from ((f"{path}[{key!r}]", item) for key, item in list(value.items()))
+        return
+    if isinstance(value, list | tuple):
+        yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    attributes = getattr(value, "__dict__", {})
+    yield from ((f"{path}.{key}", item) for key, item in list(attributes.items()))
+    for slot in _slots(type(value)):
+        yield f"{path}.{slot}", getattr(value, slot, None)
+    # Deques, cells, bound methods, frames of generators: whatever else the collector can see.
+    # What was yielded above comes again here and is skipped, having been seen.
+    yield from ((f"{path}.*", item) for item in gc.get_referents(value) if item is not attributes)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__"):
+                yield slot

@@ -1,0 +1,129 @@
+"""All watchers of memory behind one small interface for the loop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from memory.cache import CacheCleaner
+from memory.census import take_census
+from memory.errors import MemoryBudgetError
+from memory.leak import LeakDetector
+from memory.monitor import Monitor, Reading
+from memory.profile import Profile
+from memory.settings import MemorySettings
+from memory.units import MB, readable
+
+log = logging.getLogger("steadyrl")
+
+_LIMIT_CHECK_SECONDS = 0.05
+_PROFILE_STEPS = 10_000
+_PROFILE_ROLLOUTS = 100
+
+
+class MemoryWatch:
+    """Monitor, leak detector, cache cleaner and limit.
+
+    The loop tells it what happened (`on_…`, less than a microsecond each) and asks at each log
+    interval for the numbers to log (`measure`). Any of them raises MemoryBudgetError when the
+    run reaches `memory.limit_mb`, and `measure` when a leak is found and leak.action is stop.
+    """
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        device: torch.device,
+        *,
+        buffers: Mapping[str, int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
+        self._cleaner = CacheCleaner(settings.cache, device, self._monitor.rss, clock)
+        self._detector = LeakDetector(settings.leak, take_census)
+        self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
+        self._next_limit_check = math.inf if settings.limit_mb is None else clock()
+        self._profile: Profile | None = None
+        self._profiled_step, self._rollouts = 0, 0
+        if settings.profile:
+            self._profile = Profile(
+                device, step_times=settings.step_times, collect_times=settings.collect_times
+            )
+            self._profile.activate()
+
+    def on_update(self, count: int = 1) -> None:
+        """Note `count` more updates (0 is fine: call it once per turn of the loop)."""
+        self._cleaner.on_updates(count)
+        self._check_limit()
+
+    def on_episodes(self, count: int) -> None:
+        """Note `count` more finished episodes."""
+        if count:
+            self._cleaner.on_episodes(count)
+            self._check_limit()
+
+    def on_rollout(self) -> None:
+        """Note one more finished rollout."""
+        self._cleaner.on_rollout()
+        self._rollouts += 1
+        self._check_limit()
+
+    def measure(self, step: int) -> dict[str, float]:
+        """Sample everything that is due and return it under its tags; warn of leaks."""
+        reading = self._monitor.sample()
+        self._refuse_over_limit(reading.used)
+        self._look_for_leaks(reading, step)
+        self._print_profile(step)
+        scalars = self._monitor.scalars(reading)
+        scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
+        if reading.cuda is not None:
+            scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
+        scalars["memory/cache_clear_ms"] = self._cleaner.take_milliseconds()
+        return scalars
+
+    def close(self) -> None:
+        """Stop tracing and profiling; safe to call twice."""
+        self._detector.close()
+        if self._profile is not None:
+            self._profile.deactivate()
+
+    def _check_limit(self) -> None:
+        if self._next_limit_check == math.inf:
+            return
+        now = self._clock()
+        if now >= self._next_limit_check:
+            self._next_limit_check = now + _LIMIT_CHECK_SECONDS
+            self._refuse_over_limit(self._monitor.used())
+
+    def _refuse_over_limit(self, used: int) -> None:
+        # The estimate is cheap and a little off; nobody is stopped without an exact measurement.
+        if used < self._limit:
+            return
+        used = self._monitor.refresh_tree()
+        if used >= self._limit:
+            raise MemoryBudgetError(
+                f"the run uses {readable(used)} and memory.limit_mb={self._settings.limit_mb:g} "
+                "is reached: raise it, or lower agent.replay.capacity or env.num_envs"
+            )
+
+    def _look_for_leaks(self, reading: Reading, step: int) -> None:
+        warnings = [self._detector.observe_bytes("host", step, reading.used)]
+        if reading.cuda is not None:
+            warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
+        if reading.tree_is_new:
+            warnings += self._detector.observe_tree(reading.tree)
+        for warning in filter(None, warnings):
+            if self._settings.leak.action == "stop":
+                raise MemoryBudgetError(warning)
+            log.warning(warning)
+
+    def _print_profile(self, step: int) -> None:
+        if self._profile is None:
+            return
+        if step - self._profiled_step >= _PROFILE_STEPS or self._rollouts >= _PROFILE_ROLLOUTS:
+            log.info(self._profile.table(f"steps {self._profiled_step:,} to {step:,}"))
+            self._profiled_step, self._rollouts = step, 0

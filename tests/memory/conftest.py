@@ -1,0 +1,57 @@
+from dataclasses import replace
+
+import psutil
+import pytest
+import yaml
+
+from memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+
+
+@pytest.fixture(scope="session")
+def settings(request):
+    """The defaults as they are shipped."""
+    plain = yaml.safe_load((request.config.rootpath / "configs/memory/default.yaml").read_text())
+    return MemorySettings(
+        **{
+            **plain,
+            "monitor": MonitorSettings(**plain["monitor"]),
+            "cache": CacheSettings(**plain["cache"]),
+            "leak": LeakSettings(**plain["leak"]),
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def alert_settings(settings):
+    """Every reading every time, and a leak of a few MB in a few samples is a leak."""
+    return replace(
+        settings,
+        monitor=MonitorSettings(tree_every_seconds=0, tensors_every_seconds=0),
+        leak=replace(
+            settings.leak,
+            warmup_samples=3,
+            window_samples=30,
+            max_growth_mb=8,
+            max_extra_handles=3,
+        ),
+    )
+
+
+@pytest.fixture
+def process():
+    return psutil.Process()
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()

@@ -1,0 +1,132 @@
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+
+from memory.cache import CacheCleaner
+from memory.settings import CacheSettings
+
+MB = 1_000_000
+CPU = torch.device("cpu")
+
+
+class Memory:
+    """Resident bytes as a test wants them."""
+
+    def __init__(self):
+        self.rss = 100 * MB
+
+    def __call__(self):
+        return self.rss
+
+
+def cleaner(clock, memory=None, **changes):
+    plain = {"every_updates": 100, "every_episodes": 10, "every_rollouts": 3} | changes
+    settings = CacheSettings(**({"min_reclaimable_mb": 0.0} | plain))
+    return CacheCleaner(settings, CPU, memory or Memory(), clock)
+
+
+def test_it_cleans_at_crossings_of_updates_episodes_and_rollouts(clock):
+    cleaning = cleaner(clock)
+    for _ in range(99):
+        cleaning.on_updates(1)
+    assert cleaning.cleanings == 0
+    cleaning.on_updates(1)
+    assert cleaning.cleanings == 1
+    cleaning.on_updates(250)  # several crossings at once are one occasion
+    assert cleaning.cleanings == 2
+    cleaning.on_updates(50)
+    assert cleaning.cleanings == 3
+    cleaning.on_episodes(9)
+    cleaning.on_episodes(1)
+    assert cleaning.cleanings == 4
+    for _ in range(6):
+        cleaning.on_rollout()
+    assert cleaning.cleanings == 6
+
+
+def test_zero_is_never(clock):
+    cleaning = cleaner(clock, every_updates=0, every_episodes=0, every_rollouts=0)
+    for _ in range(1000):
+        cleaning.on_updates(1)
+        cleaning.on_episodes(1)
+        cleaning.on_rollout()
+    assert cleaning.cleanings == 0
+
+
+def test_only_when_there_is_something_to_reclaim(clock):
+    memory = Memory()
+    cleaning = cleaner(clock, memory, min_reclaimable_mb=64.0)
+    cleaning.on_updates(100)
+    memory.rss += 63 * MB
+    cleaning.on_updates(100)
+    assert cleaning.cleanings == 0
+    memory.rss += 2 * MB
+    cleaning.on_updates(100)
+    assert cleaning.cleanings == 1
+    cleaning.on_updates(100)  # what was not reclaimed is not tried again at once
+    assert cleaning.cleanings == 1
+
+
+def test_garbage_in_cycles_is_collected(clock):
+    class Node:
+        pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        node = Node()
+        node.itself = node
+        alive = weakref.ref(node)
+        del node
+        assert alive() is not None
+        cleaner(clock).on_updates(100)
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+class Slow(Memory):
+    """Reading it takes a second, which is then the cleaning's cost."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def __call__(self):
+        self.clock.now += 1
+        return self.rss
+
+
+def test_its_cost_is_reported_once_and_a_share_over_one_percent_is_warned_of(clock, caplog):
+    cleaning = cleaner(clock, Slow(clock), every_updates=1)
+    with caplog.at_level(logging.WARNING, "steadyrl"):
+        clock.now += 1000
+        cleaning.on_updates(1)
+        assert cleaning.take_milliseconds() == 1000.0
+        assert cleaning.take_milliseconds() == 0.0
+        assert caplog.messages == []
+        for _ in range(20):
+            cleaning.on_updates(1)
+    assert "memory.cache.every_updates" in caplog.messages[0]
+    assert len(caplog.messages) == 1  # at 11 seconds; the doubling of that is not reached
+
+
+@pytest.mark.gpu
+def test_cuda_blocks_are_given_back():
+    settings = CacheSettings(
+        every_updates=1, every_episodes=0, every_rollouts=0, min_reclaimable_mb=64.0
+    )
+    device = torch.device("cuda", 0)
+    cleaning = CacheCleaner(settings, device, Memory())
+    torch.cuda.empty_cache()
+    block = torch.zeros(100 * MB, dtype=torch.uint8, device=device)
+    cleaning.on_updates(1)
+    assert cleaning.cleanings == 0
+    del block
+    held = torch.cuda.memory_reserved(device)
+    cleaning.on_updates(1)
+    assert cleaning.cleanings == 1
+    assert torch.cuda.memory_reserved(device) <= held - 64 * MB

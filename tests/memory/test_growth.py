@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory.growth import Doubling, Growth, theil_sen
+
+
+@given(st.floats(-5, 5), st.floats(-100, 100), st.integers(3, 40))
+def test_the_slope_of_a_line_is_exact(slope, start, count):
+    steps = np.arange(count, dtype=float)
+    assert theil_sen(steps, start + slope * steps) == pytest.approx(slope, abs=1e-9)
+
+
+def test_a_quarter_of_wild_points_does_not_move_the_slope():
+    steps = np.arange(40.0)
+    values = 3 * steps
+    values[::4] += 1e9
+    assert theil_sen(steps, values) == pytest.approx(3, rel=0.5)
+    two_points = (values[-4] - values[0]) / (steps[-4] - steps[0])
+    assert two_points == pytest.approx(3)
+    assert (values[-1] - values[0]) / 39 < -1e7  # what two points would have said
+
+
+def test_samples_of_one_step_have_no_slope():
+    assert theil_sen(np.zeros(5), np.arange(5.0)) == 0.0
+
+
+def test_warm_up_does_not_count_as_growth():
+    growth = Growth(warmup=10, window=20)
+    for step in range(10):
+        assert not growth.add(step, 100.0 * step)
+    assert growth.warm and growth.since_step == 9
+    for step in range(10, 40):
+        assert growth.add(step, 900.0)
+    assert growth.slope == 0.0
+    assert growth.total == 900 - growth.baseline == 200  # the median of the last five
+
+
+def test_a_spike_is_no_growth_and_a_step_is():
+    growth = Growth(warmup=3, window=20)
+    for step in range(13):
+        growth.add(step, 5.0)
+    growth.add(13, 1e6)
+    assert growth.total == 0
+    growth.add(14, 1e6)
+    assert growth.total == 1e6 - 5
+
+
+def test_the_window_slides():
+    growth = Growth(warmup=1, window=10)
+    for step in range(100):
+        growth.add(step, 7.0 * min(step, 50))
+    assert growth.slope == 0 and growth.in_window == 0
+    for step in range(100, 110):
+        growth.add(step, 350 + 2.0 * step)
+    assert growth.slope == pytest.approx(2) and growth.in_window == pytest.approx(18)
+
+
+def test_it_rings_once_per_doubling():
+    bell = Doubling()
+    assert [bell.rings(v) for v in (10, 11, 19, 20, 39, 41, 41)] == [
+        True, False, False, True, False, True, False,
+    ]  # fmt: skip

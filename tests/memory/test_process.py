@@ -1,0 +1,112 @@
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from memory.process import open_files, read_rss, read_tree
+from memory.rarely import Rarely
+
+MB = 1_000_000
+
+
+def test_rss_sees_what_is_touched(process):
+    before = read_rss(process)
+    block = np.ones(50 * MB, np.uint8)
+    assert read_rss(process) - before > 0.9 * block.nbytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork and PSS")
+def test_pages_shared_with_children_count_once(process):
+    shared = np.ones(60 * MB, np.uint8)
+    before = read_tree(process)
+    read_end, write_end = os.pipe()
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            os.close(write_end)
+            os.read(read_end, 1)  # until the parent closes its end
+            os._exit(0)
+        children.append(child)
+    try:
+        now = read_tree(process)
+        total_rss = sum(read_rss(p) for p in [process, *process.children()])
+    finally:
+        os.close(write_end)
+        for child in children:
+            os.waitpid(child, 0)
+        os.close(read_end)
+    assert now.children - before.children == 4
+    assert now.pss - before.pss < 0.5 * shared.nbytes
+    assert total_rss - before.pss > 3 * shared.nbytes
+
+
+def test_handles_are_counted(process):
+    before = read_tree(process)
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    pipes = [os.pipe() for _ in range(2)]
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        now = read_tree(process)
+        assert now.threads - before.threads == 3
+        assert now.open_files - before.open_files == 5  # two pipes and the child's stdin
+        assert now.children - before.children == 1
+    finally:
+        stop.set()
+        child.communicate(b"\n")
+        for thread in threads:
+            thread.join()
+        for end in (end for pipe in pipes for end in pipe):
+            os.close(end)
+    assert open_files(process) == before.open_files
+
+
+def test_a_child_that_vanishes_or_hides_is_no_error(process, monkeypatch):
+    def vanished():
+        raise psutil.NoSuchProcess(1)
+
+    def hidden():
+        raise psutil.AccessDenied(1)
+
+    gone = SimpleNamespace(memory_full_info=vanished)
+    closed = SimpleNamespace(
+        memory_full_info=hidden, memory_info=lambda: SimpleNamespace(rss=7 * MB)
+    )
+    own = read_tree(process).pss
+    monkeypatch.setattr(process, "children", lambda recursive: [gone, closed])
+    tree = read_tree(process)
+    assert tree.children == 1
+    assert abs(tree.pss - own - 7 * MB) < 2 * MB
+
+
+def test_a_costly_reading_is_rare(clock):
+    calls = []
+
+    def read():
+        clock.now += 0.1
+        calls.append(clock.now)
+        return len(calls)
+
+    reading = Rarely(read, every_seconds=10, clock=clock)
+    assert reading.value == 1 and not reading.poll()
+    clock.now += 39  # more than every_seconds, but less than 400 times what it takes
+    assert not reading.poll() and reading.value == 1
+    clock.now += 2
+    assert reading.poll() and reading.value == 2
+
+
+def test_the_interval_is_kept_by_a_cheap_reading_and_zero_means_always(clock):
+    rare = Rarely(lambda: clock.now, every_seconds=10, clock=clock)
+    always = Rarely(lambda: clock.now, every_seconds=0, clock=clock)
+    clock.now = 9.0
+    assert not rare.poll() and always.poll()
+    clock.now = 10.0
+    assert rare.poll() and rare.value == 10.0

@@ -1,0 +1,101 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from memory.process import read_rss
+from memory.profile import Profile, block
+from memory.scope import MemoryScope, Use, _host_record
+
+MB = 1_000_000
+CPU = torch.device("cpu")
+
+
+def touch(megabytes):
+    return np.ones(megabytes * MB, np.uint8)
+
+
+def test_what_is_kept_and_what_was_only_taken(process):
+    reports, kept = [], []
+    with MemoryScope("keep", report=reports.append) as scope:
+        kept.append(touch(40))
+    with MemoryScope("borrow", report=reports.append):
+        del kept[:]
+        # More than this process ever held: below its record no peak is known.
+        touch((_host_record() - read_rss(process)) // MB + 150)
+    assert scope.report is reports[0] and reports[0].name == "keep"
+    assert 36 * MB < reports[0].host.kept <= reports[0].host.taken
+    assert reports[1].host.kept < -30 * MB
+    assert reports[1].host.taken > 80 * MB
+    assert reports[0].device == Use(0, 0, 0)
+
+
+def test_a_decorated_function_is_measured_at_every_call_also_when_it_recurses():
+    reports = []
+
+    @MemoryScope("sum", report=reports.append)
+    def total(n):
+        """Sum."""
+        return n + total(n - 1) if n else 0
+
+    assert total(3) == 6 and total.__name__ == "total" and total.__doc__ == "Sum."
+    assert [r.name for r in reports] == ["sum"] * 4
+    assert reports[-1].seconds >= reports[0].seconds >= 0
+
+
+def test_a_failing_block_is_reported_and_the_error_passes():
+    reports = []
+    with pytest.raises(KeyError), MemoryScope("fail", report=reports.append):
+        raise KeyError
+    assert len(reports) == 1
+
+
+def test_by_default_a_scope_writes_to_the_log(caplog):
+    with caplog.at_level(logging.INFO, "steadyrl"), MemoryScope("update"):
+        pass
+    (line,) = caplog.messages
+    assert line.startswith("update: host took ")
+
+
+def test_blocks_cost_nothing_and_measure_nothing_without_a_profile():
+    assert block("update") is block("sample")
+
+
+def test_a_profile_sums_its_blocks_and_starts_anew():
+    profile = Profile(CPU, step_times=5, collect_times=2)
+    profile.activate()
+    held = []
+    try:
+        for _ in range(3):
+            with block("update"), block("sample"):
+                held.append(touch(10))
+        with block("collect"):
+            pass
+    finally:
+        profile.deactivate()
+        profile.deactivate()
+    with block("update"):
+        pass
+    title, _, *rows = profile.table("steps 0 to 10").splitlines()
+    assert "steps 0 to 10" in title
+    cells = {row.split()[0]: row.split() for row in rows}
+    assert set(cells) == {"update", "sample", "collect"}
+    assert cells["update"][1] == cells["sample"][1] == "3" and cells["collect"][1] == "1"
+    assert 25 < float(cells["sample"][5].replace(",", "")) < 35
+    assert 9 < float(cells["sample"][3].replace(",", "")) < 15
+    assert profile.table("again").splitlines()[2].split()[1] == "0"
+
+
+@pytest.mark.gpu
+def test_nested_scopes_know_their_own_peak_on_the_device():
+    device = torch.device("cuda", 0)
+    with MemoryScope("outer", device=device) as outer:
+        first = torch.zeros(80 * MB, dtype=torch.uint8, device=device)
+        del first
+        with MemoryScope("inner", device=device) as inner:
+            second = torch.zeros(20 * MB, dtype=torch.uint8, device=device)
+    assert inner.report.device.taken == pytest.approx(20 * MB, rel=0.2)
+    assert inner.report.device.kept == pytest.approx(20 * MB, rel=0.2)
+    assert outer.report.device.taken == pytest.approx(80 * MB, rel=0.2)
+    assert second.numel() == 20 * MB

@@ -1,0 +1,119 @@
+import functools
+from collections import deque
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from memory.tensors import (
+    has_graph,
+    kind_of,
+    live_tensors,
+    reachable_tensors,
+    report,
+    storage_bytes,
+    tensors_with_graph,
+)
+
+
+def with_graph():
+    return torch.ones(3, requires_grad=True) * 2
+
+
+class Slotted:
+    __slots__ = ("kept",)
+
+    def __init__(self, kept):
+        self.kept = kept
+
+
+@dataclass
+class Plain:
+    kept: object
+
+
+HIDING_PLACES = {
+    "attribute": Plain,
+    "slot": Slotted,
+    "list": lambda t: [1, [t]],
+    "tuple": lambda t: (t,),
+    "dict": lambda t: {"a": {"b": t}},
+    "deque": lambda t: deque([t]),
+    "closure": lambda t: lambda: t,
+    "default": lambda t: lambda x=t: x,
+    "partial": lambda t: functools.partial(print, t),
+    "bound method": lambda t: Plain(t).__eq__,
+    "generator": lambda t: (t for _ in range(2)),
+    "deep": lambda t: functools.reduce(lambda inner, _: [inner], range(5000), t),
+}
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_a_graph_is_found_wherever_it_is_kept(place):
+    holder = HIDING_PLACES[place](with_graph())
+    assert tensors_with_graph(holder=holder) != []
+    assert tensors_with_graph(holder=HIDING_PLACES[place](with_graph().detach())) == []
+
+
+def test_the_path_is_readable():
+    holder = Plain({"losses": [Slotted(with_graph())]})
+    (path,) = tensors_with_graph(agent=holder)
+    assert path == "agent.kept['losses'][0].kept: float32[3] on cpu with their graph"
+
+
+def test_weights_have_no_graph_but_are_reached_with_their_gradients():
+    network = nn.Linear(2, 2)
+    network(torch.ones(2)).sum().backward()
+    assert tensors_with_graph(network=network) == []
+    found = [tensor for _, tensor in reachable_tensors(network, "network")]
+    for parameter in network.parameters():
+        assert any(tensor is parameter for tensor in found)
+        assert any(tensor is parameter.grad for tensor in found)
+
+
+def test_the_walk_does_not_wander_into_modules():
+    elsewhere = torch.zeros(1)
+    globals()["_elsewhere"] = elsewhere
+    try:
+        holder = [test_the_path_is_readable, Plain, Plain(1).__eq__]
+        assert list(reachable_tensors(holder, "holder")) == []
+    finally:
+        del globals()["_elsewhere"]
+
+
+def test_an_update_and_its_metrics_leave_no_graph_behind():
+    from memory.metrics import MetricAccumulator, record
+
+    network = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(network.parameters())
+    accumulator = MetricAccumulator()
+    for _ in range(3):
+        loss = network(torch.ones(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        accumulator.add(record(["loss"], loss))
+    assert tensors_with_graph(network=network, optimizer=optimizer, metrics=accumulator) == []
+
+
+def test_kind_report_and_storage():
+    base = torch.zeros(100, 10, dtype=torch.float64)
+    view = base[0]
+    assert storage_bytes(view) == 8000
+    assert report(view).kind == kind_of(view) == ((10,), torch.float64, "cpu", False)
+    before = report(view).references
+    kept = [view, view]
+    assert report(view).references == before + len(kept)
+    assert has_graph(with_graph()) and not has_graph(torch.ones(1, requires_grad=True))
+    assert storage_bytes(torch.ones(3).to_sparse()) == 0
+
+
+def test_live_tensors_count_a_shared_storage_once():
+    before = live_tensors()
+    base = torch.zeros(12_345)
+    views = [base[:5] for _ in range(7)]
+    now = live_tensors()
+    assert now.number - before.number == 8
+    assert now.nbytes - before.nbytes == 4 * 12_345
+    more = now.kinds - before.kinds
+    assert more[kind_of(views[0])] == 7
