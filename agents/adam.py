@@ -26,11 +26,23 @@ def adam_state(weights: Tensor) -> AdamState:
     )
 
 
+BETA1, BETA2 = 0.9, 0.999
+
+
 @torch.no_grad()
 def adam_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
-    """Take one step in place (Kingma & Ba 2015, algorithm 1; β .9 and .999)."""
+    """Take one step in place (Kingma & Ba 2015, algorithm 1)."""
+    if torch.compiler.is_compiling():
+        _written_out(weights, gradient, state, learning_rate, epsilon)
+    else:
+        _fused(weights, gradient, state, learning_rate, epsilon)
+
+
+def _fused(
+    weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, epsilon: float
+) -> None:
     adam(
         [weights],
         [gradient],
@@ -41,12 +53,24 @@ def adam_(
         fused=True,
         amsgrad=False,
         maximize=False,
-        beta1=0.9,
-        beta2=0.999,
+        beta1=BETA1,
+        beta2=BETA2,
         lr=learning_rate,
         weight_decay=0.0,
         eps=epsilon,
     )
+
+
+def _written_out(
+    weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, epsilon: float
+) -> None:
+    """Compute the same in plain operations, which a compiler fuses; it cannot see into `adam`."""
+    state.step.add_(1)
+    state.mean.lerp_(gradient, 1 - BETA1)
+    state.square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    size = learning_rate / (1 - BETA1**state.step)
+    root = (state.square / (1 - BETA2**state.step)).sqrt()
+    weights.sub_(size * state.mean / (root + epsilon))
 
 
 @torch.no_grad()

@@ -1,0 +1,28 @@
+"""Environments that misbehave, found by `env.id=broken_envs:Name-v0`."""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Bad(gym.Env):
+    """Return something that is no number after some steps of every episode."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, reward=1.0, observation=0.0, after=40):
+        self.bad = (reward, observation)
+        self.after = after
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        reward, value = self.bad if self.time > self.after else (1.0, 0.0)
+        return np.full(2, value, np.float32), reward, self.time >= 50, False, {}
+
+
+gym.register("Bad-v0", Bad)

@@ -1,0 +1,159 @@
+"""The command, end to end: what it leaves behind, what it repeats, and how it stops."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+from command import run, start
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+TAGS = {
+    "rollout/return_mean",
+    "rollout/length_mean",
+    "eval/return_mean",
+    "eval/return_std",
+    "train/loss",
+    "train/td_error",
+    "train/q_mean",
+    "train/epsilon",
+    "train/learning_rate",
+    "train/grad_norm",
+    "time/steps_per_second",
+    "time/updates_per_second",
+    "buffer/fill",
+    "memory/rss_mb",
+}
+KEYS = [
+    "status",
+    "run_dir",
+    "agent",
+    "env",
+    "seed",
+    "steps",
+    "updates",
+    "episodes",
+    "return_mean",
+    "eval_return_mean",
+    "eval_return_std",
+    "eval_episodes",
+    "best_eval_return_mean",
+    "steps_per_second",
+    "wall_seconds",
+    "rss_mb_peak",
+    "resumed_from_step",
+    "weights_sha256",
+]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("reference"))
+
+
+def test_a_run_says_where_it_is_and_how_to_look_at_it(reference):
+    directory, summary, printed = reference
+    assert summary["run_dir"] in printed
+    assert f"tensorboard --logdir {summary['run_dir']}" in printed
+    assert list(summary) == KEYS
+    assert summary["status"] == "finished"
+    assert summary["steps"] == 2000
+    assert summary["updates"] == 2 * (2000 - 200) // 8
+    assert summary["eval_episodes"] == 3
+    assert len(summary["weights_sha256"]) == 64
+    assert str(directory).endswith(summary["run_dir"])
+    names = {path.name for path in directory.iterdir()}
+    assert {"config.yaml", ".hydra", "train.log", "metrics.jsonl", "summary.json"} <= names
+    assert {path.name for path in (directory / ".hydra").iterdir()} == {
+        "config.yaml",
+        "hydra.yaml",
+        "overrides.yaml",
+    }
+
+
+def test_metrics_hold_the_tags_with_strictly_rising_steps(reference):
+    directory, _, _ = reference
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [500, 1000, 1500, 2000]
+    assert set().union(*lines) >= TAGS
+    assert [line["step"] for line in lines if "eval/return_mean" in line] == [1000, 2000]
+    events = EventAccumulator(str(directory))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= TAGS
+    for tag in events.Tags()["scalars"]:
+        seen = [(e.step, e.value) for e in events.Scalars(tag)]
+        written = [(line["step"], line[tag]) for line in lines if tag in line]
+        assert [step for step, _ in seen] == [step for step, _ in written]
+        assert all(math.isclose(a, b, rel_tol=1e-6) for (_, a), (_, b) in zip(seen, written))
+
+
+@pytest.mark.parametrize("overrides", [(), ("eval.every=0", "log.every=130")])
+def test_the_same_seed_gives_the_same_weights_whatever_is_watched(reference, tmp_path, overrides):
+    _, again, _ = run(tmp_path, *overrides)
+    assert again["weights_sha256"] == reference[1]["weights_sha256"]
+
+
+def test_another_seed_gives_other_weights(reference, tmp_path):
+    _, other, _ = run(tmp_path, "seed=1")
+    assert other["weights_sha256"] != reference[1]["weights_sha256"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_cleanly(tmp_path, number, code):
+    process = start(tmp_path, "total_steps=1e8", "env.num_envs=2")
+    for line in process.stdout:
+        if line.startswith("step"):
+            break
+    os.kill(process.pid, number)
+    out, err = process.communicate()
+    assert process.returncode == code, out + err
+    assert "Traceback" not in out + err
+    [path] = tmp_path.rglob("summary.json")
+    summary = json.loads(path.read_text())
+    assert summary["status"] == "interrupted"
+    assert 0 < summary["steps"] < 1e8
+    lines = (path.parent / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == summary["steps"]
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    first = start(tmp_path, "total_steps=1e8", "run_dir=here")
+    for line in first.stdout:
+        if line.startswith("step"):
+            break
+    second = start(tmp_path, "run_dir=here")
+    _, err = second.communicate()
+    assert second.returncode == 6
+    assert "run_dir=here" in err
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    third = start(tmp_path, "run_dir=here")
+    _, err = third.communicate()
+    assert third.returncode == 2
+    assert "holds a run already" in err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (("env.id=broken_envs:Bad-v0", "env.kwargs={reward: nan}"), ["reward", "environment"]),
+        (("env.id=broken_envs:Bad-v0", "env.kwargs={observation: inf}"), ["observation"]),
+        (("agent.learning_rate=1e30",), ["train/loss", "update"]),
+    ],
+)
+def test_numbers_that_are_none_stop_the_run(tmp_path, overrides, named):
+    _, summary, printed = run(tmp_path, *overrides, "env.max_restarts=0", code=5)
+    assert summary["status"] == "diverged"
+    last = printed.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    for word in named:
+        assert word in last
+
+
+def test_a_sweep_goes_on_after_a_failed_job(tmp_path):
+    process = start(tmp_path, "-m", "agent.learning_rate=1e30,1e-3", "total_steps=500")
+    out, err = process.communicate()
+    assert process.returncode == 5, out + err
+    statuses = [json.loads(p.read_text())["status"] for p in sorted(tmp_path.rglob("summary.json"))]
+    assert statuses == ["diverged", "finished"]

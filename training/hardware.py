@@ -1,0 +1,38 @@
+"""Which device, and how many threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from envs.types import EnvSpec
+from memory.errors import SettingError
+
+
+def refuse_missing_device(device: str) -> None:
+    """Refuse `cuda` where no driver is, before torch (slow to import) is asked."""
+    if device != "cuda":
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise SettingError(
+            "device", device, "no CUDA driver on this machine; use device=cpu or device=auto"
+        ) from None
+
+
+def device_name(device: str) -> str:
+    """Return the torch name of the device to train on."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise SettingError("device", device, "no CUDA device; use device=cpu or device=auto")
+    return "cuda" if device != "cpu" and available else "cpu"
+
+
+def thread_count(threads: str | int, spec: EnvSpec) -> int:
+    """Return the number of torch threads: small matrices lose more to waiting than they gain."""
+    if isinstance(threads, int):
+        return threads
+    return (os.cpu_count() or 1) if len(spec.observation_shape) == 3 else 1

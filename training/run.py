@@ -1,0 +1,172 @@
+"""One training run around the loop: counters, logs, evaluations, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+
+from agents.base import Agent
+from envs.types import Step
+from memory.history import History
+from memory.metrics import MetricAccumulator, Metrics
+from training.evaluation import Evaluation, Evaluator
+from training.intervals import Interval
+from training.logger import Logger
+from training.progress import Bar, Lines, Status
+from training.settings import Settings
+from training.signals import StopSignals
+from training.summary import Summary, rss_mb_peak, weights_hash
+
+log = logging.getLogger("steadyrl")
+
+# `rollout/return_mean` is over this many episodes, as published learning curves are.
+EPISODES_IN_MEAN = 100
+
+
+class Parts(NamedTuple):
+    """What a run reports through and listens to."""
+
+    logger: Logger
+    progress: Bar | Lines
+    evaluator: Evaluator | None
+    signals: StopSignals
+
+
+class Run:
+    """Count what happens in the loop and do what is due: log, evaluate, stop."""
+
+    def __init__(self, settings: Settings, agent: Agent, parts: Parts, summary: Summary) -> None:
+        self.summary = summary
+        self.steps = 0  # valid environment steps
+        self._agent = agent
+        self._parts = parts
+        self._total = settings.run.total_steps
+        self._log_due = Interval(settings.run.log.every)
+        self._eval_due = Interval(settings.run.eval.every if parts.evaluator else 0)
+        self._metrics = MetricAccumulator()
+        self._returns = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
+        self._lengths = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
+        self._process = psutil.Process()
+        self._begin = time.perf_counter()
+        self._away = 0.0  # seconds spent evaluating, which is not training speed
+        self._mark = (self._begin, 0, 0)  # of the last log: when, steps, updates
+        self._logged_step = 0
+        self._next = self._next_event()
+
+    @property
+    def done(self) -> bool:
+        """Whether the loop should end: all steps done, or asked to stop."""
+        return self.steps >= self._total or self.signal is not None
+
+    def record(self, step: Step, metrics: Metrics | None) -> None:
+        """Count a row and what was learned from it; log and evaluate when due."""
+        self.steps += int(np.count_nonzero(step.valid))
+        if metrics is not None:
+            self._metrics.add(metrics)
+        for episode in step.episodes:
+            self._returns.append(episode.return_)
+            self._lengths.append(episode.length)
+            self.summary.episodes += 1
+        if self.steps >= self._next:
+            self._events()
+
+    def learned(self, metrics: Metrics | None) -> None:
+        """Take the metrics of learning that was still due after the last row."""
+        if metrics is not None:
+            self._metrics.add(metrics)
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that asked the run to stop, if one did."""
+        return self._parts.signals.received
+
+    def finish(self) -> None:
+        """Log what is left and close the summary."""
+        if self.steps > self._logged_step:
+            self._write(self._scalars())
+        now = time.perf_counter()
+        s = self.summary
+        s.status = "finished" if self.steps >= self._total else "interrupted"
+        s.weights_sha256 = weights_hash(self._agent.weights())
+        s.wall_seconds = now - self._begin
+        s.steps_per_second = self.steps / max(s.wall_seconds - self._away, 1e-9)
+        self._count()
+
+    def fail(self, status: str) -> None:
+        """Write down how far a run came that ends in an error."""
+        self.summary.status = status
+        self.summary.wall_seconds = time.perf_counter() - self._begin
+        self._count()
+
+    def _count(self) -> None:
+        s = self.summary
+        s.steps = self.steps
+        s.updates = self._agent.updates
+        s.return_mean = self._returns.mean if len(self._returns) else None
+        s.rss_mb_peak = rss_mb_peak()
+
+    def _next_event(self) -> int:
+        upcoming = (self._log_due.next, self._eval_due.next)
+        return min(step for step in (*upcoming, self._total) if step is not None)
+
+    def _events(self) -> None:
+        scalars: dict[str, float] = {}
+        if self._eval_due.due(self.steps):
+            scalars |= self._evaluate()
+        if self._log_due.due(self.steps):
+            scalars |= self._scalars()
+        if scalars:
+            self._write(scalars)
+        self._next = self._next_event()
+
+    def _write(self, scalars: dict[str, float]) -> None:
+        self._parts.logger.write(self.steps, scalars, time.perf_counter() - self._begin)
+        self._logged_step = self.steps
+
+    def _evaluate(self) -> dict[str, float]:
+        assert self._parts.evaluator is not None
+        begin = time.perf_counter()
+        result = self._parts.evaluator.run(self._agent, lambda: self.signal is not None)
+        self._away += time.perf_counter() - begin
+        self._mark = (self._mark[0] + time.perf_counter() - begin, *self._mark[1:])
+        if result is None:
+            return {}
+        self._note(result)
+        log.info(
+            "evaluation at step %s: return %.1f ± %.1f over %d episodes",
+            f"{self.steps:,}",
+            *result,
+        )
+        return {"eval/return_mean": result.mean, "eval/return_std": result.std}
+
+    def _note(self, result: Evaluation) -> None:
+        s = self.summary
+        s.eval_return_mean, s.eval_return_std, s.eval_episodes = result
+        best = s.best_eval_return_mean
+        s.best_eval_return_mean = result.mean if best is None else max(best, result.mean)
+
+    def _scalars(self) -> dict[str, float]:
+        now = time.perf_counter()
+        when, steps, updates = self._mark
+        seconds = max(now - when, 1e-9)
+        speed = (self.steps - steps) / seconds
+        rss_mb = self._process.memory_info().rss / (1 << 20)
+        scalars = {
+            "time/steps_per_second": speed,
+            "time/updates_per_second": (self._agent.updates - updates) / seconds,
+            "memory/rss_mb": rss_mb,
+        }
+        self._mark = (now, self.steps, self._agent.updates)
+        if len(self._returns):
+            scalars["rollout/return_mean"] = self._returns.mean
+            scalars["rollout/length_mean"] = self._lengths.mean
+        scalars |= self._agent.scalars()
+        scalars |= self._metrics.flush(check_step=self.steps)
+        self._parts.progress.show(
+            Status(self.steps, speed, scalars.get("rollout/return_mean"), rss_mb)
+        )
+        return scalars

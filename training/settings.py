@@ -1,0 +1,84 @@
+"""The typed root of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agents.registry import AgentSettings, settings_type
+from envs.settings import EnvSettings
+from memory.errors import SettingError
+from memory.settings import MemorySettings
+from training.typed import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """How often, and over how many greedy episodes, the agent is evaluated."""
+
+    every: int
+    episodes: int
+    max_episode_steps: int
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise SettingError("every", self.every, "must be 0 (never) or more")
+        for name in ("episodes", "max_episode_steps"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """How often metrics are written."""
+
+    every: int
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise SettingError("every", self.every, "must be 0 (never) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What concerns the run as a whole."""
+
+    total_steps: int
+    seed: int
+    device: Literal["auto", "cpu", "cuda"]
+    threads: Literal["auto"] | int
+    run_dir: str | None
+    eval: EvalSettings
+    log: LogSettings
+    env: EnvSettings
+    memory: MemorySettings
+
+    def __post_init__(self) -> None:
+        if self.total_steps < 1:
+            raise SettingError("total_steps", self.total_steps, "must be 1 or more")
+        if self.seed < 0:
+            raise SettingError("seed", self.seed, "must be 0 or more")
+        if self.threads != "auto" and self.threads < 1:
+            raise SettingError("threads", self.threads, "must be auto, or 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole, accepted configuration."""
+
+    run: RunSettings
+    agent: AgentSettings
+
+
+def load_settings(values: Mapping[str, Any]) -> Settings:
+    """Build the settings from a composed, resolved configuration."""
+    rest = dict(values)
+    agent = rest.pop("agent")
+    if not isinstance(agent, Mapping):
+        raise SettingError("agent", agent, "is a group: choose a file of configs/agent")
+    try:
+        cls = settings_type(agent.get("name"))
+    except SettingError as error:
+        raise SettingError(f"agent.{error.field}", error.value, error.reason) from None
+    return Settings(run=build(RunSettings, rest), agent=build(cls, agent, "agent."))

@@ -1,0 +1,73 @@
+"""`summary.json`: how a run ended, for people's scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+log = logging.getLogger("steadyrl")
+
+
+@dataclass
+class Summary:
+    """The keys of `summary.json`; unknown numbers are null."""
+
+    status: str
+    run_dir: str
+    agent: str
+    env: str
+    seed: int
+    steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    return_mean: float | None = None
+    eval_return_mean: float | None = None
+    eval_return_std: float | None = None
+    eval_episodes: int = 0
+    best_eval_return_mean: float | None = None
+    steps_per_second: float = 0.0
+    wall_seconds: float = 0.0
+    rss_mb_peak: float = 0.0
+    resumed_from_step: int | None = None
+    weights_sha256: str | None = None
+
+    def save(self, directory: Path) -> None:
+        """Write the file whole or not at all; a full disk is a warning."""
+        values = {k: _plain(v) for k, v in asdict(self).items()}
+        temporary = directory / ".summary.json.tmp"
+        try:
+            temporary.write_text(json.dumps(values, indent=2) + "\n")
+            os.replace(temporary, directory / "summary.json")
+        except OSError as error:
+            log.warning("summary.json cannot be written: %s", error)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of named tensors: equal hashes mean equal policies, bit for bit."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def rss_mb_peak() -> float:
+    """Return the largest resident size this process ever had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / (1 << 10)
