@@ -1,0 +1,213 @@
+"""DQN (Mnih et al. 2015) with double, dueling, prioritised replay and n-step as switches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agents.base import Agent, Decision
+from agents.compiling import compile_mode
+from agents.dqn_settings import DQNSettings
+from agents.dqn_update import METRICS, DQNUpdate
+from agents.flat import FlatNetwork
+from agents.networks import QNetwork, uniform_
+from agents.schedules import linear
+from buffers.replay import build_replay
+from envs.types import DiscreteActions, EnvSpec, Step
+from memory.errors import NonFiniteError
+from memory.metrics import Metrics
+
+
+class DQN(Agent):
+    """Act ε-greedily, keep everything in the replay, learn from samples of it."""
+
+    # An update reads only rows that are complete, never the one the environments work on.
+    overlaps = True
+
+    def __init__(
+        self,
+        settings: DQNSettings,
+        spec: EnvSpec,
+        *,
+        device: torch.device,
+        seed: int,
+        total_steps: int,
+    ) -> None:
+        settings.refuse_unfit(spec)
+        assert isinstance(spec.action, DiscreteActions)
+        seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
+        self._settings = settings
+        self._device = device
+        self._total_steps = total_steps
+        self._actions = spec.action.n
+        self._policy = np.random.Generator(np.random.PCG64(seeds[0]))
+        self._online = self._network(spec, seeds[1])
+        self._target = self._network(spec, seeds[1])
+        self._replay = build_replay(
+            settings.replay,
+            frame_shape=spec.frame_shape,
+            dtype=spec.dtype,
+            frame_stack=spec.frame_stack,
+            num_envs=spec.num_envs,
+            n_step=settings.n_step,
+            gamma=settings.gamma,
+            device=device,
+            seed=seeds[2],
+        )
+        expected = total_steps // settings.train_every * settings.updates_per_train
+        mode = compile_mode(settings.compile, device, expected)
+        self._update = DQNUpdate(settings, self._online, self._target, mode)
+        self._started = False
+        self._steps = 0  # valid environment steps observed
+        self._learned = 0  # steps whose due learning is done
+        self.updates = 0
+        self.target_updates = 0
+
+    def _network(self, spec: EnvSpec, seed: int) -> FlatNetwork:
+        with torch.device("meta"):
+            module = QNetwork(
+                spec.observation_shape,
+                spec.dtype,
+                self._actions,
+                self._settings.hidden,
+                self._settings.dueling,
+            )
+        module.to_empty(device="cpu")
+        uniform_(module, torch.Generator().manual_seed(seed))
+        return FlatNetwork(module, self._device)
+
+    @property
+    def epsilon(self) -> float:
+        """Probability of a random action at this step."""
+        s = self._settings
+        steps = s.epsilon_fraction * self._total_steps
+        return linear(s.epsilon_start, s.epsilon_end, steps, self._steps)
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights at this step (Schaul et al. 2016, 3.4)."""
+        r = self._settings.replay
+        return linear(r.beta_start, r.beta_end, self._total_steps, self._steps)
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size of Adam at this step."""
+        s = self._settings
+        end = 0.0 if s.anneal_learning_rate else s.learning_rate
+        return linear(s.learning_rate, end, self._total_steps, self._steps)
+
+    def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
+        """Choose ε-greedily, one coin per environment; greedily if not explore."""
+        observed = torch.from_numpy(obs).to(self._device, non_blocking=True)
+        if not explore:
+            return Decision(observed, self._greedy(observed))
+        random = self._policy.random(len(obs)) < self.epsilon
+        if not random.any():
+            return Decision(observed, self._greedy(observed))
+        chosen = torch.from_numpy(self._policy.integers(self._actions, size=len(obs)))
+        if random.all():
+            return Decision(observed, chosen)
+        mixed = torch.where(torch.from_numpy(random), chosen, self._greedy(observed).cpu())
+        return Decision(observed, mixed)
+
+    def _greedy(self, obs: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            best: torch.Tensor = self._online.module(obs).argmax(1)
+            return best
+
+    def observe(self, decision: Decision, step: Step) -> None:
+        """Add the row to the replay and count its valid steps."""
+        if not self._started:
+            self._replay.start(decision.obs.numpy(force=True))
+            self._started = True
+        clip = self._settings.clip_reward
+        self._replay.add(
+            decision.action.numpy(force=True),
+            np.clip(step.reward, -1, 1) if clip else step.reward,
+            step.terminated,
+            step.truncated,
+            step.valid,
+            step.obs,
+        )
+        self._steps += int(np.count_nonzero(step.valid))
+
+    def update(self) -> Metrics | None:
+        """Go through the steps since the last call: learn and renew the target where due."""
+        s = self._settings
+        sums, count = None, self.updates
+        for step in range(self._learned + 1, self._steps + 1):
+            if step <= s.learning_starts or not len(self._replay):
+                continue
+            if step % s.train_every == 0:
+                for _ in range(s.updates_per_train):
+                    values = self._learn()
+                    sums = values if sums is None else sums + values
+            if step % s.target_every == 0:
+                self._target.weights.lerp_(self._online.weights, s.target_tau)
+                self.target_updates += 1
+        self._learned = self._steps
+        return None if sums is None else Metrics(METRICS, sums / (self.updates - count))
+
+    def _learn(self) -> torch.Tensor:
+        s = self._settings
+        batch = self._replay.sample(s.batch_size * s.grad_accumulation, beta=self.beta)
+        td_error, values = self._update(batch, self.learning_rate)
+        self._replay.update_priorities(batch.index, td_error)
+        self.updates += 1
+        # On the host a look at the loss is free; on a device it would stall the queue, and
+        # the metrics' next flush finds it.
+        if values.device.type == "cpu" and not math.isfinite(values[0].item()):
+            raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
+        return values
+
+    def scalars(self) -> dict[str, float]:
+        """Return the schedules' values and the fill of the replay."""
+        numbers = {
+            "train/epsilon": self.epsilon,
+            "train/learning_rate": self.learning_rate,
+            "buffer/fill": len(self._replay) / self._settings.replay.capacity,
+        }
+        if self._settings.replay.prioritized:
+            numbers["train/beta"] = self.beta
+        return numbers
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights of the online network by layer."""
+        return self._online.views(self._online.weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, optimiser, replay, generators and counters."""
+        return {
+            "weights": self._online.weights.clone(),
+            "target_weights": self._target.weights.clone(),
+            "optimizer": self._update.state_dict(),
+            "replay": self._replay.state_dict(),
+            "policy": self._policy.bit_generator.state,
+            "started": self._started,
+            "steps": self._steps,
+            "learned": self._learned,
+            "updates": self.updates,
+            "target_updates": self.target_updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._online.load(state["weights"])
+        self._target.load(state["target_weights"])
+        self._update.load_state_dict(state["optimizer"])
+        self._replay.load_state_dict(state["replay"])
+        self._policy.bit_generator.state = state["policy"]
+        self._started = state["started"]
+        self._steps = state["steps"]
+        self._learned = state["learned"]
+        self.updates = state["updates"]
+        self.target_updates = state["target_updates"]
+
+    def release(self) -> None:
+        """Free the replay and the networks."""
+        self._replay.release()
+        del self._online, self._target, self._update

@@ -1,0 +1,64 @@
+"""Types and checks of the `agent.*` keys of DQN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.checks import fraction, hidden_layers, positive, zero_or_more
+from buffers.settings import ReplaySettings
+from envs.types import DiscreteActions, EnvSpec
+from memory.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNSettings:
+    """Deep Q-learning; all counts are in valid environment steps."""
+
+    name: Literal["dqn"]
+    hidden: tuple[int, ...]
+    learning_rate: float
+    anneal_learning_rate: bool
+    gamma: float
+    batch_size: int
+    max_grad_norm: float
+    grad_accumulation: int
+    compile: Literal["false", "true", "cudagraph", "auto"]
+    replay: ReplaySettings
+    n_step: int
+    double: bool
+    dueling: bool
+    loss: Literal["huber", "squared"]
+    clip_reward: bool
+    learning_starts: int
+    train_every: int
+    updates_per_train: int
+    target_every: int
+    target_tau: float
+    epsilon_start: float
+    epsilon_end: float
+    epsilon_fraction: float
+
+    def __post_init__(self) -> None:
+        hidden_layers(self.hidden)
+        names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
+        positive(self, *names, "target_every", "target_tau", "grad_accumulation")
+        zero_or_more(self, "learning_starts", "max_grad_norm")
+        fraction(self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau")
+        drawn = self.batch_size * self.grad_accumulation
+        if self.replay.capacity < drawn:
+            raise SettingError(
+                "replay.capacity",
+                self.replay.capacity,
+                f"must hold at least one batch (batch_size × grad_accumulation = {drawn})",
+            )
+
+    def refuse_unfit(self, spec: EnvSpec) -> None:
+        """Refuse environments DQN cannot act in."""
+        if not isinstance(spec.action, DiscreteActions):
+            kind = type(spec.action).__name__.removesuffix("Actions")
+            raise SettingError(
+                "agent",
+                "dqn",
+                f"needs discrete actions, but {spec.id} has {kind} actions; try agent=ppo",
+            )

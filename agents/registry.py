@@ -1,0 +1,52 @@
+"""The closed list of algorithms: one line each."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from agents.dqn_settings import DQNSettings
+from memory.errors import SettingError
+
+if TYPE_CHECKING:
+    import torch
+
+    from agents.base import Agent
+    from envs.types import EnvSpec
+
+AgentSettings = DQNSettings
+
+
+class Algorithm(NamedTuple):
+    """Where an algorithm is; its module is imported only when a run needs it (torch is slow)."""
+
+    settings: type[AgentSettings]
+    module: str
+    cls: str
+
+
+ALGORITHMS = {
+    "dqn": Algorithm(DQNSettings, "agents.dqn", "DQN"),
+}
+
+
+def settings_type(name: object) -> type[AgentSettings]:
+    """Return the settings class of the algorithm called `name`."""
+    if name not in ALGORITHMS:
+        raise SettingError("name", name, f"no such agent; there are: {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[str(name)].settings
+
+
+def build_agent(
+    settings: AgentSettings,
+    spec: EnvSpec,
+    *,
+    device: torch.device,
+    seed: int,
+    total_steps: int,
+) -> Agent:
+    """Build the agent that `settings` describe."""
+    entry = ALGORITHMS[settings.name]
+    cls = getattr(import_module(entry.module), entry.cls)
+    agent: Agent = cls(settings, spec, device=device, seed=seed, total_steps=total_steps)
+    return agent

@@ -1,0 +1,250 @@
+"""The agent in the loop: counts, schedules, coins, state, and values known in closed form."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from agents.dqn import DQN
+from agents.dqn_settings import DQNSettings
+from buffers.settings import ReplaySettings
+from envs.types import DiscreteActions, EnvSpec, Step
+from memory.errors import NonFiniteError, SettingError
+
+CPU = torch.device("cpu")
+
+SETTINGS = DQNSettings(
+    name="dqn",
+    hidden=(16,),
+    learning_rate=1e-3,
+    anneal_learning_rate=True,
+    gamma=0.9,
+    batch_size=8,
+    max_grad_norm=10.0,
+    grad_accumulation=1,
+    compile="false",
+    replay=ReplaySettings(
+        capacity=4096,
+        prioritized=False,
+        alpha=0.6,
+        beta_start=0.4,
+        beta_end=1.0,
+        device="cpu",
+    ),
+    n_step=1,
+    double=True,
+    dueling=False,
+    loss="huber",
+    clip_reward=False,
+    learning_starts=100,
+    train_every=4,
+    updates_per_train=2,
+    target_every=50,
+    target_tau=1.0,
+    epsilon_start=1.0,
+    epsilon_end=0.1,
+    epsilon_fraction=0.5,
+)
+
+
+def build(envs=1, total=1000, obs=4, actions=2, seed=0, **changes):
+    replay = {k: changes.pop(k) for k in list(changes) if k in ReplaySettings.__dataclass_fields__}
+    settings = replace(SETTINGS, replay=replace(SETTINGS.replay, **replay), **changes)
+    spec = EnvSpec("Chain", envs, (obs,), "float32", 1, DiscreteActions(actions))
+    return DQN(settings, spec, device=CPU, seed=seed, total_steps=total)
+
+
+class Chain:
+    """Reward 1 a step, episodes of fixed length, the observation is the time as one-hot."""
+
+    def __init__(self, envs, lengths, terminates, seed=0):
+        self.lengths, self.terminates = lengths, terminates
+        self.random = np.random.default_rng(seed)
+        self.at = np.zeros(envs, dtype=int)
+        self.over = np.zeros(envs, dtype=bool)
+        self.size = max(lengths) + 1
+        self.goal = self._draw(envs)
+
+    def _draw(self, n):
+        return self.random.choice(self.lengths, size=n)
+
+    def reset(self):
+        return self._obs()
+
+    def _obs(self):
+        return np.eye(self.size, dtype=np.float32)[self.at]
+
+    def step(self, rewards=None):
+        valid = ~self.over
+        self.at = np.where(valid, self.at + 1, 0)
+        self.goal = np.where(valid, self.goal, self._draw(len(self.at)))
+        self.over = valid & (self.at >= self.goal)
+        reward = np.where(valid, 1.0 if rewards is None else rewards, 0.0).astype(np.float32)
+        none = np.zeros_like(self.over)
+        ends = (self.over, none) if self.terminates else (none, self.over)
+        return Step(self._obs(), reward, *(e.copy() for e in ends), valid, ())
+
+
+class Loop(Chain):
+    """The observation hides how much time is left, so every state is worth the same."""
+
+    def _obs(self):
+        return np.eye(self.size, dtype=np.float32)[self.at % 10]
+
+
+def run(agent, chain, steps):
+    """Drive the agent as the loop does; return the valid steps taken."""
+    obs, taken = chain.reset(), 0
+    while taken < steps:
+        decision = agent.act(obs)
+        agent.update()
+        step = chain.step()
+        agent.observe(decision, step)
+        taken += int(step.valid.sum())
+        obs = step.obs
+    agent.update()
+    return taken
+
+
+@pytest.mark.parametrize("envs", [1, 3, 8])
+def test_gradient_steps_and_target_updates_are_exact_for_any_number_of_environments(envs):
+    agent = build(envs, 10_000, obs=14, hidden=(4,), batch_size=2)
+    taken = run(agent, Chain(envs, [1, 5, 13], terminates=True), 10_000)
+    assert agent.updates == 2 * (taken // 4 - 100 // 4)
+    assert agent.target_updates == taken // 50 - 100 // 50
+
+
+@pytest.mark.parametrize("envs", [1, 3, 8])
+def test_schedules_at_start_middle_and_end(envs):
+    agent = build(envs, 1000, obs=11, beta_start=0.4, beta_end=1.0, learning_starts=2000)
+    chain = Chain(envs, [10], terminates=False)
+    assert (agent.epsilon, agent.beta, agent.learning_rate) == (1.0, 0.4, 1e-3)
+    taken = run(agent, chain, 250)
+    share = taken / 1000
+    assert agent.epsilon == pytest.approx(1 - 0.9 * share / 0.5)
+    assert agent.beta == pytest.approx(0.4 + 0.6 * share)
+    assert agent.learning_rate == pytest.approx(1e-3 * (1 - share))
+    run(agent, chain, 1000 - taken)
+    assert (agent.epsilon, agent.beta, agent.learning_rate) == (0.1, 1.0, 0.0)
+
+
+def test_there_is_a_coin_for_every_environment():
+    agent = build(64, obs=4, actions=50, epsilon_start=0.5, epsilon_end=0.5)
+    obs = np.ones((64, 4), dtype=np.float32)
+    greedy = agent.act(obs, explore=False).action
+    differing = [(agent.act(obs).action != greedy).float().mean().item() for _ in range(50)]
+    # A single coin for all would give 0 or 1 each time.
+    assert all(0.1 < share < 0.9 for share in differing)
+    assert np.mean(differing) == pytest.approx(0.5 * 49 / 50, abs=0.03)
+
+
+def test_greedy_decisions_touch_no_state():
+    agent = build(2)
+    obs = np.ones((2, 4), dtype=np.float32)
+    before = agent.state_dict()
+    agent.act(obs, explore=False)
+    after = agent.state_dict()
+    assert before["policy"] == after["policy"]
+    assert torch.equal(before["weights"], after["weights"])
+
+
+def test_ghost_rows_are_neither_counted_nor_learned_from():
+    agent = build(1, obs=3, learning_starts=10_000)
+    taken = run(agent, Chain(1, [2], terminates=True), 100)
+    assert taken == 100
+    assert len(agent._replay) == 100
+    batch = agent._replay.sample(500)
+    # Time goes on by one in every transition: a ghost row would go from the end to the start.
+    assert torch.equal(batch.obs.argmax(1) + 1, batch.next_obs.argmax(1))
+
+
+def test_rewards_are_clipped_on_the_learners_side_only_when_asked():
+    for clip, expected in ((True, 1.0), (False, 7.0)):
+        agent = build(1, obs=6, clip_reward=clip)
+        chain = Chain(1, [5], terminates=True)
+        decision = agent.act(chain.reset())
+        step = chain.step(rewards=7.0)
+        agent.observe(decision, step)
+        assert step.reward[0] == 7.0
+        assert agent._replay.sample(1).reward.item() == expected
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    agent = build(1, obs=6, learning_starts=0, train_every=1)
+    chain = Chain(1, [5], terminates=True)
+    with pytest.raises(NonFiniteError):
+        obs = chain.reset()
+        for _ in range(5):
+            decision = agent.act(obs)
+            agent.observe(decision, step := chain.step(rewards=np.inf))
+            agent.update()
+            obs = step.obs
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_going_on_from_a_saved_state_is_bit_exact(prioritized, accumulate):
+    def fresh():
+        options = {"prioritized": prioritized, "grad_accumulation": accumulate}
+        return build(2, 1000, obs=11, learning_starts=20, n_step=3, dueling=True, **options)
+
+    straight, chain = fresh(), Chain(2, [3, 10], terminates=True)
+    run(straight, chain, 300)
+    state = straight.state_dict()
+    copied = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+    resumed = fresh()
+    resumed.load_state_dict(copied)
+    twin = Chain(2, [3, 10], terminates=True)
+    twin.__dict__.update({k: np.copy(v) for k, v in chain.__dict__.items() if k in ("at", "over")})
+    twin.goal, twin.random = chain.goal.copy(), np.random.default_rng()
+    twin.random.bit_generator.state = chain.random.bit_generator.state
+    run(straight, chain, 300)
+    run(resumed, twin, 300)
+    assert straight.updates == resumed.updates
+    for name, tensor in straight.weights().items():
+        assert torch.equal(tensor, resumed.weights()[name]), name
+
+
+def test_soft_target_updates_take_over_a_share():
+    agent = build(1, obs=11, target_tau=0.25, target_every=1, learning_starts=0, train_every=1000)
+    agent._online.weights.fill_(1.0)
+    agent._target.weights.fill_(0.0)
+    chain = Chain(1, [10], terminates=False)
+    run(agent, chain, 2)
+    torch.testing.assert_close(agent._target.weights[0].item(), 1 - 0.75**2)
+
+
+def test_continuous_actions_are_refused():
+    from envs.types import BoxActions
+
+    spec = EnvSpec("Pendulum-v1", 1, (3,), "float32", 1, BoxActions((-2.0,), (2.0,)))
+    with pytest.raises(SettingError, match="discrete actions"):
+        DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("terminates", [False, True])
+def test_values_of_reward_one_under_a_time_limit(n_step, terminates):
+    """γ = .9: truncation bootstraps, so Q = 10 everywhere; termination gives the finite sum."""
+    agent = build(
+        1,
+        4000,
+        obs=11,
+        actions=2,
+        hidden=(32,),
+        n_step=n_step,
+        learning_rate=3e-3,
+        learning_starts=50,
+        train_every=1,
+        updates_per_train=1,
+        target_every=25,
+        batch_size=32,
+        capacity=1000,
+    )
+    chain = Chain(1, [10], True) if terminates else Loop(1, [10], False)
+    run(agent, chain, 4000)
+    q = agent._online.module(torch.eye(11)).detach()
+    expected = [10.0] * 10 if not terminates else [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
+    for t, value in enumerate(expected):
+        assert q[t].tolist() == pytest.approx([value] * 2, rel=0.02)

@@ -1,0 +1,103 @@
+"""The loss of DQN against a loop over single transitions, and its gradient in pieces."""
+
+import numpy as np
+import pytest
+import torch
+
+from agents.dqn_loss import td_loss, td_target
+from agents.dqn_update import pieces
+from agents.networks import QNetwork
+from buffers.batch import ReplayBatch
+
+ACTIONS = 3
+
+
+def network(seed, dueling):
+    torch.manual_seed(seed)
+    return QNetwork((4,), "float32", ACTIONS, (16,), dueling).double()
+
+
+def batch(size=12, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return ReplayBatch(
+        obs=torch.randn(size, 4, generator=g).double(),
+        action=torch.randint(ACTIONS, (size,), generator=g),
+        reward=torch.randn(size, generator=g).double() * 3,
+        # n-step windows of several lengths, and some that end in a termination.
+        discount=torch.tensor([0.9**3, 0.9, 0.0, 0.9**2] * (size // 4)).double(),
+        next_obs=torch.randn(size, 4, generator=g).double(),
+        weight=torch.rand(size, generator=g).double(),
+        index=torch.arange(size),
+    )
+
+
+def loop(online, target, data, double, huber):
+    """The same, one transition at a time in plain numbers."""
+    losses, errors = [], []
+    for i in range(len(data.obs)):
+        q = online(data.obs[i : i + 1])[0].detach().numpy()
+        next_target = target(data.next_obs[i : i + 1])[0].detach().numpy()
+        next_online = online(data.next_obs[i : i + 1])[0].detach().numpy()
+        best = int(np.argmax(next_online)) if double else int(np.argmax(next_target))
+        goal = float(data.reward[i]) + float(data.discount[i]) * next_target[best]
+        error = q[int(data.action[i])] - goal
+        if not huber:
+            loss = error**2
+        elif abs(error) < 1:
+            loss = 0.5 * error**2
+        else:
+            loss = abs(error) - 0.5
+        losses.append(float(data.weight[i]) * loss)
+        errors.append(error)
+    return np.mean(losses), np.array(errors)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("huber", [False, True])
+def test_loss_and_td_errors_equal_the_loop(double, dueling, huber):
+    online, target, data = network(0, dueling), network(1, dueling), batch()
+    got = td_loss(online, target, data, double=double, huber=huber)
+    loss, errors = loop(online, target, data, double, huber)
+    assert got.loss.item() == pytest.approx(loss, rel=1e-12)
+    assert got.td_error.shape == (12,)
+    np.testing.assert_allclose(got.td_error.numpy(), errors, rtol=1e-12)
+
+
+def test_double_and_single_targets_differ():
+    online, target, data = network(0, False), network(1, False), batch()
+    double = td_target(online, target, data, double=True)
+    single = td_target(online, target, data, double=False)
+    assert not torch.allclose(double, single)
+    assert (double <= single + 1e-12).all()
+
+
+def test_no_gradient_flows_through_the_target():
+    online, target, data = network(0, False), network(1, False), batch()
+    td_loss(online, target, data, double=True, huber=True).loss.backward()
+    assert all(p.grad is None for p in target.parameters())
+    only_obs = data._replace(next_obs=torch.zeros_like(data.next_obs), discount=data.discount * 0)
+    again = network(0, False)
+    goal = td_target(online, target, data, double=True)
+    td_loss(again, target, only_obs._replace(reward=goal), double=True, huber=True).loss.backward()
+    for got, expected in zip(online.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_gradient_in_pieces_is_that_of_the_whole(count):
+    data, target = batch(), network(1, True)
+    whole, split = network(0, True), network(0, True)
+    td_loss(whole, target, data, double=True, huber=True).loss.backward()
+    for piece in pieces(data, count):
+        loss = td_loss(split, target, piece, double=True, huber=True).loss
+        (loss / count).backward()
+    for got, expected in zip(split.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_dueling_advantages_are_centred():
+    net = network(0, True)
+    obs = batch().obs
+    value = net.value(net.trunk(obs))
+    torch.testing.assert_close(net(obs).mean(1, keepdim=True), value)

@@ -1,0 +1,94 @@
+"""Every preset composes, is accepted, and builds environments and an agent that play together."""
+
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from agents.registry import ALGORITHMS, build_agent
+from envs.factory import build_env
+from memory.errors import SettingError
+from training.command_line import accept
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+ENVS = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+# Big enough for a batch, small enough for a test; a preset's own capacity is not its point here.
+SMALL = "agent.replay.capacity=2048"
+
+
+def compose(*overrides):
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = hydra.compose("config", list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    del config.hydra
+    return config
+
+
+def accepted(*overrides):
+    try:
+        return accept(compose(*overrides))
+    except SettingError as error:
+        if "pip install" in error.reason:
+            pytest.skip(str(error))
+        raise
+
+
+def play(job, rows=5):
+    """Act and learn for a few rows."""
+    settings = job.settings
+    with build_env(settings.run.env, seed=0) as env:
+        agent = build_agent(
+            settings.agent,
+            env.spec,
+            device=torch.device("cpu"),
+            seed=0,
+            total_steps=settings.run.total_steps,
+        )
+        obs = env.reset()
+        for _ in range(rows):
+            decision = agent.act(obs)
+            step = env.step(decision.action.numpy(force=True))
+            agent.observe(decision, step)
+            agent.update()
+            obs = step.obs
+        assert obs.shape == (env.spec.num_envs, *env.spec.observation_shape)
+        assert all(torch.isfinite(w).all() for w in agent.weights().values())
+        agent.release()
+
+
+def small(agent):
+    return (SMALL,) if agent == "dqn" else ()
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("agent", ALGORITHMS)
+def test_environment(env, agent):
+    try:
+        job = accepted(f"agent={agent}", f"env={env}", *small(agent))
+    except SettingError as error:
+        # The one thing a pair may be refused for: actions the algorithm cannot choose.
+        assert (agent, error.field) == ("dqn", "agent")
+        assert "actions" in error.reason
+        return
+    play(job)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiment(experiment):
+    agent = experiment.rpartition("_")[2]
+    assert agent in ALGORITHMS, "presets are called <env>_<agent>"
+    job = accepted(f"experiment={experiment}", *small(agent))
+    assert job.settings.agent.name == agent
+    play(job)
+    text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
+    assert "# Held against" in text
+
+
+def test_there_are_presets_for_every_algorithm():
+    assert {name.rpartition("_")[2] for name in EXPERIMENTS} == set(ALGORITHMS)
+    assert len(ENVS) >= 8

@@ -1,0 +1,55 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from memory.errors import SettingError
+from training.run_directory import RunDirectory, RunDirectoryInUseError, default_path
+
+HOLD = """
+import sys, os
+from pathlib import Path
+from training.run_directory import RunDirectory
+held = RunDirectory(Path(sys.argv[1]))
+if os.fork() == 0:
+    signal_pipe = sys.stdin.read()  # a worker that outlives its killed parent
+    os._exit(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_runs_of_the_same_second_have_different_directories():
+    paths = {default_path("CartPole-v1", "dqn", 0) for _ in range(100)}
+    assert len(paths) == 100
+
+
+def test_names_are_safe_for_the_file_system():
+    path = default_path("ALE/Pong-v5", "dqn", 7)
+    assert path.parts[:3] == ("outputs", "ALE_Pong-v5", "dqn")
+    assert "-s7-" in path.name
+
+
+def test_a_directory_held_by_a_living_process_is_refused_and_free_after_its_kill(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(RunDirectoryInUseError, match="another run"):
+        RunDirectory(tmp_path / "run")
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    with RunDirectory(tmp_path / "run"):
+        pass
+    holder.stdin.close()
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(SettingError, match="holds a run already"):
+        RunDirectory(tmp_path)

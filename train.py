@@ -1,0 +1,47 @@
+"""Train an agent: `python train.py agent=dqn env=cartpole`; see `python train.py --help`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from training.command_line import main
+
+if TYPE_CHECKING:
+    from agents.base import Agent
+    from envs.types import VectorEnv
+    from training.job import Job
+    from training.run import Run
+
+
+def train(job: Job) -> float | None:
+    """Open the run, loop, finish; return the score a sweeper maximises."""
+    # Here and not above: torch takes seconds to import, a wrong override should not.
+    from training.opening import open_run
+
+    with open_run(job) as (run, env, agent):
+        loop(run, env, agent)
+    if run.signal is not None:
+        sys.exit(128 + run.signal)
+    return run.summary.eval_return_mean
+
+
+def loop(run: Run, env: VectorEnv, agent: Agent) -> None:
+    """Act, step, observe, learn: one row of the timeline a turn."""
+    obs = env.reset()
+    while not run.done:
+        decision = agent.act(obs)
+        env.send(decision.action.numpy(force=True))
+        # Learning from earlier rows goes on while the environments work on this one.
+        metrics = agent.update() if agent.overlaps else None
+        step = env.receive()
+        agent.observe(decision, step)
+        if not agent.overlaps:
+            metrics = agent.update()
+        run.record(step, metrics)
+        obs = step.obs
+    run.learned(agent.update())
+
+
+if __name__ == "__main__":
+    main(train)
