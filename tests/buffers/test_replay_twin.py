@@ -59,15 +59,16 @@ def assert_same(replay, naive: NaiveReplay) -> None:
     drawn = set()
     for _ in range(2):
         batch = replay.sample(64)
-        for b, index in enumerate(batch.index.tolist()):
-            twin = expected[index]
-            drawn.add(index)
-            np.testing.assert_array_equal(batch.obs[b].numpy(), twin.obs)
-            np.testing.assert_array_equal(batch.next_obs[b].numpy(), twin.next_obs)
-            assert batch.action[b].item() == twin.action
-            assert batch.reward[b].item() == pytest.approx(twin.reward, rel=1e-6, abs=1e-6)
-            assert batch.discount[b].item() == pytest.approx(twin.discount, rel=1e-6)
-            assert 0.0 < batch.weight[b].item() <= 1.0
+        index = batch.index.tolist()
+        twins = [expected[i] for i in index]
+        drawn.update(index)
+        np.testing.assert_array_equal(batch.obs.numpy(), [twin.obs for twin in twins])
+        np.testing.assert_array_equal(batch.next_obs.numpy(), [twin.next_obs for twin in twins])
+        assert batch.action.tolist() == [twin.action for twin in twins]
+        reward, discount = [twin.reward for twin in twins], [twin.discount for twin in twins]
+        np.testing.assert_allclose(batch.reward.numpy(), reward, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(batch.discount.numpy(), discount, rtol=1e-6)
+        assert torch.all((batch.weight > 0) & (batch.weight <= 1))
         if not replay_is_prioritized(replay):
             assert torch.all(batch.weight == 1.0)
     if len(expected) <= 4:  # 128 draws miss one of four once in 10^16 times

@@ -1,0 +1,241 @@
+"""The rollout: advantages against brute force, rows exactly once, memory that stays put."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from buffers.advantage import factors, gae_host, gae_torch
+from buffers.rollout import RolloutBuffer
+from memory.errors import MemoryBudgetError
+
+GAMMA, LAMBDA = 0.97, 0.9
+CPU = torch.device("cpu")
+
+
+def make(steps: int, envs: int, size: int = 2) -> RolloutBuffer:
+    return RolloutBuffer(
+        steps=steps,
+        num_envs=envs,
+        observation_shape=(size,),
+        observation_dtype=torch.float32,
+        action_shape=(),
+        action_dtype=torch.int64,
+        device=CPU,
+    )
+
+
+def random_rows(seed: int, steps: int, envs: int) -> dict[str, np.ndarray]:
+    """Rewards, values and flags on a timeline: ends are followed by an invalid row, so are cuts."""
+    random = np.random.default_rng(seed)
+    rows = {
+        "reward": random.normal(size=(steps, envs)).astype(np.float32),
+        "value": random.normal(size=(steps + 1, envs)).astype(np.float32),
+        "terminated": random.random((steps, envs)) < 0.2,
+        "truncated": random.random((steps, envs)) < 0.2,
+        "valid": random.random((steps, envs)) > 0.1,
+    }
+    for t in range(steps):
+        if t:
+            ended = rows["terminated"][t - 1] | rows["truncated"][t - 1]
+            rows["valid"][t] &= ~ended
+        rows["terminated"][t] &= rows["valid"][t]
+        rows["truncated"][t] &= rows["valid"][t]
+    return rows
+
+
+def brute_force(rows: dict[str, np.ndarray]) -> np.ndarray:
+    """A_t = Σ_k (γλ)^k δ_{t+k}, summed forward for every valid row until its episode ends."""
+    steps, envs = rows["reward"].shape
+    advantage = np.zeros((steps, envs))
+    for env in range(envs):
+        for t in range(steps):
+            weight = 1.0
+            for k in range(t, steps):
+                bootstrap = 0.0 if rows["terminated"][k, env] else GAMMA
+                following = float(rows["value"][k + 1, env])
+                delta = float(rows["reward"][k, env]) + bootstrap * following
+                advantage[t, env] += weight * (delta - float(rows["value"][k, env]))
+                weight *= GAMMA * LAMBDA
+                cut = k + 1 < steps and not rows["valid"][k + 1, env]
+                if rows["terminated"][k, env] or rows["truncated"][k, env] or cut:
+                    break
+    return advantage
+
+
+def fill(rollout: RolloutBuffer, rows: dict[str, np.ndarray]) -> None:
+    """Rows whose observation, action and log-probability tell which row they are."""
+    steps, envs = rows["reward"].shape
+    for t in range(steps):
+        name = torch.arange(envs) + t * envs
+        rollout.add(
+            name[:, None].float().expand(envs, 2),
+            name,
+            -name.float(),
+            torch.from_numpy(rows["value"][t]),
+            rows["reward"][t],
+            rows["terminated"][t],
+            rows["truncated"][t],
+            rows["valid"][t],
+        )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 20), envs=st.integers(1, 4))
+def test_advantages_on_the_host_and_as_torch_ops_equal_the_sum(seed, steps, envs):
+    rows = random_rows(seed, steps, envs)
+    expected = brute_force(rows)
+    bootstrap, carry = np.empty((2, steps, envs))
+    factors(
+        rows["terminated"], rows["truncated"], rows["valid"],
+        gamma=GAMMA, gae_lambda=LAMBDA, bootstrap=bootstrap, carry=carry,
+    )  # fmt: skip
+    host = np.zeros((steps, envs), np.float32)
+    gae_host(rows["reward"], rows["value"], bootstrap, carry, host)
+    on_device = torch.zeros(steps, envs)
+    gae_torch(
+        torch.from_numpy(rows["reward"]), torch.from_numpy(rows["value"]),
+        torch.from_numpy(bootstrap), torch.from_numpy(carry), on_device,
+    )  # fmt: skip
+    learned = rows["valid"]
+    np.testing.assert_allclose(host[learned], expected[learned], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(on_device.numpy(), host, rtol=1e-6, atol=1e-7)
+
+
+def test_nothing_leaks_across_an_end_or_a_cut():
+    rows = random_rows(3, 12, 3)
+    rows["terminated"][:], rows["truncated"][:], rows["valid"][:] = False, False, True
+    rows["terminated"][4, 0], rows["truncated"][4, 1] = True, True
+    rows["valid"][5] = False  # environment 2 crashed: a cut of row 4
+    changed = {name: part.copy() for name, part in rows.items()}
+    changed["reward"][5:] += 100.0
+    changed["value"][6:] -= 50.0
+    advantages = []
+    for some in (rows, changed):
+        rollout = make(12, 3)
+        fill(rollout, some)
+        last_value = torch.from_numpy(some["value"][-1])
+        rollout.finish(last_value, gamma=GAMMA, gae_lambda=LAMBDA)
+        advantages.append(rollout.advantage[:5].clone())
+    assert torch.equal(advantages[0], advantages[1])
+
+
+def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():
+    rollout = make(1, 2)
+    ends = np.array([True, False]), np.array([True, True])  # terminated, truncated
+    zeros = torch.zeros(2)
+    valid = np.ones(2, np.bool_)
+    rollout.add(torch.zeros(2, 2), zeros.long(), zeros, zeros, np.ones(2), *ends, valid)
+    rollout.finish(torch.full((2,), 10.0), gamma=0.9, gae_lambda=LAMBDA)
+    assert rollout.return_.flatten().tolist() == [1.0, 10.0]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 15),
+    envs=st.integers(1, 4),
+    count=st.integers(1, 9),
+)
+def test_every_valid_row_once_an_epoch_in_fresh_order(seed, steps, envs, count):
+    rows = random_rows(seed, steps, envs)
+    rollout = make(steps, envs)
+    fill(rollout, rows)
+    rollout.finish(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
+    expected = np.flatnonzero(rows["valid"]).tolist()
+    generator = torch.Generator().manual_seed(seed)
+    orders = []
+    for _ in range(2):
+        batches = list(rollout.minibatches(count, generator))
+        sizes = [len(batch.action) for batch in batches]
+        assert len(batches) == min(count, len(expected))
+        assert not sizes or max(sizes) - min(sizes) <= 1
+        order = [row for batch in batches for row in batch.action.tolist()]
+        orders.append(order)
+        assert sorted(order) == expected
+        for batch in batches:
+            names = batch.action
+            assert torch.equal(batch.obs, names[:, None].float().expand(-1, 2))
+            assert torch.equal(batch.log_prob, -names.float())
+            for part, whole in (
+                (batch.value, rollout.value[:-1]),
+                (batch.advantage, rollout.advantage),
+                (batch.return_, rollout.return_),
+            ):
+                assert torch.equal(part, whole.flatten()[names])
+            assert torch.equal(batch.return_, batch.advantage + batch.value)
+    if len(expected) > 20:
+        assert orders[0] != orders[1]
+
+
+def test_memory_stays_where_it_is_over_many_updates():
+    rollout = make(16, 2)
+    rows = random_rows(0, 16, 2)
+    names = ("obs", "action", "log_prob", "value", "advantage", "return_", "reward")
+    before = [getattr(rollout, name).data_ptr() for name in names]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        fill(rollout, rows)
+        rollout.finish(torch.zeros(2), gamma=GAMMA, gae_lambda=LAMBDA)
+        for _ in rollout.minibatches(4, generator):
+            pass
+        rollout.clear()
+    assert [getattr(rollout, name).data_ptr() for name in names] == before
+
+
+def test_what_is_stored_carries_no_graph():
+    rollout = make(1, 1)
+    value = torch.ones(1, requires_grad=True) * 2
+    flag = np.zeros(1, np.bool_)
+    rollout.add(torch.ones(1, 2), torch.zeros(1), value, value, np.ones(1), flag, flag, ~flag)
+    rollout.finish(value, gamma=1.0, gae_lambda=1.0)
+    assert not rollout.value.requires_grad
+    assert not rollout.log_prob.requires_grad
+
+
+def test_misuse_is_answered_clearly():
+    rollout = make(2, 1)
+    rows = random_rows(0, 2, 1)
+    with pytest.raises(RuntimeError, match="0 of 2 rows"):
+        rollout.finish(torch.zeros(1), gamma=GAMMA, gae_lambda=LAMBDA)
+    fill(rollout, rows)
+    assert rollout.full
+    with pytest.raises(RuntimeError, match="finish it"):
+        next(rollout.minibatches(1, torch.Generator()))
+    with pytest.raises(RuntimeError, match="all 2 rows"):
+        fill(rollout, rows)
+    rollout.clear()
+    assert not rollout.full
+
+
+def test_a_half_filled_rollout_goes_on_after_a_reload():
+    rows = random_rows(5, 8, 2)
+    first = {name: part[:3] for name, part in rows.items()}
+    rest = {name: part[3:] for name, part in rows.items()}
+    whole, half, other = make(8, 2), make(8, 2), make(8, 2)
+    fill(whole, rows)
+    fill(half, first)
+    other.load_state_dict(half.state_dict())
+    fill(other, rest)
+    for rollout in (whole, other):
+        rollout.finish(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
+    assert torch.equal(whole.advantage, other.advantage)
+    assert torch.equal(whole.obs[:3], other.obs[:3])
+    with pytest.raises(ValueError, match="do not fit"):
+        make(8, 2, size=3).load_state_dict(half.state_dict())
+
+
+def test_a_rollout_that_cannot_fit_is_refused_before_it_is_allocated():
+    with pytest.raises(MemoryBudgetError, match="rollout needs"):
+        make(10**9, 1000, size=10**6)
+
+
+def test_nbytes_counts_every_tensor_and_release_frees_them():
+    rollout = make(4, 3)
+    held = [part for part in vars(rollout).values() if isinstance(part, torch.Tensor)]
+    assert rollout.nbytes == sum(part.nbytes for part in held)
+    rollout.release()
+    assert not [part for part in vars(rollout).values() if isinstance(part, torch.Tensor)]
