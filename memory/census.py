@@ -5,15 +5,24 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from itertools import islice
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
-from memory.tensors import LiveTensors, live_tensors, storage_bytes
+from torch import Tensor
+
+from memory.tensors import LiveTensors, live_tensors, slot_names, storage_bytes
 from memory.units import readable
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 _SMALL = 16  # containers below this many elements are not remembered
-_NAMED = 4  # growers to name of each sort
+_NAMED = 3  # growers to name of each sort
+_WORTH_NAMING = 100_000  # bytes, for a container that nobody can be named as the owner of
+_OURS = ("memory", "tracemalloc")  # what watches is bounded, and would only be noise
+# Tensors are listed by kind, and storages get their Python wrapper by being counted.
+_NAMED_ELSEWHERE = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.storage.UntypedStorage")
+_BORING = {*sys.stdlib_module_names, *_OURS, "builtins"}
 
 
 class Census(NamedTuple):
@@ -25,91 +34,117 @@ class Census(NamedTuple):
 
 
 def take_census() -> Census:
-    """Count all objects the garbage collector tracks; tens of milliseconds."""
-    objects = gc.get_objects()
-    types = Counter(map(type, objects))
-    lengths = {
-        id(item): len(item)
-        for item in objects
-        if type(item) in _CONTAINERS and len(item) >= _SMALL and item is not objects
-    }
-    names: Counter[str] = Counter()
-    for kind, count in types.items():
-        names[f"{kind.__module__}.{kind.__qualname__}"] += count
-    return Census(names, lengths, live_tensors(objects))
+    """Count all objects the garbage collector tracks; a tenth of a second."""
+    # What is garbage has not leaked.
+    gc.collect()
+    return _count(gc.get_objects())
 
 
 def growers(before: Census) -> list[str]:
     """Say what has grown since `before`: containers with their owner, tensors, types."""
-    now = take_census()
+    gc.collect()
+    objects = gc.get_objects()
+    now = _count(objects)
+    own = {id(part) for census in (before, now) for part in (*census, census.tensors.kinds)}
     return [
-        *_grown_containers(before, now),
+        *_grown_containers(before, objects, own),
         *_grown_tensors(before.tensors, now.tensors),
         *_grown_types(before, now),
     ]
 
 
-def _grown_containers(before: Census, now: Census) -> list[str]:
-    own = {id(part) for census in (before, now) for part in (*census, census.tensors.kinds)}
+def _count(objects: list[Any]) -> Census:
+    types: Counter[str] = Counter()
+    for kind, count in Counter(map(type, objects)).items():
+        types[f"{kind.__module__}.{kind.__qualname__}"] += count
+    lengths = {
+        id(item): len(item) for item in objects if type(item) in _CONTAINERS and len(item) >= _SMALL
+    }
+    return Census(types, lengths, live_tensors(objects))
+
+
+def _grown_containers(before: Census, objects: list[Any], own: set[int]) -> list[str]:
     found = []
-    for item in gc.get_objects():
-        if type(item) not in _CONTAINERS or id(item) in own:
-            continue
-        more = len(item) - before.lengths.get(id(item), 0)
-        if more >= _SMALL:
-            found.append((more * _element_bytes(item), more, item))
+    for item in objects:
+        if type(item) in _CONTAINERS and id(item) not in own:
+            more = len(item) - before.lengths.get(id(item), 0)
+            if more >= _SMALL:
+                found.append((more * _element_bytes(item), more, item))
     found.sort(key=lambda entry: -entry[0])
-    lines = []
-    for nbytes, more, item in found[:_NAMED]:
-        element = type(next(reversed(item) if isinstance(item, list | deque) else iter(item)))
+    lines: list[str] = []
+    for nbytes, more, item in found[: 5 * _NAMED]:
+        owner = _owner(item)
+        if owner is None and nbytes < _WORTH_NAMING:
+            continue
+        if owner is not None and owner.partition(".")[0] in _OURS:
+            continue
+        name = "a container without a name" if owner is None else owner
         lines.append(
-            f"{_owner(item)}: {type(item).__name__} with {more:,} more elements "
-            f"({element.__name__}), about {readable(nbytes)}"
+            f"{name}: {type(item).__name__} with {more:,} more elements "
+            f"({_element(item).__name__}), about {readable(nbytes)}"
         )
+        if len(lines) == _NAMED:
+            break
     return lines
+
+
+def _newest(container: Any, count: int) -> list[Any]:
+    """Return up to `count` of the newest elements (values of a dict)."""
+    if isinstance(container, set):
+        return list(islice(container, count))
+    values = container.values() if isinstance(container, dict) else container
+    return list(islice(reversed(values), count))
+
+
+def _element(container: Any) -> type:
+    newest = _newest(container, 1)
+    return type(newest[0]) if newest else type(None)
 
 
 def _element_bytes(container: Any) -> float:
     """Estimate the bytes of one element from the newest few, storages of tensors included."""
-    values = container.values() if isinstance(container, dict) else container
-    newest = reversed(values) if not isinstance(values, set) else iter(values)
-    sample = list(islice(newest, 8))
+    sample = _newest(container, 8)
     return sum(_bytes(value) for value in sample) / max(1, len(sample))
 
 
 def _bytes(value: Any) -> int:
-    kind = type(value)
-    if issubclass(kind, tuple | list):
+    if type(value) in (tuple, list):
         return sys.getsizeof(value) + sum(sys.getsizeof(part) for part in value[:16])
-    if kind.__module__ == "torch":
+    if issubclass(type(value), Tensor):
         return storage_bytes(value) + sys.getsizeof(value)
     return sys.getsizeof(value)
 
 
-def _owner(container: Any) -> str:
-    """Return 'Class.attribute' or 'module.name' of whoever refers to a container."""
-    for referrer in gc.get_referrers(container):
-        if not isinstance(referrer, dict):
-            name = _attribute(referrer, container)
-            if name:
-                return name
-            continue
-        key = next((k for k, v in referrer.items() if v is container), None)
-        if "__name__" in referrer and "__spec__" in referrer:
-            return f"{referrer['__name__']}.{key}"
-        for holder in gc.get_referrers(referrer):
-            if getattr(holder, "__dict__", None) is referrer:
-                return f"{type(holder).__name__}.{key}"
-    return "a container without a name"
-
-
-def _attribute(holder: Any, value: Any) -> str | None:
-    """Return the attribute of an instance that keeps its attributes inline or in slots."""
-    names = [*getattr(type(holder), "__slots__", ()), *getattr(holder, "__dict__", ())]
-    for name in names:
-        if isinstance(name, str) and getattr(holder, name, None) is value:
-            return f"{type(holder).__name__}.{name}"
+def _owner(container: Any) -> str | None:
+    """Return 'module.Class.attribute' or 'module.name' of whoever refers to a container."""
+    for holder, attributes in _holders(container):
+        key = next((key for key, value in list(attributes.items()) if value is container), None)
+        if isinstance(holder, ModuleType):
+            return f"{holder.__name__}.{key}"
+        return f"{type(holder).__module__}.{type(holder).__qualname__}.{key}"
     return None
+
+
+def _holders(container: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the objects one of whose attributes is `container`, with their attributes."""
+    # Frames, ours among them, refer to it too; holding on to them would make a cycle.
+    referrers = [item for item in gc.get_referrers(container) if type(item) is not FrameType]
+    for referrer in referrers:
+        if type(referrer) is dict:
+            for holder in gc.get_referrers(referrer):
+                if type(holder) is not FrameType and _attributes(holder) is referrer:
+                    yield holder, referrer
+        elif type(referrer) not in _CONTAINERS:
+            # Instances may keep their attributes inline, with no dict of their own, or in slots.
+            names = [*_attributes(referrer), *slot_names(type(referrer))]
+            held = {name: getattr(referrer, name, None) for name in names}
+            if any(value is container for value in held.values()):
+                yield referrer, held
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    found = getattr(holder, "__dict__", None)
+    return found if type(found) is dict else {}
 
 
 def _grown_tensors(before: LiveTensors, now: LiveTensors) -> list[str]:
@@ -121,13 +156,13 @@ def _grown_types(before: Census, now: Census) -> list[str]:
     """Name the packages whose objects became more, and what they are mostly."""
     packages: dict[str, Counter[str]] = {}
     for name, count in (now.types - before.types).items():
-        package, _, rest = name.partition(".")
-        if package not in ("builtins", "memory"):
-            packages.setdefault(package, Counter())[rest.rpartition(".")[2]] += count
+        package = name.partition(".")[0]
+        if package not in _BORING and name not in _NAMED_ELSEWHERE:
+            packages.setdefault(package, Counter())[name.rpartition(".")[2]] += count
     ranked = sorted(packages.items(), key=lambda entry: -entry[1].total())[:_NAMED]
     return [
         f"{kinds.total():,} more objects of {package} "
         f"({', '.join(f'{count:,} {kind}' for kind, count in kinds.most_common(3))})"
         for package, kinds in ranked
-        if kinds.total() >= _SMALL
+        if kinds.total() > _NAMED
     ]

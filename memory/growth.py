@@ -47,6 +47,11 @@ class Growth:
         return self._seen >= self._warmup
 
     @property
+    def samples(self) -> int:
+        """Samples in the window."""
+        return len(self._window)
+
+    @property
     def total(self) -> float:
         """Growth since the warm-up."""
         if len(self._window) < _SETTLED:

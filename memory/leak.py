@@ -18,6 +18,9 @@ _HANDLES = {
 }
 
 
+_TREND_SAMPLES = 8  # below that, a slope is a guess
+
+
 class LeakDetector:
     """Watch bytes (host, accelerator) and handles; speak once per doubling.
 
@@ -85,10 +88,10 @@ class LeakDetector:
     def _leaks(self, growth: Growth) -> bool:
         settings, slope = self._settings, growth.slope
         limit = settings.max_growth_mb * MB
-        steep = slope * 1e6 / MB > settings.max_growth_mb_per_million_steps
-        if slope <= 0:
+        if slope <= 0 or growth.samples < min(_TREND_SAMPLES, settings.window_samples):
             return False
-        return growth.total > limit or (steep and growth.in_window > limit / 4)
+        steep = slope * 1e6 / MB > settings.max_growth_mb_per_million_steps
+        return growth.total > limit or (steep and min(growth.total, growth.in_window) > limit / 4)
 
     def _remember(self) -> None:
         """Count what is there at the end of the warm-up, to compare with when something grows."""

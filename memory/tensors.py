@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 # Behind these lies the whole interpreter, not what an object holds.
 _ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
@@ -63,26 +64,31 @@ def report(tensor: Tensor) -> TensorReport:
 
 def storage_bytes(tensor: Tensor) -> int:
     """Return the size of the storage, however small the view; 0 where there is none (sparse)."""
+    storage = _storage(tensor)
+    return 0 if storage is None else storage.nbytes()
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
-        return int(tensor.untyped_storage().nbytes())
+        return tensor.untyped_storage()
     except RuntimeError:  # NotImplementedError among them
-        return 0
+        return None
 
 
 def live_tensors(objects: Iterable[Any] | None = None) -> LiveTensors:
     """Count the tensors among `objects`; by default all that the garbage collector knows."""
-    count = 0
+    number = 0
     storages: dict[int, int] = {}
     kinds: Counter[TensorKind] = Counter()
     for candidate in gc.get_objects() if objects is None else objects:
-        # The type, not isinstance: a lazy proxy would be woken by being asked for its class.
-        if issubclass(type(candidate), Tensor):
-            count += 1
+        # Exactly these: what a compiler traces with has symbolic shapes and no storage.
+        if type(candidate) in (Tensor, Parameter):
+            number += 1
             kinds[kind_of(candidate)] += 1
-            nbytes = storage_bytes(candidate)
-            if nbytes:
-                storages[candidate.untyped_storage().data_ptr()] = nbytes
-    return LiveTensors(count, sum(storages.values()), kinds)
+            storage = _storage(candidate)
+            if storage is not None:
+                storages[storage.data_ptr()] = storage.nbytes()
+    return LiveTensors(number, sum(storages.values()), kinds)
 
 
 def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -128,14 +134,15 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
     attributes = getattr(value, "__dict__", {})
     yield from ((f"{path}.{key}", item) for key, item in list(attributes.items()))
-    for slot in _slots(type(value)):
+    for slot in slot_names(type(value)):
         yield f"{path}.{slot}", getattr(value, slot, None)
     # Deques, cells, bound methods, frames of generators: whatever else the collector can see.
     # What was yielded above comes again here and is skipped, having been seen.
     yield from ((f"{path}.*", item) for item in gc.get_referents(value) if item is not attributes)
 
 
-def _slots(kind: type) -> Iterator[str]:
+def slot_names(kind: type) -> Iterator[str]:
+    """Yield the names of all slots of a class and its bases."""
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:

@@ -1,0 +1,84 @@
+import gc
+from collections import deque
+
+import torch
+
+from memory.census import growers, take_census
+
+
+class Keeper:
+    def __init__(self):
+        self.kept = []
+
+
+class SlotKeeper:
+    __slots__ = ("kept",)
+
+    def __init__(self):
+        self.kept = deque()
+
+
+class Item:
+    pass
+
+
+_at_module_level = {}
+
+
+def named(lines, *clues):
+    return [line for line in lines if all(clue in line for clue in clues)]
+
+
+def test_a_grown_container_is_named_by_its_owner_with_what_it_holds():
+    plain, slotted = Keeper(), SlotKeeper()
+    before = take_census()
+    plain.kept += [bytes(1000) for _ in range(2000)]
+    slotted.kept.extend(str(i) * 200 for i in range(3000))
+    _at_module_level.update({i: [bytes(1000)] for i in range(900)})
+    lines = growers(before)
+    _at_module_level.clear()
+    assert named(lines, "Keeper.kept: list with 2,000 more elements (bytes), about 2.0")
+    assert named(lines, "SlotKeeper.kept: deque with 3,000 more elements (str)")
+    assert named(lines, "test_census._at_module_level: dict with 900 more elements (list)")
+
+
+def test_what_was_there_before_is_not_growth():
+    keeper = Keeper()
+    keeper.kept += [bytes(1000) for _ in range(2000)]
+    before = take_census()
+    keeper.kept[:100] = [bytes(1000) for _ in range(100)]
+    assert named(growers(before), "Keeper.kept") == []
+
+
+def test_garbage_is_not_growth():
+    before = take_census()
+    gc.disable()
+    try:
+        for _ in range(50):
+            keeper = Keeper()
+            keeper.kept += [keeper] * 5000
+        del keeper
+        assert named(growers(before), "Keeper") == []
+    finally:
+        gc.enable()
+
+
+def test_tensors_and_classes_that_became_more_are_named():
+    before = take_census()
+    tensors = [torch.zeros(3, 5) for _ in range(20)]
+    items = [Item() for _ in range(30)]
+    lines = growers(before)
+    assert named(lines, f"{len(tensors)} more tensors float32[3, 5] on cpu")
+    assert named(lines, f"{len(items)} more objects of test_census (30 Item)")
+
+
+def test_looking_leaves_nothing_behind():
+    before = take_census()
+    for _ in range(3):
+        growers(before)
+    gc.collect()
+    start = len(gc.get_objects())
+    for _ in range(5):
+        growers(before)
+    gc.collect()
+    assert len(gc.get_objects()) - start < 20

@@ -1,0 +1,73 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+PLANTED = {
+    "Losses": ("Losses.losses", "tensors float32[] on cpu with their graph"),
+    "Episodes": ("Episodes.episode_log", "(bytes)"),
+    "Replay": ("Replay.transitions", "(tuple)"),
+    "Figures": ("objects of matplotlib",),
+    "Environments": ("children are", "open files are", "objects of gymnasium"),
+}
+
+
+@pytest.fixture(scope="module")
+def said(request):
+    script = request.config.rootpath / "tests/memory/planted_leaks.py"
+    out = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=request.config.rootpath,
+        env={"PYTHONPATH": ".", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert out.returncode == 0, out.stderr
+    return json.loads(out.stdout)
+
+
+@pytest.mark.parametrize("leak", PLANTED)
+def test_a_planted_leak_is_caught_and_named(said, leak):
+    warnings = said[leak]["warnings"]
+    assert warnings, f"{leak} was not noticed"
+    for clue in PLANTED[leak]:
+        assert any(clue in warning for warning in warnings), (clue, warnings)
+    assert said[leak]["stopped"] is None
+
+
+def test_it_is_not_called_out_again_before_it_has_doubled(said):
+    assert 1 <= len(said["Episodes"]["warnings"]) <= 3
+
+
+def test_losses_recorded_as_metrics_are_no_leak(said):
+    assert said["RecordedLosses"] == {"warnings": [], "stopped": None}
+
+
+def test_stop_ends_the_run_and_tracing_names_the_line(said):
+    traced = said["Traced"]
+    assert traced["warnings"] == []
+    assert "Episodes.episode_log" in traced["stopped"]
+    assert "planted_leaks.py:" in traced["stopped"]
+
+
+def test_every_warning_is_one_line_that_names_the_knobs(said):
+    for leak in PLANTED:
+        for warning in said[leak]["warnings"]:
+            assert "\n" not in warning
+            assert "memory.leak.action=stop" in warning and "memory.leak.tracemalloc" in warning
+
+
+@pytest.mark.gpu
+def test_cuda_tensors_that_are_kept_are_caught(alert_settings, caplog):
+    import torch
+
+    from memory.watch import MemoryWatch
+
+    watch = MemoryWatch(alert_settings, torch.device("cuda", 0))
+    kept = []
+    for number in range(20):
+        kept.append(torch.zeros(500, 1000, device="cuda"))
+        watch.measure(1000 * number)
+    watch.close()
+    assert any("CUDA memory grew" in m and "float32[500, 1000]" in m for m in caplog.messages)

@@ -1,0 +1,185 @@
+import gc
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from memory.errors import MemoryBudgetError
+from memory.monitor import Monitor
+from memory.profile import block
+from memory.settings import MonitorSettings
+from memory.watch import MemoryWatch
+
+MB = 1_000_000
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def make(alert_settings):
+    watches = []
+
+    def build(**changes):
+        watches.append(MemoryWatch(replace(alert_settings, **changes), CPU))
+        return watches[-1]
+
+    yield build
+    for watch in watches:
+        watch.close()
+        watch.close()
+
+
+def test_the_tags_and_their_units(alert_settings, process):
+    watch = MemoryWatch(alert_settings, CPU, buffers={"replay": 7_056_000})
+    scalars = watch.measure(1000)
+    watch.close()
+    assert set(scalars) == {
+        "memory/rss_mb",
+        "memory/tree_pss_mb",
+        "memory/children",
+        "memory/threads",
+        "memory/open_files",
+        "memory/live_tensors",
+        "memory/live_tensors_mb",
+        "memory/replay_mb",
+        "memory/growth_mb_per_million_steps",
+        "memory/cache_clear_ms",
+    }
+    assert scalars["memory/rss_mb"] == pytest.approx(process.memory_info().rss / MB, rel=0.1)
+    assert 0 < scalars["memory/tree_pss_mb"] < 1.1 * scalars["memory/rss_mb"]
+    assert scalars["memory/replay_mb"] == 7.056
+    assert scalars["memory/threads"] == process.num_threads()
+    assert all(type(value) is float for value in scalars.values())
+
+
+def test_live_tensors_follow_what_lives(make):
+    watch = make()
+    before = watch.measure(0)
+    kept = [torch.zeros(1000) for _ in range(50)]
+    after = watch.measure(1)
+    assert after["memory/live_tensors"] - before["memory/live_tensors"] == len(kept)
+    assert after["memory/live_tensors_mb"] - before["memory/live_tensors_mb"] == pytest.approx(0.2)
+
+
+def test_the_cheap_estimate_follows_without_a_new_tree(process, clock):
+    settings = MonitorSettings(tree_every_seconds=1000, tensors_every_seconds=1000)
+    monitor = Monitor(settings, CPU, {}, clock)
+    first = monitor.sample()
+    block_of_memory = np.ones(50 * MB, np.uint8)
+    second = monitor.sample()
+    assert not second.tree_is_new and second.tree is first.tree
+    assert second.used - first.used > 0.9 * block_of_memory.nbytes
+
+
+@pytest.mark.parametrize("notice", ["on_update", "on_episodes", "on_rollout", "measure"])
+def test_the_limit_stops_the_run_whoever_notices(make, process, notice):
+    gc.collect()  # what the last test left must not be freed during this one
+    limit = process.memory_full_info().pss / MB + 100
+    watch = make(limit_mb=limit)
+    watch._next_limit_check = 0.0
+    watch.measure(0)
+    watch.on_update(1)
+    kept = np.ones(300 * MB, np.uint8)
+    watch._next_limit_check = 0.0
+    call = {"on_update": (0,), "on_episodes": (1,), "on_rollout": (), "measure": (5,)}[notice]
+    with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=.* is reached") as caught:
+        getattr(watch, notice)(*call)
+    assert caught.value.exit_code == 7 and "\n" not in str(caught.value)
+    assert len(kept)
+
+
+def test_nobody_is_stopped_by_the_estimate_alone(make, process):
+    watch = make(limit_mb=process.memory_full_info().pss / MB + 50)
+    watch._monitor._rss_then -= 500 * MB  # as if RSS had moved by pages that are shared
+    watch.measure(0)
+
+
+def test_a_limit_is_looked_at_twenty_times_a_second_and_not_more(alert_settings, clock):
+    watch = MemoryWatch(replace(alert_settings, limit_mb=1e6), CPU, clock=clock)
+    looks = []
+    watch._monitor.used = lambda: looks.append(clock.now) or 0
+    for _ in range(1000):
+        watch.on_update(1)
+        clock.now += 0.01
+    watch.close()
+    assert 160 <= len(looks) <= 210
+
+
+def test_the_cleaner_is_told_everything(make, settings):
+    cache = replace(settings.cache, min_reclaimable_mb=0.0)
+    watch = make(cache=replace(cache, every_updates=2, every_episodes=3, every_rollouts=1))
+    for _ in range(4):
+        watch.on_update()
+    watch.on_episodes(0)
+    watch.on_episodes(3)
+    watch.on_rollout()
+    assert watch._cleaner.cleanings == 4
+    assert watch.measure(0)["memory/cache_clear_ms"] > 0
+    assert watch.measure(1)["memory/cache_clear_ms"] == 0
+
+
+def test_the_profile_is_printed_every_10k_steps_and_100_rollouts(make, caplog):
+    watch = make(profile=True)
+    with caplog.at_level(logging.INFO, "steadyrl"):
+        for step in (4_000, 9_999, 10_000, 15_000):
+            with block("update"):
+                pass
+            watch.measure(step)
+        assert [m.splitlines()[0].partition(";")[0] for m in caplog.messages] == [
+            "memory profile, steps 0 to 10,000"
+        ]
+        for _ in range(100):
+            watch.on_rollout()
+        watch.measure(15_001)
+    assert "steps 10,000 to 15,001" in caplog.messages[-1]
+    watch.close()
+    assert block("update") is block("other")
+
+
+def test_a_stopped_leak_is_a_budget_error(make, alert_settings):
+    watch = make(leak=replace(alert_settings.leak, action="stop", max_growth_mb=0))
+    grow = iter(range(0, 10**12, 50 * MB))
+    watch._monitor.used = lambda: 10**9 + next(grow)
+    with pytest.raises(MemoryBudgetError, match="host memory grew by") as caught:
+        for step in range(20):
+            watch.measure(step * 1000)
+    assert caught.value.exit_code == 7
+
+
+RUN_THAT_GROWS = """
+import sys, yaml
+import numpy as np, torch
+from pathlib import Path
+from dataclasses import replace
+from memory.errors import MemoryBudgetError
+from memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from memory.watch import MemoryWatch
+plain = yaml.safe_load(Path("configs/memory/default.yaml").read_text())
+settings = MemorySettings(**{**plain, "monitor": MonitorSettings(**plain["monitor"]),
+    "cache": CacheSettings(**plain["cache"]), "leak": LeakSettings(**plain["leak"]),
+    "limit_mb": 600.0})
+watch = MemoryWatch(settings, torch.device("cpu"))
+kept = []
+try:
+    while len(kept) < 2000:
+        kept.append(np.ones(1_000_000, np.uint8))
+        watch.on_update(1)
+except MemoryBudgetError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_run_that_grows_for_real_exits_7_near_its_limit(request):
+    out = subprocess.run(
+        [sys.executable, "-c", RUN_THAT_GROWS],
+        cwd=request.config.rootpath,
+        capture_output=True,
+        text=True,
+    )
+    assert out.returncode == 7, out.stderr
+    (line,) = out.stdout.splitlines()
+    assert "memory.limit_mb=600 is reached" in line
