@@ -28,6 +28,7 @@ class Growth:
         self._early: deque[float] = deque(maxlen=min(warmup, 5))
         self._window: deque[tuple[int, float]] = deque(maxlen=window)
         self._seen = 0
+        self._slope: float | None = 0.0  # None: to be computed
         self.baseline = 0.0
         self.since_step = 0
 
@@ -39,6 +40,7 @@ class Growth:
             self.baseline, self.since_step = median(self._early), step
             return False
         self._window.append((step, value))
+        self._slope = None
         return True
 
     @property
@@ -62,10 +64,11 @@ class Growth:
     @property
     def slope(self) -> float:
         """Growth per step over the window; 0 until there are enough samples."""
-        if len(self._window) < _SETTLED:
-            return 0.0
-        points = np.array(self._window, dtype=np.float64)
-        return theil_sen(points[:, 0], points[:, 1])
+        if self._slope is None:
+            points = np.array(self._window, dtype=np.float64)
+            settled = len(points) >= _SETTLED
+            self._slope = theil_sen(points[:, 0], points[:, 1]) if settled else 0.0
+        return self._slope
 
     @property
     def in_window(self) -> float:

@@ -57,15 +57,16 @@ class Monitor:
 
     def used(self) -> int:
         """Estimate the tree's memory cheaply: the last Σ PSS and what RSS has moved since."""
-        return self._tree.value.pss + self.rss() - self._rss_then
+        return self._estimate(self.rss())
 
     def sample(self) -> Reading:
         """Read what is due."""
         tree_is_new = self._tree.poll()
         self._tensors.poll()
+        rss = self.rss()
         return Reading(
-            self.rss(),
-            self.used(),
+            rss,
+            self._estimate(rss),
             self._tree.value,
             tree_is_new,
             self._tensors.value,
@@ -93,6 +94,9 @@ class Monitor:
             scalars["memory/cuda_reserved_mb"] = cuda.reserved / MB
             scalars["memory/cuda_peak_mb"] = cuda.peak / MB
         return scalars | {f"memory/{name}_mb": n / MB for name, n in self._buffers.items()}
+
+    def _estimate(self, rss: int) -> int:
+        return self._tree.value.pss + rss - self._rss_then
 
     def _read_tree(self) -> Tree:
         self._rss_then = self.rss()

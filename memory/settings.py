@@ -46,6 +46,7 @@ class LeakSettings:
     """What growth is called a leak, and what happens then."""
 
     action: Literal["warn", "stop"]
+    every_seconds: float
     warmup_samples: int
     window_samples: int
     max_growth_mb: float
@@ -54,6 +55,7 @@ class LeakSettings:
     tracemalloc: bool
 
     def __post_init__(self) -> None:
+        _at_least("every_seconds", self.every_seconds, 0)
         _at_least("warmup_samples", self.warmup_samples, 1)
         _at_least("window_samples", self.window_samples, 4)
         _at_least("max_growth_mb", self.max_growth_mb, 0)

@@ -48,6 +48,7 @@ class MemoryWatch:
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()
         self._profile: Profile | None = None
+        self._next_leak_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
         if settings.profile:
             self._profile = Profile(
@@ -111,9 +112,14 @@ class MemoryWatch:
             )
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
-        warnings = [self._detector.observe_bytes("host", step, reading.used)]
-        if reading.cuda is not None:
-            warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
+        warnings: list[str | None] = []
+        now = self._clock()
+        # A fast run logs a hundred times a second; a window of that would only see noise.
+        if now >= self._next_leak_sample:
+            self._next_leak_sample = now + self._settings.leak.every_seconds
+            warnings.append(self._detector.observe_bytes("host", step, reading.used))
+            if reading.cuda is not None:
+                warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
         if reading.tree_is_new:
             warnings += self._detector.observe_tree(reading.tree)
         for warning in filter(None, warnings):

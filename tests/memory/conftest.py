@@ -29,6 +29,7 @@ def alert_settings(settings):
         monitor=MonitorSettings(tree_every_seconds=0, tensors_every_seconds=0),
         leak=replace(
             settings.leak,
+            every_seconds=0,
             warmup_samples=3,
             window_samples=30,
             max_growth_mb=8,

@@ -141,12 +141,23 @@ def test_the_profile_is_printed_every_10k_steps_and_100_rollouts(make, caplog):
 
 def test_a_stopped_leak_is_a_budget_error(make, alert_settings):
     watch = make(leak=replace(alert_settings.leak, action="stop", max_growth_mb=0))
-    grow = iter(range(0, 10**12, 50 * MB))
-    watch._monitor.used = lambda: 10**9 + next(grow)
+    kept = []
     with pytest.raises(MemoryBudgetError, match="host memory grew by") as caught:
-        for step in range(20):
+        for step in range(40):
+            kept.append(np.ones(30 * MB, np.uint8))
             watch.measure(step * 1000)
-    assert caught.value.exit_code == 7
+    assert caught.value.exit_code == 7 and len(kept) < 40
+
+
+def test_leak_samples_are_spaced_in_time(settings, clock):
+    watch = MemoryWatch(settings, CPU, clock=clock)
+    samples = []
+    watch._detector.observe_bytes = lambda *sample: samples.append(clock.now)
+    for step in range(1000):
+        clock.now += 0.01
+        watch.measure(step)
+    watch.close()
+    assert 9 <= len(samples) <= 11
 
 
 RUN_THAT_GROWS = """
