@@ -55,9 +55,9 @@ class HostHome:
         self._output = self._make_output(1)
 
     @staticmethod
-    def bytes_needed(layout: ReplayLayout, *, prioritized: bool) -> int:
+    def bytes_needed(layout: ReplayLayout) -> int:
         """Return the bytes of this home: timeline and priorities included."""
-        tree = SumTree.bytes_needed(layout.slots) if prioritized else 0
+        tree = SumTree.bytes_needed(layout.slots) if layout.prioritized else 0
         return layout.slots * layout.row_bytes + Timeline.bytes_needed(layout) + tree
 
     @property
@@ -119,9 +119,9 @@ class HostHome:
 
     def load_state_dict(self, state: dict[str, Any], rows: int) -> None:
         """Take back the first `rows` rows."""
-        np.copyto(self._frames[:rows], state["frames"].numpy())
-        np.copyto(self._action[:rows], state["action"].numpy())
-        np.copyto(self._reward[:rows], state["reward"].numpy())
+        np.copyto(self._frames[:rows], state["frames"].cpu().numpy())
+        np.copyto(self._action[:rows], state["action"].cpu().numpy())
+        np.copyto(self._reward[:rows], state["reward"].cpu().numpy())
         if self._tree is not None:
             self._tree.load_state_dict(state["priorities"])
 

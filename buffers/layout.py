@@ -19,6 +19,7 @@ class ReplayLayout:
     frame_stack: int
     num_envs: int
     n_step: int
+    prioritized: bool
 
     def __post_init__(self) -> None:
         for name in ("capacity", "frame_stack", "num_envs", "n_step"):

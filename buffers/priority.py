@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.errors import NonFiniteError
@@ -12,14 +11,13 @@ from memory.errors import NonFiniteError
 EPSILON = 1e-6  # keeps a transition without error drawable; ε in Schaul et al. 2016, §3.3
 
 
-def as_errors(index: Tensor, td_error: Tensor) -> tuple[NDArray, NDArray]:
-    """Return ids [B] and errors [B] on the host."""
+def check_shapes(index: Tensor, td_error: Tensor) -> None:
+    """Refuse [B, 1] beside [B], which would broadcast to B × B."""
     if index.shape != td_error.shape or index.dim() != 1:
         raise ValueError(
             f"update_priorities: index {tuple(index.shape)} and td_error {tuple(td_error.shape)}"
             " must both be [B]"
         )
-    return index.cpu().numpy(), td_error.detach().cpu().numpy()
 
 
 def refuse(place: int, index: int, error: float, slots: int) -> Exception:

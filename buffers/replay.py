@@ -10,18 +10,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buffers.batch import ReplayBatch
+from buffers.block_sums import BlockSums
+from buffers.device import DeviceHome
+from buffers.home import Home
 from buffers.host import HostHome
 from buffers.layout import ReplayLayout
 from buffers.settings import ReplaySettings
 from buffers.sum_tree import SumTree
 from buffers.timeline import Timeline
-from memory.budget import require
+from memory.budget import available_bytes, require
+from memory.errors import SettingError
+
+AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations need the rest
 
 
 class ReplayBuffer:
     """Store each observation once; rebuild stacks, n-step returns and successors when drawn."""
 
-    def __init__(self, layout: ReplayLayout, timeline: Timeline, home: HostHome, seed: int) -> None:
+    def __init__(self, layout: ReplayLayout, timeline: Timeline, home: Home, seed: int) -> None:
         self._layout, self._timeline, self._home = layout, timeline, home
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._uniform: NDArray[np.float64] = np.empty(1)
@@ -147,10 +153,38 @@ def build_replay(
         frame_stack=frame_stack,
         num_envs=num_envs,
         n_step=n_step,
+        prioritized=settings.prioritized,
     )
-    needed = HostHome.bytes_needed(layout, prioritized=settings.prioritized)
-    require("replay", needed, unit_bytes=needed / settings.capacity)
-    timeline = Timeline(layout)
-    tree = SumTree(layout.slots, settings.alpha) if settings.prioritized else None
-    home = HostHome(layout, timeline, tree, gamma=gamma, device=device)
+    alpha = settings.alpha
+    where = choose_home(settings, layout, device)
+    home: Home
+    if where is None:
+        needed = HostHome.bytes_needed(layout)
+        require("replay", needed, unit_bytes=needed / settings.capacity)
+        timeline = Timeline(layout)
+        tree = SumTree(layout.slots, alpha) if layout.prioritized else None
+        home = HostHome(layout, timeline, tree, gamma=gamma, device=device)
+    else:
+        needed = DeviceHome.bytes_needed(layout)
+        require("replay", needed, unit_bytes=needed / settings.capacity, device=where)
+        timeline = Timeline(layout)
+        blocks = BlockSums(layout.slots, alpha, where) if layout.prioritized else None
+        home = DeviceHome(layout, timeline, blocks, gamma=gamma, device=where)
     return ReplayBuffer(layout, timeline, home, seed)
+
+
+def choose_home(
+    settings: ReplaySettings, layout: ReplayLayout, device: torch.device
+) -> torch.device | None:
+    """Return the accelerator that the replay lives on, or None for the host."""
+    if settings.device == "cpu":
+        return None
+    if settings.device == "cuda":
+        if device.type != "cuda":
+            reason = f"the run trains on {device.type}; set device=cuda too, or use auto"
+            raise SettingError("agent.replay.device", "cuda", reason)
+        return device
+    if device.type != "cuda":
+        return None
+    needed = DeviceHome.bytes_needed(layout)
+    return device if needed <= AUTO_SHARE * available_bytes(device) else None

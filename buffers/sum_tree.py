@@ -17,7 +17,7 @@ from torch import Tensor
 
 from buffers.arrays import touched_zeros
 from buffers.kernel import kernel
-from buffers.priority import EPSILON, as_errors, refuse
+from buffers.priority import EPSILON, check_shapes, refuse
 
 WIDTH = 8  # children of a node
 BITS = 3  # log2(WIDTH)
@@ -187,7 +187,8 @@ class SumTree:
 
     def update(self, index: Tensor, td_error: Tensor) -> None:
         """Set the priorities of drawn ids from their new errors."""
-        ids, error = as_errors(index, td_error)
+        check_shapes(index, td_error)
+        ids, error = index.cpu().numpy(), td_error.detach().cpu().numpy()
         bad = first_refused(self._nodes, self.slots, ids, error)
         if bad >= 0:
             raise refuse(bad, ids[bad], error[bad], self.slots)
@@ -208,7 +209,7 @@ class SumTree:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave; parents are recomputed, bit for bit."""
         self.clear()
-        leaves = state["leaves"].numpy()
+        leaves = state["leaves"].cpu().numpy()
         self.leaves[: len(leaves)] = leaves
         self.peak = float(state["peak"])
         refresh(self._nodes, self._minima, self._offsets, np.arange(0, len(leaves), WIDTH))

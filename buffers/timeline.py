@@ -184,6 +184,6 @@ class Timeline:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.row = int(state["row"])
-        np.copyto(self.flags, state["flags"].numpy())
-        np.copyto(self._alive, state["alive"].numpy())
-        np.copyto(self._cursors, state["cursors"].numpy())
+        np.copyto(self.flags, state["flags"].cpu().numpy())
+        np.copyto(self._alive, state["alive"].cpu().numpy())
+        np.copyto(self._cursors, state["cursors"].cpu().numpy())

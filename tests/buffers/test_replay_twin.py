@@ -85,7 +85,7 @@ def leaves_alive(replay) -> set[int]:
     return set(torch.nonzero(leaves).flatten().tolist())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(case=cases())
 def test_same_transitions_as_whole_transitions_in_lists(case: Case) -> None:
     scene = case.scene

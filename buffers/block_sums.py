@@ -1,0 +1,128 @@
+"""Priorities on an accelerator: leaves in about √n blocks, drawn in two wide steps.
+
+A deep tree would cost several launches a level; here a draw is a scan over the block sums and a
+scan over one block, for all draws at once and without asking the host. Sums are recomputed, never
+adjusted, and a leaf of 0 cannot be drawn whatever the rounding of a parallel scan.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from buffers.priority import EPSILON, check_shapes
+from buffers.refusals import Refusals
+from buffers.uplink import send
+
+
+def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:
+    """Return per row of `target` [B] the first place whose running sum is beyond it, [B].
+
+    sums and values [K] or [B, K]; places with value 0 are passed over, and where rounding leaves
+    nothing beyond the target it is the last place that is not 0.
+    """
+    positive = values > 0
+    beyond = (sums > target[:, None]) & positive
+    first = beyond.byte().argmax(-1)
+    places = torch.arange(values.shape[-1], device=values.device)
+    last = torch.where(positive, places, 0).amax(-1)
+    return torch.where(beyond.any(-1), first, last)
+
+
+class BlockSums:
+    """Draw ids in proportion to their priorities with torch operations only."""
+
+    def __init__(self, slots: int, alpha: float, device: torch.device) -> None:
+        blocks, width = self._shape(slots)
+        self.alpha, self.slots, self._device, self._width = alpha, slots, device, width
+        options: dict[str, Any] = {"dtype": torch.float64, "device": device}
+        self._leaves = torch.zeros((blocks, width), **options)
+        self._flat = self._leaves.view(-1)
+        self._sums = torch.zeros(blocks, **options)
+        self._minima = torch.full((blocks,), math.inf, **options)
+        self._peak = torch.ones((), **options)  # the largest raw priority seen
+        self._refusals = Refusals(device)
+
+    @staticmethod
+    def _shape(slots: int) -> tuple[int, int]:
+        width = 1 << math.ceil(math.log2(slots) / 2)
+        return -(-slots // width), width
+
+    @classmethod
+    def bytes_needed(cls, slots: int) -> int:
+        """Return the bytes of the priorities of `slots` ids."""
+        blocks, width = cls._shape(slots)
+        return 8 * (blocks * width + 2 * blocks + 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        parts = (self._leaves, self._sums, self._minima, self._peak)
+        return sum(part.nbytes for part in parts)
+
+    def root(self) -> tuple[Tensor, Tensor]:
+        """Return the sum of the priorities and the smallest one (infinite when empty)."""
+        return self._sums.sum(), self._minima.amin()
+
+    def revise(self, born: Tensor, dead: Tensor) -> None:
+        """Let new ids in at the largest priority seen, and dead ones out."""
+        self._flat[born] = self._peak**self.alpha
+        self._flat[dead] = 0.0
+        self._refresh(torch.cat((born, dead)))
+
+    def draw(self, uniform: NDArray[np.float64], beta: float) -> tuple[Tensor, Tensor]:
+        """Return one id and its importance weight per number in [0, 1), [B] each."""
+        strata = (np.arange(len(uniform)) + uniform) / len(uniform)
+        sums = self._sums.cumsum(0)
+        target = send(strata, self._device) * sums[-1]
+        block = first_beyond(sums, self._sums, target)
+        target = target - (sums[block] - self._sums[block])
+        leaves = self._leaves[block]
+        place = first_beyond(leaves.cumsum(1), leaves, target)
+        priority = leaves.gather(1, place[:, None])[:, 0]
+        weight = (priority / self._minima.amin()) ** -beta
+        return block * self._width + place, weight.float()
+
+    def update(self, index: Tensor, td_error: Tensor) -> None:
+        """Set p = (|δ| + ε)^α for the drawn ids that are still alive."""
+        check_shapes(index, td_error)
+        error = td_error.detach().to(self._device, torch.float64)
+        index = index.to(self._device)
+        finite = self._refusals.check(index, error, self.slots)
+        raw = error.abs() + EPSILON
+        current = self._flat[index]
+        changes = (current > 0) & finite
+        self._flat[index] = torch.where(changes, raw**self.alpha, current)
+        self._peak.copy_(torch.where(finite, raw, 0.0).amax().maximum(self._peak))
+        self._refresh(index)
+
+    def clear(self) -> None:
+        """Forget all priorities."""
+        self._leaves.zero_()
+        self._sums.zero_()
+        self._minima.fill_(math.inf)
+        self._peak.fill_(1.0)
+
+    def state_dict(self, count: int) -> dict[str, Any]:
+        """Return the first `count` priorities and the largest error seen."""
+        return {"leaves": self._flat[:count], "peak": self._peak.item()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave; sums are recomputed, bit for bit."""
+        self.clear()
+        leaves = state["leaves"]
+        self._flat[: len(leaves)] = leaves.to(self._device)
+        self._peak.fill_(state["peak"])
+        self._refresh(torch.arange(0, len(leaves), self._width, device=self._device))
+
+    def _refresh(self, index: Tensor) -> None:
+        """Recompute the blocks of these ids; an id named twice gives the same sum twice."""
+        block = index // self._width
+        leaves = self._leaves[block]
+        self._sums[block] = leaves.sum(1)
+        self._minima[block] = torch.where(leaves > 0, leaves, math.inf).amin(1)

@@ -1,0 +1,241 @@
+"""The replay's manners: saving, refusing, counting bytes, and leaving things alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from homes import HOMES, make_replay
+from traffic import Scene, Traffic
+
+from buffers.replay import build_replay
+from buffers.settings import ReplaySettings
+from memory.errors import MemoryBudgetError, SettingError
+
+SCENE = Scene(num_envs=3, frame_shape=(1, 4, 3), dtype="uint8", frame_stack=3, mean_length=4.0)
+CPU = torch.device("cpu")
+
+
+def settings(**changes) -> ReplaySettings:
+    plain = {
+        "capacity": 100,
+        "prioritized": True,
+        "alpha": 0.6,
+        "beta_start": 0.4,
+        "beta_end": 1.0,
+        "device": "auto",
+    }
+    return ReplaySettings(**{**plain, **changes})
+
+
+def build(chosen: ReplaySettings, scene: Scene = SCENE, device: torch.device = CPU):
+    return build_replay(
+        chosen,
+        frame_shape=scene.frame_shape,
+        dtype=scene.dtype,
+        frame_stack=scene.frame_stack,
+        num_envs=scene.num_envs,
+        n_step=3,
+        gamma=0.99,
+        device=device,
+        seed=0,
+    )
+
+
+def filled(home: str, *, prioritized: bool = True, rows: int = 60, seed: int = 0):
+    replay, _ = make_replay(home, SCENE, 50, 3, 0.9, prioritized, seed=seed)
+    traffic = Traffic(SCENE, 5)
+    replay.start(traffic.first())
+    for row in traffic.rows(rows):
+        replay.add(*row)
+    return replay, traffic
+
+
+def copy_of(batch) -> list[np.ndarray]:
+    return [part.numpy().copy() for part in batch]
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_both_homes_draw_the_same_batches(prioritized):
+    (host, traffic), (device, _) = (filled(home, prioritized=prioritized) for home in HOMES)
+    errors = np.random.default_rng(2)
+    for row in traffic.rows(80):
+        batches = []
+        td_error = torch.from_numpy(errors.normal(size=16).astype(np.float32))
+        for replay in (host, device):
+            replay.add(*row)
+            batch = replay.sample(16, beta=0.7)
+            batches.append(copy_of(batch))
+            replay.update_priorities(batch.index, td_error)
+        for ours, theirs in zip(*batches, strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 60])
+@pytest.mark.parametrize("target", HOMES)
+@pytest.mark.parametrize("source", HOMES)
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_saved_replay_continues_the_same_in_either_home(source, target, prioritized, rows):
+    replay, traffic = filled(source, prioritized=prioritized, rows=rows)
+    if prioritized and len(replay):
+        replay.update_priorities(replay.sample(8).index, torch.linspace(-2, 2, 8))
+    other, _ = filled(target, prioritized=prioritized, rows=23, seed=9)
+    other.load_state_dict(replay.state_dict())
+    for row in traffic.rows(30):
+        replay.add(*row)
+        other.add(*row)
+        assert len(replay) == len(other)
+        if len(replay):
+            ours, theirs = copy_of(replay.sample(8)), copy_of(other.sample(8))
+            for one, two in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def test_a_replay_of_another_shape_is_refused_with_what_differs():
+    replay, _ = filled("host")
+    other, _ = make_replay("host", SCENE, 60, 3, 0.9, True)
+    with pytest.raises(ValueError, match=r"capacity=50 \(here 60\)"):
+        other.load_state_dict(replay.state_dict())
+    plain, _ = make_replay("host", SCENE, 50, 3, 0.9, False)
+    with pytest.raises(ValueError, match=r"prioritized=False \(here True\)"):
+        replay.load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_sampling_changes_nothing_but_the_generator(home, prioritized):
+    replay, _ = filled(home, prioritized=prioritized)
+
+    def tensors(state) -> list[torch.Tensor]:
+        if isinstance(state, dict):
+            return [tensor for part in state.values() for tensor in tensors(part)]
+        return [state.clone()] if isinstance(state, torch.Tensor) else []
+
+    before, generator = tensors(replay.state_dict()), replay.state_dict()["random"]
+    first = copy_of(replay.sample(16))
+    after = tensors(replay.state_dict())
+    assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+    assert replay.state_dict()["random"] != generator
+    assert not np.array_equal(first[-1], replay.sample(16).index.numpy())
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_a_cleared_replay_is_as_good_as_new(home):
+    replay, traffic = filled(home)
+    row = traffic.step()
+    replay.clear()
+    assert len(replay) == 0
+    with pytest.raises(RuntimeError, match="call start"):
+        replay.add(*row)
+    fresh, _ = make_replay(home, SCENE, 50, 3, 0.9, True)
+    fresh.load_state_dict({**fresh.state_dict(), "random": replay.state_dict()["random"]})
+    for some in (replay, fresh):
+        traffic = Traffic(SCENE, 8)
+        some.start(traffic.first())
+        for row in traffic.rows(10):
+            some.add(*row)
+    for ours, theirs in zip(replay.sample(8), fresh.sample(8), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_uniform_draws_reach_everything_alike(home):
+    replay, _ = filled(home, prioritized=False)
+    count = len(replay)
+    drawn = torch.cat([replay.sample(500).index.clone() for _ in range(40)])
+    ids, times = drawn.unique(return_counts=True)
+    assert len(ids) == count
+    mean = len(drawn) / count
+    assert ((times - mean).abs() < 6 * mean**0.5).all()
+
+
+def test_an_update_after_the_ring_moved_on_is_left_out():
+    replay, traffic = filled("host")
+    index = replay.sample(16).index.clone()
+    for row in traffic.rows(8):
+        replay.add(*row)
+    replay.update_priorities(index, torch.full((16,), 50.0))
+    leaves = replay.state_dict()["home"]["priorities"]["leaves"]
+    assert torch.count_nonzero(leaves) == len(replay)
+
+
+def test_a_valid_row_right_after_an_end_is_refused():
+    scene = Scene(num_envs=2)
+    replay, _ = make_replay("host", scene, 10, 1, 0.9, False)
+    obs = np.zeros((2, 2), np.float32)
+    no, yes = np.zeros(2, np.bool_), np.ones(2, np.bool_)
+    ended = np.array([False, True])
+    replay.start(obs)
+    action = np.zeros(2, np.int64)
+    replay.add(action, np.zeros(2), ended, no, yes, obs)
+    with pytest.raises(ValueError, match="environment 1 sent a valid row"):
+        replay.add(action, np.zeros(2), no, no, yes, obs)
+    replay.add(action, np.zeros(2), no, no, ~ended, obs)
+    assert len(replay) == 3
+
+
+def test_observations_of_another_shape_and_early_calls_are_refused():
+    replay, _ = make_replay("host", Scene(num_envs=2), 10, 1, 0.9, False)
+    with pytest.raises(ValueError, match=r"\(2, 3\) should be \(2, 2\)"):
+        replay.start(np.zeros((2, 3), np.float32))
+    with pytest.raises(RuntimeError, match="no complete transition"):
+        replay.sample(4)
+
+
+def test_updating_uniform_priorities_does_nothing():
+    replay, _ = filled("host", prioritized=False)
+    batch = replay.sample(4)
+    replay.update_priorities(batch.index, torch.full((4,), torch.nan))
+    assert torch.equal(replay.sample(4).weight, torch.ones(4))
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_atari_costs_one_frame_a_transition(prioritized):
+    scene = Scene(num_envs=4, frame_shape=(1, 84, 84), dtype="uint8", frame_stack=4)
+    replay = build(settings(capacity=2000, prioritized=prioritized), scene)
+    assert replay.capacity == 2000
+    assert replay.nbytes / replay.capacity < 7200
+
+
+def test_a_replay_that_cannot_fit_is_refused_with_the_capacity_that_does():
+    with pytest.raises(MemoryBudgetError, match=r"replay needs .* largest capacity that fits"):
+        build(settings(capacity=10**13))
+
+
+def test_the_training_device_decides_where_auto_and_cuda_are():
+    assert build(settings(device="auto")).state_dict()["home"]["frames"].device == CPU
+    with pytest.raises(SettingError, match="the run trains on cpu"):
+        build(settings(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("capacity", 0),
+        ("alpha", -0.1),
+        ("alpha", float("nan")),
+        ("beta_start", 1.5),
+        ("beta_end", -1.0),
+        ("device", "tpu"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(field, value):
+    with pytest.raises(SettingError, match=rf"^{field}={value}: "):
+        settings(**{field: value})
+
+
+def test_capacity_is_rounded_up_to_whole_rows_and_never_exceeded():
+    replay, layout = make_replay("host", SCENE, 50, 10, 0.9, True)
+    assert (replay.capacity, layout.span) == (51, 17)
+    traffic = Traffic(SCENE, 0)
+    replay.start(traffic.first())
+    for row in traffic.rows(200):
+        replay.add(*row)
+        assert len(replay) <= replay.capacity
+
+
+def test_release_frees_the_memory():
+    replay, _ = filled("host")
+    replay.release()
+    assert not [part for part in vars(replay) if part in ("_home", "_timeline")]
