@@ -28,17 +28,24 @@ def train(job: Job) -> float | None:
 
 def loop(run: Run, env: VectorEnv, agent: Agent) -> None:
     """Act, step, observe, learn: one row of the timeline a turn."""
+    from memory.profile import block
+
     obs = env.reset()
     while not run.done:
-        decision = agent.act(obs)
-        env.send(decision.action.numpy(force=True))
+        with block("collect"):
+            decision = agent.act(obs)
+            env.send(decision.action.numpy(force=True))
         # Learning from earlier rows goes on while the environments work on this one.
-        metrics = agent.update() if agent.overlaps else None
-        step = env.receive()
-        agent.observe(decision, step)
+        with block("update"):
+            metrics = agent.update() if agent.overlaps else None
+        with block("collect"):
+            step = env.receive()
+            agent.observe(decision, step)
         if not agent.overlaps:
-            metrics = agent.update()
-        run.record(step, metrics)
+            with block("update"):
+                metrics = agent.update()
+        with block("log"):
+            run.record(step, metrics)
         obs = step.obs
     run.learned(agent.update())
 

@@ -76,7 +76,7 @@ def _written_out(
 @torch.no_grad()
 def clip_(gradient: Tensor, max_norm: float) -> Tensor:
     """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before."""
-    norm = torch.linalg.vector_norm(gradient)
+    norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_norm > 0:
         gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm

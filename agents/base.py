@@ -52,6 +52,10 @@ class Agent(ABC):
         """Return the tensors, not copies, that the greedy policy is made of."""
 
     @abstractmethod
+    def nbytes(self) -> dict[str, int]:
+        """Return what each large part holds, for the memory plan."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the future, as plain tensors and numbers."""
 

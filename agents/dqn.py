@@ -179,6 +179,11 @@ class DQN(Agent):
         """Return the weights of the online network by layer."""
         return self._online.views(self._online.weights)
 
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes of the replay and of weights, gradient and optimiser."""
+        flat = self._online.weights.nbytes
+        return {"replay": self._replay.nbytes, "networks": 6 * flat}
+
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimiser, replay, generators and counters."""
         return {

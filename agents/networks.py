@@ -79,6 +79,7 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            assert layer.bias is not None
             nn.init.zeros_(layer.bias)
 
 

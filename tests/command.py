@@ -15,6 +15,7 @@ QUICK = (
     "device=cpu",
     "total_steps=2000",
     "agent.hidden=[16]",
+    "agent.compile=false",
     "agent.learning_starts=200",
     "agent.train_every=8",
     "agent.updates_per_train=2",

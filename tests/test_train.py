@@ -85,7 +85,9 @@ def test_metrics_hold_the_tags_with_strictly_rising_steps(reference):
         seen = [(e.step, e.value) for e in events.Scalars(tag)]
         written = [(line["step"], line[tag]) for line in lines if tag in line]
         assert [step for step, _ in seen] == [step for step, _ in written]
-        assert all(math.isclose(a, b, rel_tol=1e-6) for (_, a), (_, b) in zip(seen, written))
+        assert all(
+            math.isclose(a, b, rel_tol=1e-6) for (_, a), (_, b) in zip(seen, written, strict=True)
+        )
 
 
 @pytest.mark.parametrize("overrides", [(), ("eval.every=0", "log.every=130")])

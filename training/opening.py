@@ -15,7 +15,9 @@ from agents.base import Agent
 from agents.registry import build_agent
 from envs.factory import build_env
 from envs.types import VectorEnv
+from memory.budget import plan_line
 from memory.errors import NonFiniteError
+from memory.watch import MemoryWatch
 from training import messages
 from training.evaluation import Evaluator
 from training.hardware import device_name, thread_count
@@ -58,9 +60,12 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         directory = stack.enter_context(_open_directory(job))
         stack.enter_context(messages.to_file(directory.path / "train.log"))
         _announce(job, env, device)
+        log.info(plan_line(agent.nbytes(), built=True))
+        watch = MemoryWatch(settings.memory, device, buffers=agent.nbytes())
+        stack.callback(watch.close)
         logger = stack.enter_context(closing(Logger(directory.path)))
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
-        parts = Parts(logger, progress, evaluator, signals)
+        parts = Parts(logger, progress, evaluator, signals, watch)
         run = Run(job.settings, agent, parts, _summary(job, directory.path))
         with _ending(run, directory.path, progress):
             yield run, env, agent

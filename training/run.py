@@ -7,12 +7,12 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 
 from agents.base import Agent
 from envs.types import Step
 from memory.history import History
 from memory.metrics import MetricAccumulator, Metrics
+from memory.watch import MemoryWatch
 from training.evaluation import Evaluation, Evaluator
 from training.intervals import Interval
 from training.logger import Logger
@@ -34,6 +34,7 @@ class Parts(NamedTuple):
     progress: Bar | Lines
     evaluator: Evaluator | None
     signals: StopSignals
+    watch: MemoryWatch
 
 
 class Run:
@@ -50,10 +51,10 @@ class Run:
         self._metrics = MetricAccumulator()
         self._returns = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
         self._lengths = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
-        self._process = psutil.Process()
         self._begin = time.perf_counter()
         self._away = 0.0  # seconds spent evaluating, which is not training speed
         self._mark = (self._begin, 0, 0)  # of the last log: when, steps, updates
+        self._updates = 0
         self._logged_step = 0
         self._next = self._next_event()
 
@@ -65,8 +66,15 @@ class Run:
     def record(self, step: Step, metrics: Metrics | None) -> None:
         """Count a row and what was learned from it; log and evaluate when due."""
         self.steps += int(np.count_nonzero(step.valid))
+        watch = self._parts.watch
         if metrics is not None:
             self._metrics.add(metrics)
+            updates = self._agent.updates
+            watch.on_update(updates - self._updates)
+            self._updates = updates
+            if not self._agent.overlaps:
+                watch.on_rollout()
+        watch.on_episodes(len(step.episodes))
         for episode in step.episodes:
             self._returns.append(episode.return_)
             self._lengths.append(episode.length)
@@ -154,12 +162,11 @@ class Run:
         when, steps, updates = self._mark
         seconds = max(now - when, 1e-9)
         speed = (self.steps - steps) / seconds
-        rss_mb = self._process.memory_info().rss / (1 << 20)
         scalars = {
             "time/steps_per_second": speed,
             "time/updates_per_second": (self._agent.updates - updates) / seconds,
-            "memory/rss_mb": rss_mb,
         }
+        scalars |= self._parts.watch.measure(self.steps)
         self._mark = (now, self.steps, self._agent.updates)
         if len(self._returns):
             scalars["rollout/return_mean"] = self._returns.mean
@@ -167,6 +174,6 @@ class Run:
         scalars |= self._agent.scalars()
         scalars |= self._metrics.flush(check_step=self.steps)
         self._parts.progress.show(
-            Status(self.steps, speed, scalars.get("rollout/return_mean"), rss_mb)
+            Status(self.steps, speed, scalars.get("rollout/return_mean"), scalars["memory/rss_mb"])
         )
         return scalars

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from memory.units import MB
+
 log = logging.getLogger("steadyrl")
 
 
@@ -70,4 +72,4 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
 def rss_mb_peak() -> float:
     """Return the largest resident size this process ever had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20) if sys.platform == "darwin" else peak / (1 << 10)
+    return peak * (1 if sys.platform == "darwin" else 1024) / MB
