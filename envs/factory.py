@@ -7,6 +7,7 @@ import logging
 from envs.frame_stack import FrameStackEnv
 from envs.making import find_spec
 from envs.native import NativeVectorEnv
+from envs.processes import ProcessVectorEnv
 from envs.settings import EnvSettings
 from envs.slot import EnvSlot
 from envs.sync import SyncVectorEnv
@@ -26,6 +27,8 @@ def build_env(settings: EnvSettings, *, seed: int, num_envs: int | None = None) 
     env: VectorEnv
     if backend == "native":
         env = NativeVectorEnv(settings, seed=seed, num_envs=count)
+    elif backend == "async":
+        env = ProcessVectorEnv(settings, seed=seed, num_envs=count)
     else:
         env = SyncVectorEnv(settings, seed=seed, num_envs=count)
     return FrameStackEnv(env, settings.frame_stack) if settings.frame_stack > 1 else env

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from envs.types import EnvironmentFailedError
 from memory.errors import ExpectedError, NonFiniteError
 
+LOG = logging.getLogger("steadyrl")
 HOUR = 3600.0
 
 
@@ -31,14 +33,38 @@ class RestartBudget:
         return True
 
 
+class WorkerError(Exception):
+    """What went wrong in the process of an environment, and its traceback as text."""
+
+    def __init__(self, what: str, trace: str = "") -> None:
+        super().__init__(what)
+        if trace:
+            self.__cause__ = RemoteTraceback(trace)
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
+    """The traceback of another process, shown above the error it caused."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0])
+
+
+def spend_or_raise(budget: RestartBudget, env: int, step: int, error: BaseException) -> None:
+    """Use one restart up for this failure, or raise it when none is left."""
+    failure = fault(env, step, error)
+    if not budget.spend():
+        raise failure from error
+    LOG.error("%s; it is built anew", failure, exc_info=error)
+
+
 def fault(env: int, step: int, error: BaseException) -> ExpectedError:
     """Name the environment, the step and what went wrong there."""
     if isinstance(error, NonFiniteError):
         return error
     what = " ".join(str(error).split()) or "no message"
-    return EnvironmentFailedError(
-        f"environment {env} failed at step {step}: {type(error).__name__}: {what}"
-    )
+    if not isinstance(error, WorkerError):
+        what = f"{type(error).__name__}: {what}"
+    return EnvironmentFailedError(f"environment {env} failed at step {step}: {what}")
 
 
 def not_finite(name: str, env: int, step: int) -> NonFiniteError:

@@ -9,6 +9,7 @@ import gymnasium as gym
 from numpy.typing import NDArray
 
 from envs.making import make_env
+from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
 from envs.spaces import encoders
@@ -44,33 +45,39 @@ class EnvSlot:
 
     def start(self, frame: NDArray[Any]) -> None:
         """Begin the next episode and write its first frame."""
-        self.episode += 1
-        self._begin(frame)
-
-    def _begin(self, frame: NDArray[Any]) -> None:
         if self._env is None:
             raise RuntimeError("the environment is closed")
+        self.episode += 1
         seed = episode_seed(self.seed, self.index, self.episode)
         observation, _ = self._env.reset(seed=seed)
         self._write(observation, frame)
         self.over = False
 
-    def step(self, action: Any, frame: NDArray[Any]) -> tuple[float, bool, bool]:
-        """Do a decoded action, write the next frame; reward, terminated, truncated."""
+    def advance(self, action: Any, rows: Rows) -> None:
+        """Write this environment's next row: a step with a decoded action, or a reset."""
+        index = self.index
+        frame = rows.frames[index]
+        if self.over:
+            self.start(frame)
+            rows.set_reset(index)
+            return
         observation, reward, terminated, truncated, _ = self._step(action)
         self._write(observation, frame)
         if terminated or truncated:
             self.over = True
-        return reward, terminated, truncated  # type: ignore[return-value]
+        rows.reward[index] = reward
+        rows.terminated[index] = terminated
+        rows.truncated[index] = truncated
+        rows.valid[index] = True
 
-    def replay(self, episode: int, actions: NDArray[Any], frame: NDArray[Any]) -> None:
-        """Begin a known episode again and do its actions [T, …] again."""
-        self.episode = episode
-        self._begin(frame)
+    def replay(self, actions: NDArray[Any], frame: NDArray[Any]) -> None:
+        """Do known actions [T, …] of an episode again and write the frame they lead to."""
         for action in self.decoder.decode(actions):
             if self.over:
                 raise RuntimeError("the episode ended earlier than it did before")
-            self.step(action, frame)
+            observation, _, terminated, truncated, _ = self._step(action)
+            self._write(observation, frame)
+            self.over = bool(terminated or truncated)
 
     def close(self) -> None:
         """Close the environment; what it raises while closing changes nothing any more."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.faults import RestartBudget, fault
+from envs.faults import RestartBudget, spend_or_raise
 from envs.replayable import ReplayableEnv
 from envs.rows import Rows
 from envs.settings import EnvSettings
@@ -16,6 +16,7 @@ from envs.types import EnvSpec
 from memory.errors import NonFiniteError, SettingError
 
 LOG = logging.getLogger("steadyrl")
+BROKEN = (Exception, SystemExit)  # what an environment may raise; never the user's Ctrl-C
 
 
 class SyncVectorEnv(ReplayableEnv):
@@ -51,7 +52,7 @@ class SyncVectorEnv(ReplayableEnv):
             slot.build()
         except SettingError:
             raise
-        except Exception as error:
+        except BROKEN as error:
             self._rebuild(slot, error)
 
     def close(self) -> None:
@@ -63,7 +64,7 @@ class SyncVectorEnv(ReplayableEnv):
         for index, slot in enumerate(self._slots):
             try:
                 slot.start(rows.frames[index])
-            except Exception as error:
+            except BROKEN as error:
                 self._recover(index, error, rows)
             rows.set_reset(index)
 
@@ -71,48 +72,34 @@ class SyncVectorEnv(ReplayableEnv):
         self._actions_to_do = self._decode(action)
 
     def _collect(self, rows: Rows) -> None:
-        frames = rows.frames
-        for index, slot in enumerate(self._slots):
+        for slot, action in zip(self._slots, self._actions_to_do, strict=True):
             try:
-                if slot.over:
-                    slot.start(frames[index])
-                    rows.set_reset(index)
-                    continue
-                reward, terminated, truncated = slot.step(self._actions_to_do[index], frames[index])
-                rows.reward[index] = reward
-                rows.terminated[index] = terminated
-                rows.truncated[index] = truncated
-                rows.valid[index] = True
-            except Exception as error:
-                self._recover(index, error, rows)
+                slot.advance(action, rows)
+            except BROKEN as error:  # noqa: PERF203 - each one may break
+                self._recover(slot.index, error, rows)
 
-    def _recover(self, index: int, error: Exception, rows: Rows) -> None:
+    def _recover(self, index: int, error: BaseException, rows: Rows) -> None:
         """Rebuild an environment that broke, or give up; its row becomes a reset."""
         self._rebuild(self._slots[index], error, rows.frames[index])
         rows.set_reset(index)
 
-    def _rebuild(self, slot: EnvSlot, error: Exception, frame: NDArray[Any] | None = None) -> None:
+    def _rebuild(
+        self, slot: EnvSlot, error: BaseException, frame: NDArray[Any] | None = None
+    ) -> None:
         """Build an environment anew until it stands, and starts if there is a frame for it."""
-        failure: Exception | None = error
+        failure: BaseException | None = error
         while failure is not None:
-            self._spend_restart(slot.index, failure)
+            spend_or_raise(self._restarts, slot.index, self.steps, failure)
             try:
                 slot.build()
                 if frame is not None:
                     slot.start(frame)
                 failure = None
-            except Exception as again:
+            except BROKEN as again:
                 failure = again
 
     def _repair(self, env: int, error: NonFiniteError, rows: Rows) -> None:
         self._recover(env, error, rows)
-
-    def _spend_restart(self, index: int, error: Exception) -> None:
-        """Use one restart up for this failure, or raise it when none is left."""
-        failure = fault(index, self.steps, error)
-        if not self._restarts.spend():
-            raise failure from error
-        LOG.error("%s; it is built anew", failure, exc_info=error)
 
     def _progress(self, env: int) -> tuple[int, bool]:
         return self._slots[env].episode, self._slots[env].over
@@ -126,8 +113,10 @@ class SyncVectorEnv(ReplayableEnv):
             if past is None:
                 continue
             try:
-                slot.replay(episodes[env], past, rows.frames[env])
-            except Exception:
+                slot.cut(episodes[env] - 1)
+                slot.start(rows.frames[env])
+                slot.replay(past, rows.frames[env])
+            except BROKEN:
                 LOG.warning("environment %d could not be replayed", env, exc_info=True)
                 slot.build()
 

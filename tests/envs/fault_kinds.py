@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+
 import numpy as np
 
 
@@ -10,16 +15,29 @@ class TwoArgumentsError(Exception):
         super().__init__(f"{first} and {second}")
 
 
+class UnpicklableError(Exception):
+    def __init__(self):
+        super().__init__("cannot travel")
+        self.lock = threading.Lock()
+
+
 def break_down(kind):
     """Break, or return what changes the row (observation, reward, …) that is returned."""
     if kind == "raise":
         raise TwoArgumentsError("this", "that")
-    if kind == "nan_reward":
-        return lambda row: row.__setitem__(1, float("nan"))
-    if kind == "inf_observation":
-        return lambda row: row[0].__setitem__(0, np.inf)
-    if kind == "wrong_shape":
-        return lambda row: row.__setitem__(0, np.zeros(5, np.float32))
-    if kind == "wrong_type":
-        return lambda row: row.__setitem__(1, "much")
-    raise AssertionError(kind)
+    if kind == "unpicklable":
+        raise UnpicklableError
+    if kind == "sys_exit":
+        sys.exit(3)
+    if kind == "exit":
+        os._exit(3)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "hang":
+        threading.Event().wait()
+    return {
+        "nan_reward": lambda row: row.__setitem__(1, float("nan")),
+        "inf_observation": lambda row: row[0].__setitem__(0, np.inf),
+        "wrong_shape": lambda row: row.__setitem__(0, np.zeros(5, np.float32)),
+        "wrong_type": lambda row: row.__setitem__(1, "much"),
+    }[kind]

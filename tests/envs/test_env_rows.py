@@ -23,11 +23,11 @@ def play(env, rows, seed=0):
 
 CASES = [
     (backend, num_envs, kwargs)
-    for backend in ("sync", "native")
+    for backend in ("sync", "async", "native")
     for num_envs in (1, 3)
     for kwargs in (
         ({}, {"length": 1}, {"ends": "truncated"}, {"ends": "both", "length": 2})
-        if backend == "sync"
+        if backend != "native"
         else ({}, {"length": 1})
     )
 ]

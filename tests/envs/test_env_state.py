@@ -47,7 +47,7 @@ def test_a_restored_environment_goes_on_exactly(env_id, backend, num_envs, stack
                 np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("backend", ["sync", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "native"])
 def test_a_state_taken_before_the_start_repeats_the_start(backend):
     config = settings("CartPole-v1", backend=backend, num_envs=8)
     sequence = actions("CartPole-v1", 8, 60)
@@ -74,8 +74,9 @@ def test_statistics_go_on():
         assert [tuple(e) for e in other.step(zeros).episodes] == [(0, 21.0, 6)]
 
 
-def test_an_episode_that_cannot_be_replayed_is_cut(caplog):
-    config = settings("CartPole-v1", num_envs=2)
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_episode_that_cannot_be_replayed_is_cut(backend, caplog):
+    config = settings("CartPole-v1", num_envs=2, backend=backend)
     zeros = np.zeros(2, np.int64)
     with build_env(config, seed=0) as one, build_env(config, seed=0) as other:
         one.reset()
@@ -96,8 +97,9 @@ def test_an_episode_that_cannot_be_replayed_is_cut(caplog):
         assert {e.env: e.length for e in step.episodes}.get(1, 8) <= 10
 
 
-def test_a_state_saved_with_a_pending_cut_keeps_it():
-    config = settings("CartPole-v1")
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_a_state_saved_with_a_pending_cut_keeps_it(backend):
+    config = settings("CartPole-v1", backend=backend)
     zeros = np.zeros(1, np.int64)
     with build_env(config, seed=0) as env:
         env.reset()

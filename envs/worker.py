@@ -1,0 +1,131 @@
+"""The process of one environment: it obeys one-letter commands and dies with its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from envs.settings import EnvSettings
+from envs.shared import ActionForm, SharedArrays, describe
+from envs.slot import EnvSlot
+from envs.types import EnvSpec
+from memory.errors import SettingError
+
+# Commands. STEP, BEGIN and REPLAY name the row to write to (0 or 1) and are answered.
+STEP = b"s"
+BEGIN = b"e"  # + row + [seed, episode]: start this very episode
+REPLAY = b"r"  # + row + actions: do them again
+FORM = b"f"  # + the form of the actions to come
+CUT = b"c"  # + [seed, episode]: the next step starts the episode after this one
+QUIT = b"q"
+# Answers.
+DONE, BROKEN = b"d", b"b"
+
+PR_SET_PDEATHSIG = 1
+
+
+class Job(NamedTuple):
+    """All that a worker needs to know; without `memory` it only describes the spaces."""
+
+    settings: EnvSettings
+    seed: int
+    env: int
+    episode: int  # the first reset starts the one after it
+    spec: EnvSpec | None
+    memory: Any
+    parent: int
+
+
+def run_worker(job: Job, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """Run one environment until told to quit or until the parent is gone."""
+    _detach(job, inherited)
+    slot = EnvSlot(job.settings, seed=job.seed, index=job.env)
+    try:
+        slot.build()
+        slot.cut(job.episode)
+        pipe.send_bytes(DONE + describe(slot))
+        if job.spec is not None:
+            _Service(slot, SharedArrays(job.spec, job.memory), pipe).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    except BaseException as error:
+        _report(error, pipe)
+    finally:
+        slot.close()
+
+
+def _detach(job: Job, inherited: Sequence[Connection]) -> None:
+    """Leave Ctrl-C to the parent, die with it, and hold none of its other pipes open."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    for connection in inherited:
+        connection.close()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != job.parent:  # it died before we could ask to be told
+        os._exit(0)
+    gc.freeze()  # what came with the fork stays shared as long as nobody writes to it
+
+
+class _Service:
+    """Carry commands out."""
+
+    def __init__(self, slot: EnvSlot, shared: SharedArrays, pipe: Connection) -> None:
+        self._slot, self._shared, self._pipe = slot, shared, pipe
+        self._progress = shared.progress[slot.index]
+        self._form = ActionForm("<i8", ())
+
+    def run(self) -> None:
+        while True:
+            message = self._pipe.recv_bytes()
+            command, rest = message[:1], message[1:]
+            if command == QUIT:
+                return
+            if command == FORM:
+                self._form = ActionForm.decode(rest)
+            elif command == CUT:
+                self._slot.seed, episode = json.loads(rest)
+                self._slot.cut(episode)
+            else:
+                self._write(command, rest[0], rest[1:])
+                self._progress[:] = self._slot.episode, self._slot.over
+                self._pipe.send_bytes(DONE)
+
+    def _write(self, command: bytes, turn: int, rest: bytes) -> None:
+        slot, rows = self._slot, self._shared.rows[turn]
+        frame = rows.frames[slot.index]
+        if command == REPLAY:
+            slot.replay(self._form.read(rest), frame)
+        elif command == BEGIN:
+            slot.seed, episode = json.loads(rest)
+            slot.cut(episode - 1)
+            slot.start(frame)
+        elif slot.over:
+            # Told before it is tried: an episode whose reset breaks is not tried again.
+            self._progress[0] = slot.episode + 1
+            slot.advance(None, rows)
+        else:
+            action = self._shared.action(slot.index, self._form)
+            slot.advance(slot.decoder.decode(action)[0], rows)
+
+
+def _report(error: BaseException, pipe: Connection) -> None:
+    """Tell the parent what broke, as text: the exception itself may not survive the journey."""
+    what = "".join(traceback.format_exception_only(type(error), error))
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    refused = None
+    if isinstance(error, SettingError):
+        refused = [error.field, str(error.value), error.reason]
+    text = json.dumps([" ".join(what.split()), trace, refused])
+    with contextlib.suppress(OSError):  # the parent may be gone
+        pipe.send_bytes(BROKEN + text.encode())

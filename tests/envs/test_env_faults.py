@@ -1,0 +1,166 @@
+"""An environment that breaks is named and stopped, or rebuilt with a clean cut, on any backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_environments import Counter, settings
+
+from envs.factory import build_env
+from envs.faults import HOUR, RestartBudget
+from envs.types import EnvironmentFailedError
+from memory.errors import NonFiniteError, SettingError
+
+ZERO = np.zeros(1, np.int64)
+
+
+def faulty(tmp_path, backend, fault, **changes):
+    kwargs = {"fault": fault, "fuse": str(tmp_path / "fuse"), **changes.pop("kwargs", {})}
+    timeout = 0.5 if fault.endswith("hang") else 20.0
+    return settings(
+        "toy_environments:Faulty-v0",
+        **{"backend": backend, "kwargs": kwargs, "step_timeout": timeout, **changes},
+    )
+
+
+# (what breaks, the error it stops with, what the message says)
+ANYWHERE = [
+    ("step:raise", EnvironmentFailedError, r"environment 0 .*step 2.*TwoArgumentsError: this"),
+    ("step:unpicklable", EnvironmentFailedError, "UnpicklableError: cannot travel"),
+    ("step:sys_exit", EnvironmentFailedError, "SystemExit: 3"),
+    ("step:wrong_shape", EnvironmentFailedError, r"shape \(5,\), its space says \(2,\)"),
+    ("step:wrong_type", EnvironmentFailedError, "could not convert string"),
+    ("step:nan_reward", NonFiniteError, "reward of environment 0 is not finite at step 2"),
+    ("step:inf_observation", NonFiniteError, r"observation of environment 0 .* step 2"),
+    ("reset:raise", EnvironmentFailedError, "environment 0 failed at step 0"),
+    ("constructor:raise", EnvironmentFailedError, "environment 0 failed at step 0"),
+]
+ONLY_PROCESSES = [
+    ("step:exit", EnvironmentFailedError, r"environment 0 .*step 2.*exited with code 3"),
+    ("step:kill", EnvironmentFailedError, r"environment 0 .*step 2.*killed by SIGKILL"),
+    ("step:hang", EnvironmentFailedError, r"environment 0 .*step 2.*no answer within 0.5 s"),
+    ("reset:exit", EnvironmentFailedError, r"environment 0 .*exited with code 3"),
+    ("reset:hang", EnvironmentFailedError, r"environment 0 .*no answer within"),
+    ("constructor:exit", EnvironmentFailedError, r"environment 0 .*exited with code 3"),
+    ("constructor:hang", EnvironmentFailedError, r"environment 0 .*no answer within"),
+]
+CASES = [("sync", *case) for case in ANYWHERE]
+CASES += [("async", *case) for case in ANYWHERE + ONLY_PROCESSES]
+
+
+@pytest.mark.parametrize(("backend", "fault", "error", "message"), CASES)
+def test_without_restarts_a_fault_stops_naming_where(tmp_path, backend, fault, error, message):
+    with (
+        pytest.raises(error, match=message),
+        build_env(faulty(tmp_path, backend, fault), seed=0) as env,
+    ):
+        env.reset()
+        for _ in range(5):
+            env.step(ZERO)
+
+
+@pytest.mark.parametrize(
+    ("backend", "fault"), [case[:2] for case in CASES if case[1].startswith("step")]
+)
+def test_with_restarts_a_fault_is_a_cut(tmp_path, backend, fault, caplog):
+    config = faulty(tmp_path, backend, fault, num_envs=2, max_restarts=2)
+    both = np.zeros(2, np.int64)
+    with build_env(config, seed=0) as env:
+        env.reset()
+        rows = [env.step(both).valid.all() for _ in range(2)]
+        cut = env.step(both)  # the third step breaks in the one that comes to it first, or in both
+        broken = np.flatnonzero(~cut.valid)
+        assert all(rows)
+        assert broken.size > 0
+        assert (cut.obs[broken] == [0, 1]).all()
+        assert (cut.obs[cut.valid] == [3, 1]).all()
+        assert (cut.reward == cut.valid).all()
+        assert not (cut.terminated | cut.truncated).any()
+        lengths = {}
+        for _ in range(10):
+            lengths.update({e.env: (e.length, e.return_) for e in env.step(both).episodes})
+        assert lengths == {0: (10, 10.0), 1: (10, 10.0)}
+    assert f"environment {broken[0]}" in caplog.text
+    if fault.endswith(("raise", "unpicklable", "sys_exit")):
+        assert "toy_environments.py" in caplog.text  # where it happened
+
+
+@pytest.mark.parametrize(
+    ("backend", "fault"), [case[:2] for case in CASES if not case[1].startswith("step")]
+)
+def test_with_restarts_a_failing_start_is_tried_again(tmp_path, backend, fault):
+    config = faulty(tmp_path, backend, fault, max_restarts=2, kwargs={"times": 2})
+    with build_env(config, seed=0) as env:
+        env.reset()
+        assert env.step(ZERO).valid.all()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_restarts_run_out(tmp_path, backend):
+    config = faulty(tmp_path, backend, "step:raise", max_restarts=2, kwargs={"times": 100})
+    with build_env(config, seed=0) as env:
+        env.reset()
+        for _ in range(8):  # breaks in every third step of an episode
+            env.step(ZERO)
+        with pytest.raises(EnvironmentFailedError):
+            env.step(ZERO)
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_the_state_after_a_cut_can_be_restored(tmp_path, backend):
+    config = faulty(tmp_path, backend, "step:raise", max_restarts=1)
+    with build_env(config, seed=0) as env, build_env(config, seed=0) as other:
+        env.reset()
+        for _ in range(5):
+            env.step(ZERO)
+        other.load_state_dict(env.state_dict())
+        np.testing.assert_array_equal(other.observation, env.observation)
+        np.testing.assert_array_equal(other.step(ZERO).obs, env.step(ZERO).obs)
+
+
+def test_restarts_are_counted_by_the_hour():
+    now = [0.0]
+    budget = RestartBudget(2, clock=lambda: now[0])
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    now[0] = HOUR - 1
+    assert not budget.spend()
+    now[0] = HOUR
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    assert not RestartBudget(0).spend()
+
+
+@pytest.fixture
+def balance():
+    Counter.opened = Counter.closed = 0
+    yield
+    assert Counter.opened == Counter.closed > 0
+
+
+@pytest.mark.usefixtures("balance")
+def test_closes_what_was_opened():
+    with build_env(settings(num_envs=3), seed=0) as env:
+        env.reset()
+    env.close()
+
+
+@pytest.mark.usefixtures("balance")
+def test_closes_the_others_when_one_cannot_be_built():
+    with pytest.raises(EnvironmentFailedError, match=r"environment 2 .*no more of me"):
+        build_env(settings(num_envs=3, kwargs={"fail_at_build": 2}), seed=0)
+
+
+@pytest.mark.usefixtures("balance")
+def test_closes_all_when_a_reset_fails():
+    config = settings(num_envs=3, kwargs={"fail_at_reset": 1})
+    with (
+        pytest.raises(EnvironmentFailedError, match="cannot reset"),
+        build_env(config, seed=0) as env,
+    ):
+        env.reset()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_what_is_no_fault_but_a_wrong_setting_is_refused(backend):
+    config = settings("CartPole-v1", backend=backend, kwargs={"sutton": 1}, max_restarts=3)
+    with pytest.raises(SettingError, match="sutton"):
+        build_env(config, seed=0)
