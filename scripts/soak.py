@@ -1,0 +1,56 @@
+"""Train for long and prove that nothing grows: memory, handles, and that the speed stays.
+
+    python scripts/soak.py --steps 1e6 --agents dqn ppo --envs cartpole lunarlander
+
+writes a page with a picture and ends with 1 if any run goes beyond the limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.soaking.report import Result, write_report
+from scripts.soaking.sampling import soak
+from scripts.soaking.verdict import Limits, judge
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=lambda text: int(float(text)), default=1_000_000)
+    parser.add_argument("--agents", nargs="+", default=["dqn", "ppo"])
+    parser.add_argument("--envs", nargs="+", default=["cartpole"])
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides for every run")
+    parser.add_argument("--runs", type=Path, default=Path("outputs/soak"), help="run directories")
+    parser.add_argument("--report", type=Path, default=Path("docs/SOAK.md"))
+    parser.add_argument("--every-seconds", type=float, default=5.0, help="between two samples")
+    parser.add_argument("--max-slope-mb", type=float, default=1.0, help="per million steps")
+    parser.add_argument("--max-speed-change", type=float, default=0.05)
+    parser.add_argument("--warmup", type=float, default=0.2, help="share of a run not judged")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Soak every agent on every environment; return the exit code."""
+    args = parse(arguments)
+    limits = Limits(args.max_slope_mb, args.max_speed_change, args.warmup)
+    results: list[Result] = []
+    for agent in args.agents:
+        for env in args.envs:
+            overrides = [f"agent={agent}", f"env={env}", f"total_steps={args.steps}", *args.set]
+            run_dir = (args.runs / f"{agent}-{env}").resolve()
+            found = soak(f"{agent} on {env}", overrides, run_dir, args.every_seconds)
+            results.append((found, judge(found, limits)))
+            for check in results[-1][1]:
+                word = "ok  " if check.passed else "FAIL"
+                print(f"{word} {found.title}: {check.name} {check.value} (limit {check.limit})")
+            write_report(results, args.report)
+    return 0 if all(check.passed for _, checks in results for check in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

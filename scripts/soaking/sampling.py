@@ -1,0 +1,107 @@
+"""Run the trainer as a process of its own and look at it from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Sample(NamedTuple):
+    """The process tree at one moment; `step` is the last that was logged."""
+
+    seconds: float
+    step: int
+    pss: int
+    open_files: int
+    threads: int
+    children: int
+
+
+class Soak(NamedTuple):
+    """One run: how it was started, how it ended, and what was seen."""
+
+    title: str
+    command: list[str]
+    exit_code: int
+    samples: list[Sample]
+    logged: list[dict[str, float]]  # the lines of metrics.jsonl
+
+
+def soak(title: str, overrides: Sequence[str], run_dir: Path, every_seconds: float) -> Soak:
+    """Train to the end, sampling every so many seconds."""
+    command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run_dir={run_dir}"]
+    samples: list[Sample] = []
+    log = MetricsTail(run_dir / "metrics.jsonl")
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        watched = psutil.Process(process.pid)
+        while process.poll() is None:
+            log.read()
+            sample = take_sample(watched, time.perf_counter() - start, log.step)
+            if sample is not None:
+                samples.append(sample)
+            try:
+                process.wait(every_seconds)
+            except subprocess.TimeoutExpired:
+                continue
+    log.read()
+    return Soak(title, command[1:], process.returncode, samples, log.lines)
+
+
+def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | None:
+    """Sum over the tree; None when it is gone."""
+    try:
+        tree = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return None
+    members = [found for found in map(_look_at, tree) if found is not None]
+    if not members:
+        return None
+    pss, files, threads = (sum(column) for column in zip(*members, strict=True))
+    return Sample(seconds, step, pss, files, threads, len(members) - 1)
+
+
+def _look_at(process: psutil.Process) -> tuple[int, int, int] | None:
+    """Return PSS, open files and threads of one process; None when it has vanished."""
+    try:
+        return (
+            int(process.memory_full_info().pss),
+            process.num_fds(),
+            process.num_threads(),
+        )
+    except psutil.Error:
+        return None
+
+
+class MetricsTail:
+    """The lines of a metrics.jsonl that is still being written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self.lines: list[dict[str, float]] = []
+
+    @property
+    def step(self) -> int:
+        """Last step that was logged."""
+        return int(self.lines[-1]["step"]) if self.lines else 0
+
+    def read(self) -> None:
+        """Take in the complete lines that are new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            new = file.read()
+        complete = new[: new.rfind(b"\n") + 1]
+        self._position += len(complete)
+        self.lines += [json.loads(line) for line in complete.splitlines()]
