@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.rows import Rows
 from envs.types import Episode
+
+
+class Ends(NamedTuple):
+    """What one row means for the score, where that is not what it means for the learner."""
+
+    reward: NDArray[Any]  # [N] of rows that reset it is zero
+    begun: NDArray[np.bool_]  # [N] episodes that begin after this row
+    ended: NDArray[np.bool_]  # [N] episodes that end with this row
+    skipped: NDArray[np.bool_]  # [N] rows that count for the reward only
 
 
 class EpisodeStatistics:
@@ -32,16 +42,25 @@ class EpisodeStatistics:
         self._return += rows.reward
         if rows.is_ordinary():
             return ()
-        self._restart(~rows.valid)
-        done = rows.terminated | rows.truncated
+        return self._close(~rows.valid, rows.terminated | rows.truncated)
+
+    def record_ends(self, ends: Ends) -> tuple[Episode, ...]:
+        """Count one row whose scores and ends are not the learner's."""
+        self._rows += 1
+        self._return += ends.reward
+        self._begin += ends.skipped
+        return self._close(ends.begun, ends.ended)
+
+    def _close(self, begun: NDArray[np.bool_], ended: NDArray[np.bool_]) -> tuple[Episode, ...]:
+        self._restart(begun)
         finished = tuple(
             Episode(env, float(self._return[env]), int(self._rows - self._begin[env]))
-            for env in np.flatnonzero(done).tolist()
+            for env in np.flatnonzero(ended).tolist()
         )
-        self._restart(done)
+        self._restart(ended)
         return finished
 
-    def _restart(self, where: Any) -> None:
+    def _restart(self, where: NDArray[np.bool_]) -> None:
         self._return[where] = 0.0
         self._begin[where] = self._rows
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs.episodes import EpisodeStatistics
 from envs.faults import not_finite
 from envs.rows import Rows
-from envs.types import EnvSpec, Step, VectorEnv
+from envs.types import EnvSpec, Episode, Step, VectorEnv
 from memory.errors import NonFiniteError
 
 
@@ -58,8 +58,12 @@ class LockstepEnv(VectorEnv):
         self._collect(rows)
         self._check_finite(rows)
         self.steps += 1
-        episodes = self._statistics.record(rows)
+        episodes = self._count(rows)
         return Step(rows.obs, rows.reward, rows.terminated, rows.truncated, rows.valid, episodes)
+
+    def _count(self, rows: Rows) -> tuple[Episode, ...]:
+        """Count a row's rewards and return the episodes it ended."""
+        return self._statistics.record(rows)
 
     def _next(self) -> Rows:
         self._turn = 1 - self._turn

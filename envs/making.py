@@ -6,11 +6,14 @@ import difflib
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
+from envs.minatar import ENTRY_POINT as MINATAR
+from envs.minatar import FreshStickyAction
 from envs.settings import EnvSettings
 from memory.errors import SettingError
 
@@ -25,7 +28,10 @@ def find_spec(env_id: str) -> GymSpec:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # newer versions of an environment exist: not our call
-            return gym.spec(_import_module_of(env_id))
+            name = _import_module_of(env_id)
+            if name not in gym.registry and importlib.util.find_spec("ale_py") is not None:
+                register_provider("ale_py")  # it also brings ids without a prefix
+            return gym.spec(name)
     except gym.error.Error as error:
         raise SettingError("id", env_id, _unknown(env_id, error)) from None
 
@@ -36,7 +42,8 @@ def make_env(settings: EnvSettings) -> gym.Env[Any, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return gym.make(spec, disable_env_checker=True, **settings.kwargs)
+            env = gym.make(spec, disable_env_checker=True, **settings.kwargs)
+            return FreshStickyAction(env) if spec.entry_point == MINATAR else env
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise SettingError("id", settings.id, _missing(spec, error)) from None
     except TypeError as error:
@@ -78,15 +85,19 @@ def _import_module_of(env_id: str) -> str:
 
 
 def _unknown(env_id: str, error: Exception) -> str:
+    reason = "deprecated" if isinstance(error, gym.error.DeprecatedEnv) else "no such environment"
+    return f"{reason}, {nearest(env_id, gym.registry)}"
+
+
+def nearest(env_id: str, known_ids: Iterable[str]) -> str:
+    """Return a hint at the id that was probably meant."""
     wanted = env_id.lower()
-    known = {name.lower(): name for name in gym.registry}
+    known = {name.lower(): name for name in known_ids}
     near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
-    if not near:  # compare without the version: "pong" is near "Pong-v0" in that sense only
+    if not near:  # a version alone makes short names look different
         bare = {low.rpartition("-v")[0] or low: low for low in known}
         near = [bare[m] for m in difflib.get_close_matches(wanted, bare, n=1, cutoff=0.6)]
-    hint = f"did you mean {known[near[0]]}?" if near else "is the package that brings it installed?"
-    reason = "deprecated" if isinstance(error, gym.error.DeprecatedEnv) else "no such environment"
-    return f"{reason}, {hint}"
+    return f"did you mean {known[near[0]]}?" if near else "is the package that brings it installed?"
 
 
 def _missing(spec: GymSpec, error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from memory.errors import SettingError
@@ -22,6 +22,12 @@ class EnvSettings:
     kwargs: dict[str, Any]
     step_timeout: float  # seconds one environment may take for one step; processes only
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
+
+    def for_evaluation(self) -> EnvSettings:
+        """Return the settings under which scores are measured: whole games, not lives."""
+        if "episodic_life" not in self.kwargs:
+            return self
+        return replace(self, kwargs={**self.kwargs, "episodic_life": False})
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -13,6 +13,7 @@ from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
 from envs.spaces import encoders
+from envs.types import EnvSpec
 
 LOG = logging.getLogger("steadyrl")
 
@@ -37,6 +38,23 @@ class EnvSlot:
         )
         self._step = env.step
         self._write = self.encoder.write
+        env.action_space.seed(0)
+        self._sample = env.action_space.sample
+
+    def spec(self, num_envs: int) -> EnvSpec:
+        """Say what the environment offers."""
+        return EnvSpec(
+            id=self._settings.id,
+            num_envs=num_envs,
+            frame_shape=self.encoder.shape,
+            dtype=self.encoder.dtype,
+            frame_stack=1,
+            action=self.decoder.spec,
+        )
+
+    def any_action(self) -> Any:
+        """Return an action that the environment takes."""
+        return self._sample()
 
     def cut(self, episode: int) -> None:
         """Let the next row be a reset that starts the episode after this one."""
@@ -87,3 +105,13 @@ class EnvSlot:
                 env.close()
             except Exception:  # a broken environment may not even close
                 LOG.debug("environment %d did not close cleanly", self.index, exc_info=True)
+
+
+def probe_slot(settings: EnvSettings) -> EnvSpec:
+    """Say what one environment offers, by making it."""
+    slot = EnvSlot(settings, seed=0, index=0)
+    try:
+        slot.build()
+        return slot.spec(num_envs=1)
+    finally:
+        slot.close()

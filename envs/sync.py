@@ -12,7 +12,6 @@ from envs.replayable import ReplayableEnv
 from envs.rows import Rows
 from envs.settings import EnvSettings
 from envs.slot import EnvSlot
-from envs.types import EnvSpec
 from memory.errors import NonFiniteError, SettingError
 
 LOG = logging.getLogger("steadyrl")
@@ -32,16 +31,7 @@ class SyncVectorEnv(ReplayableEnv):
                 self._add(EnvSlot(settings, seed=seed, index=index))
             first = self._slots[0]
             self._decode = first.decoder.decode
-            super().__init__(
-                EnvSpec(
-                    id=settings.id,
-                    num_envs=num_envs,
-                    frame_shape=first.encoder.shape,
-                    dtype=first.encoder.dtype,
-                    frame_stack=1,
-                    action=first.decoder.spec,
-                )
-            )
+            super().__init__(first.spec(num_envs))
         except BaseException:
             self.close()
             raise

@@ -7,35 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from toy_environments import settings
 
-from envs.factory import build_env, choose_backend, probe
+from envs import choosing
+from envs.choosing import choose_backend
+from envs.factory import build_env, probe
 from envs.making import PROVIDERS
-from envs.settings import EnvSettings
 from memory.errors import SettingError
-
-CONFIGS = Path(__file__).parents[2] / "configs" / "env"
-PLAIN = [
-    "cartpole",
-    "acrobot",
-    "mountaincar",
-    "mountaincar_continuous",
-    "pendulum",
-    "frozenlake",
-    "cliffwalking",
-    "taxi",
-]
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_presets_are_probed_and_built(name):
-    preset = EnvSettings(**yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
-    spec = probe(preset)
-    with build_env(preset, seed=0, num_envs=2) as env:
-        assert env.spec.frame_shape == spec.frame_shape
-        assert env.spec.action == spec.action
-        assert env.reset().shape == (2, *spec.observation_shape)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +42,8 @@ def test_a_missing_package_names_its_extra(monkeypatch):
 
 @pytest.mark.parametrize(("env_id", "extra"), [("LunarLander-v3", "box2d"), ("Ant-v5", "mujoco")])
 def test_a_missing_engine_names_its_extra(monkeypatch, env_id, extra):
-    for name in ("Box2D", "mujoco", "gymnasium.envs.box2d", "gymnasium.envs.mujoco"):
+    engines = ("Box2D", "mujoco", "gymnasium.envs.box2d", "gymnasium.envs.mujoco")
+    for name in [*engines, *(name for name in sys.modules if name.startswith(engines))]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SettingError, match=rf'pip install -e "\.\[{extra}\]"'):
         probe(settings(env_id))
@@ -95,13 +74,34 @@ def test_native_where_there_is_none_is_refused():
     [
         ("CartPole-v1", 1, "sync"),
         ("CartPole-v1", 8, "native"),
-        ("Acrobot-v1", 8, "sync"),
+        ("Acrobot-v1", 1, "sync"),
     ],
 )
 def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
     caplog.set_level("INFO", "steadyrl")
     assert choose_backend(settings(env_id, backend="auto"), num_envs) == backend
     assert f"backend {backend}" in caplog.text
+
+
+@pytest.mark.parametrize(("seconds", "backend"), [(1e-5, "sync"), (1e-3, "async")])
+def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(
+    seconds, backend, monkeypatch, caplog
+):
+    caplog.set_level("INFO", "steadyrl")
+    monkeypatch.setattr(choosing, "step_seconds", lambda _: seconds)
+    monkeypatch.setattr(choosing, "_cores", lambda: 2)
+    assert choose_backend(settings("Acrobot-v1", backend="auto"), 4) == backend
+    assert f"backend {backend} for 4 x Acrobot-v1: a step takes" in caplog.text
+    assert choose_backend(settings("Acrobot-v1", backend="auto"), 1) == "sync"
+
+
+def test_the_trial_measures_steps_not_resets():
+    assert 0 < choosing.step_seconds(settings("CartPole-v1")) < 0.1
+
+
+def test_a_trial_that_fails_leaves_the_fault_to_the_backend():
+    config = settings(backend="auto", num_envs=2, kwargs={"fail_at_reset": 1})
+    assert choose_backend(config, 2) == "sync"
 
 
 @pytest.mark.parametrize(

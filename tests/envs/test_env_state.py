@@ -11,10 +11,19 @@ from envs.factory import build_env
 IDS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"]
 
 
+EXTRAS = [
+    ("LunarLander-v3", "Box2D"),
+    ("Hopper-v5", "mujoco"),
+    *((f"MinAtar/{game}-v1", "minatar") for game in ("Asterix", "Breakout", "Freeway", "Seaquest")),
+    ("MinAtar/SpaceInvaders-v1", "minatar"),
+]
+
+
 def actions(env_id, num_envs, rows):
     rng = np.random.default_rng(3)
-    if env_id == "Pendulum-v1":
-        return rng.uniform(-2, 2, (rows, num_envs, 1)).astype(np.float32)
+    continuous = {"Pendulum-v1": 1, "Hopper-v5": 3}
+    if env_id in continuous:
+        return rng.uniform(-2, 2, (rows, num_envs, continuous[env_id])).astype(np.float32)
     return rng.integers(0, 2, (rows, num_envs))
 
 
@@ -45,6 +54,12 @@ def test_a_restored_environment_goes_on_exactly(env_id, backend, num_envs, stack
         for ours, theirs in zip(record(other, sequence[before:]), expected, strict=True):
             for a, b in zip(ours, theirs, strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("env_id", "module"), EXTRAS)
+def test_environments_of_the_extras_go_on_exactly(env_id, module):
+    pytest.importorskip(module)
+    test_a_restored_environment_goes_on_exactly(env_id, "sync", 2, 1, 171)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native"])

@@ -1,0 +1,135 @@
+"""Atari games through ALE's own vector environment, whose threads work while we learn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.batch import BatchEnv
+from envs.episodes import Ends
+from envs.making import find_spec
+from envs.rows import Rows
+from envs.seeding import episode_seed
+from envs.settings import EnvSettings
+from envs.types import DiscreteActions, EnvSpec, Episode
+from memory.errors import SettingError
+
+ENTRY_POINT = "ale_py.env:AtariEnv"
+SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
+# What the timeline decides, so that nobody else may.
+OURS = {
+    "stack_num": "use env.frame_stack",
+    "reward_clipping": "the learner clips rewards, the score stays raw",
+    "life_loss_info": "use episodic_life",
+    "autoreset_mode": "environments reset on the step after an episode's end",
+    "batch_size": "every row holds all environments",
+    "continuous": "actions are the buttons",
+}
+
+
+class AtariVectorEnv(BatchEnv):
+    """N copies of a game: one 84x84 frame a row, raw scores, lives as episodes where asked for.
+
+    ALE's `episodic_life` starts a whole new game at every lost life; here the game goes on, as in
+    the published protocols: the row after a lost life presses FIRE (or nothing), is not valid, and
+    its reward counts for the score only.
+    """
+
+    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+        kwargs = dict(settings.kwargs)
+        self._lives_are_episodes = bool(kwargs.pop("episodic_life", False))
+        self._env = _make(settings, kwargs, num_envs)
+        spec = EnvSpec(
+            id=settings.id,
+            num_envs=num_envs,
+            frame_shape=_frame_shape(self._env.single_observation_space.shape),
+            dtype="uint8",
+            frame_stack=1,
+            action=DiscreteActions(int(self._env.single_action_space.n)),
+        )
+        super().__init__(spec, seed=seed)
+        buttons = [action.name for action in self._env.ale.get_action_set()]
+        fire = kwargs.get("use_fire_reset", True) and "FIRE" in buttons
+        self._after_life = buttons.index("FIRE") if fire else buttons.index("NOOP")
+        self._choices = len(buttons)
+        self._lives = np.zeros(num_envs, np.int32)
+        self._new_life = np.zeros(num_envs, np.bool_)  # whose next row goes on after a lost life
+        self._ends: Ends | None = None  # of the last row, None where all started
+
+    def close(self) -> None:
+        """End the threads; safe to call twice and after a failure."""
+        self._env = None
+
+    def _begin_batch(self, rows: Rows, start: int) -> None:
+        seeds = [
+            episode_seed(self._seed, env, start) % SEED_LIMIT for env in range(self.spec.num_envs)
+        ]
+        observations, info = self._env.reset(seed=np.array(seeds))
+        self._write(observations, rows)
+        self._lives[:] = info["lives"]
+        self._new_life[:] = False
+        self._ends = None
+
+    def _send_batch(self, action: NDArray[Any]) -> None:
+        buttons = np.where(self._new_life, self._after_life, action)
+        if buttons.min() < 0 or buttons.max() >= self._choices:  # ALE's threads would wait forever
+            raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
+        self._env.send(buttons)
+
+    def _receive_batch(self, rows: Rows) -> None:
+        observations, reward, game_over, time_up, info = self._env.recv()
+        self._write(observations, rows)
+        lives, begun, new_life = info["lives"], self._done.copy(), self._new_life
+        self._fill(rows, reward, game_over, time_up)
+        self._ends = Ends(reward, begun=begun, ended=self._done.copy(), skipped=new_life.copy())
+        rows.valid &= ~new_life
+        for array in (rows.reward, rows.terminated, rows.truncated):
+            array[new_life] = 0
+        if self._lives_are_episodes:
+            self._new_life = (lives < self._lives) & rows.valid & ~self._done
+            rows.terminated |= self._new_life
+        self._lives[:] = lives
+
+    def _count(self, rows: Rows) -> tuple[Episode, ...]:
+        return (
+            super()._count(rows) if self._ends is None else self._statistics.record_ends(self._ends)
+        )
+
+    def _write(self, observations: NDArray[np.uint8], rows: Rows) -> None:
+        frames = observations[:, 0]  # [N, H, W] or [N, H, W, 3]
+        if frames.ndim == 4:
+            rows.obs[...] = frames.transpose(0, 3, 1, 2)
+        else:
+            rows.obs[:, 0] = frames
+
+
+def _make(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
+    spec = find_spec(settings.id)
+    if spec.entry_point != ENTRY_POINT:
+        raise SettingError("backend", settings.backend, f"{settings.id} is no Atari game")
+    for key, reason in OURS.items():
+        if key in kwargs:
+            raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
+    from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
+
+    try:
+        return AleVectorEnv(
+            spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
+        )
+    except TypeError as error:
+        raise SettingError("kwargs", settings.kwargs, f"{settings.id}: {error}") from None
+
+
+def _frame_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    _, height, width, *colours = shape
+    return (*(colours or [1]), height, width)
+
+
+def probe_atari(settings: EnvSettings) -> EnvSpec:
+    """Say what the game offers, with one copy of it on one thread."""
+    kwargs = {**settings.kwargs, "num_threads": 1}
+    with AtariVectorEnv(replace(settings, kwargs=kwargs), seed=0, num_envs=1) as env:
+        return env.spec

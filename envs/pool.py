@@ -1,0 +1,102 @@
+"""EnvPool's C++ environments, for those who have installed it."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.batch import BatchEnv
+from envs.making import nearest
+from envs.rows import Rows
+from envs.seeding import episode_seed
+from envs.settings import EnvSettings
+from envs.spaces import encoders
+from envs.types import EnvSpec
+from memory.errors import SettingError
+
+SEED_LIMIT = 2**31 - 1
+
+
+class PoolVectorEnv(BatchEnv):
+    """N environments of EnvPool; it is seeded when built, so every start builds it anew."""
+
+    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+        self._settings = settings
+        self._env: Any = None
+        spec, self._encode, self._decode = _inspect(settings, num_envs)
+        super().__init__(spec, seed=seed)
+
+    def close(self) -> None:
+        """End the threads; safe to call twice and after a failure."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _begin_batch(self, rows: Rows, start: int) -> None:
+        import envpool
+
+        self.close()
+        self._env = envpool.make(
+            self._settings.id,
+            env_type="gymnasium",
+            num_envs=self.spec.num_envs,
+            seed=episode_seed(self._seed, 0, start) % SEED_LIMIT,
+            **_kwargs(self._settings),
+        )
+        self._write(self._env.reset()[0], rows)
+
+    def _send_batch(self, action: NDArray[Any]) -> None:
+        self._env.send(np.asarray(self._decode(action), self._env.action_space.dtype))
+
+    def _receive_batch(self, rows: Rows) -> None:
+        observations, reward, terminated, truncated, _ = self._env.recv()
+        self._write(observations, rows)
+        self._fill(rows, reward, terminated, truncated)
+
+    def _write(self, observations: Any, rows: Rows) -> None:
+        for observation, frame in zip(observations, rows.frames, strict=True):
+            self._encode(observation, frame)
+
+
+def _kwargs(settings: EnvSettings) -> dict[str, Any]:
+    """Return EnvPool's keywords; one frame a row where the game offers stacks."""
+    import envpool
+
+    config = envpool.make_spec(settings.id).config._fields
+    return {**({"stack_num": 1} if "stack_num" in config else {}), **settings.kwargs}
+
+
+def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Any, Any]:
+    if importlib.util.find_spec("envpool") is None:
+        raise SettingError(
+            "backend", "envpool", 'needs envpool, install it with: pip install -e ".[envpool]"'
+        )
+    import envpool
+
+    known = envpool.list_all_envs()
+    if settings.id not in known:
+        raise SettingError("id", settings.id, f"not in EnvPool, {nearest(settings.id, known)}")
+    try:
+        told = envpool.make_spec(settings.id, **_kwargs(settings))
+    except (AssertionError, KeyError, TypeError) as error:
+        raise SettingError("kwargs", settings.kwargs, f"{settings.id}: {error}") from None
+    encoder, decoder = encoders(
+        settings.id, told.gymnasium_observation_space, told.gymnasium_action_space
+    )
+    spec = EnvSpec(
+        id=settings.id,
+        num_envs=num_envs,
+        frame_shape=encoder.shape,
+        dtype=encoder.dtype,
+        frame_stack=1,
+        action=decoder.spec,
+    )
+    return spec, encoder.write, decoder.decode
+
+
+def probe_pool(settings: EnvSettings) -> EnvSpec:
+    """Say what the environment offers without building it."""
+    return _inspect(settings, 1)[0]

@@ -1,0 +1,195 @@
+"""Atari rows hold raw scores and single frames; a lost life ends an episode, not the game."""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+import pytest
+from toy_environments import settings
+
+from envs.factory import build_env, probe
+from envs.types import DiscreteActions
+from memory.errors import SettingError
+
+ale = pytest.importorskip("ale_py.vector_env")
+BREAKOUT = "ALE/Breakout-v5"
+
+
+def game(env_id=BREAKOUT, **changes):
+    kwargs = {"num_threads": 1, "repeat_action_probability": 0.0, **changes.pop("kwargs", {})}
+    return settings(env_id, **{"backend": "ale", "kwargs": kwargs, **changes})
+
+
+def test_rows_are_those_of_the_emulator():
+    rng = np.random.default_rng(0)
+    with build_env(game(num_envs=2, kwargs={"episodic_life": False}), seed=0) as env:
+        obs = env.reset()
+        theirs = env._env
+        seen = []
+        plain = theirs.recv
+        theirs.recv = lambda: seen.append(plain()) or seen[-1]
+        assert obs.shape == (2, 1, 84, 84)
+        over = np.zeros(2, bool)
+        scores, finished = np.zeros(2), []
+        for _ in range(500):
+            step = env.step(rng.integers(0, 4, 2))
+            frames, reward, terminated, truncated, _ = seen.pop()
+            np.testing.assert_array_equal(step.obs, frames)
+            np.testing.assert_array_equal(step.reward, reward)
+            np.testing.assert_array_equal(step.terminated, terminated)
+            np.testing.assert_array_equal(step.valid, ~over)
+            over = terminated | truncated
+            scores += reward
+            for i in np.flatnonzero(over):
+                finished.append(scores[i])
+                scores[i] = 0
+            assert [e.return_ for e in step.episodes] == finished[len(finished) - over.sum() :]
+        assert len(finished) >= 2
+
+
+def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
+    rng = np.random.default_rng(1)
+    with build_env(game(kwargs={"episodic_life": True}), seed=0) as env:
+        env.reset()
+        theirs, sent, infos = env._env, [], []
+        send, recv = theirs.send, theirs.recv
+
+        def note_send(buttons):
+            sent.append(buttons.copy())
+            send(buttons)
+
+        def note_recv():
+            infos.append(recv())
+            return infos[-1]
+
+        theirs.send, theirs.recv = note_send, note_recv
+        ends = games = valid = 0
+        score = 0.0
+        after_end = after_life = False
+        for _ in range(1500):
+            step = env.step(rng.integers(0, 4, 1))
+            _, reward, game_over, _, info = infos[-1]
+            score += reward[0]
+            assert step.valid[0] == (not after_end)
+            valid += step.valid[0]
+            if after_life:
+                assert sent[-1].tolist() == [1]  # FIRE starts the next ball
+                assert info["episode_frame_number"][0] > 30  # of the same game
+            after_life = bool(step.terminated[0]) and not game_over[0]
+            after_end = bool(step.terminated[0])
+            ends += after_end
+            assert bool(step.episodes) == bool(game_over[0])
+            if step.episodes:
+                games += 1
+                assert step.episodes[0].return_ == score
+                assert step.episodes[0].length == valid
+                score, valid = 0.0, 0
+        assert games >= 1
+        assert ends >= 5 * games
+
+
+def test_scores_are_raw():
+    rng = np.random.default_rng(0)
+    with build_env(game("ALE/BeamRider-v5"), seed=0) as env:
+        env.reset()
+        rewards = {float(env.step(rng.integers(0, 9, 1)).reward[0]) for _ in range(600)}
+    assert max(rewards) > 1
+
+
+def test_time_limits_truncate():
+    config = game(kwargs={"max_num_frames_per_episode": 80, "episodic_life": True})
+    with build_env(config, seed=0) as env:
+        env.reset()
+        rows = [env.step(np.zeros(1, np.int64)) for _ in range(20)]
+        truncated = [bool(env.step(np.zeros(1, np.int64)).truncated[0]) for _ in range(21)]
+    assert rows[-1].episodes[0].length == 20
+    assert [i for i, over in enumerate(truncated) if over] == [20]  # after a reset and 20 steps
+
+
+def test_learning_between_send_and_receive_changes_nothing():
+    rng = np.random.default_rng(0)
+    with (
+        build_env(game(num_envs=2, frame_stack=4), seed=5) as one,
+        build_env(game(num_envs=2, frame_stack=4), seed=5) as other,
+    ):
+        np.testing.assert_array_equal(one.reset(), other.reset())
+        for _ in range(100):
+            action = rng.integers(0, 4, 2)
+            one.send(action)
+            before = one.observation.copy()
+            theirs = other.step(action)
+            np.testing.assert_array_equal(one.observation, before)
+            for a, b in zip(one.receive(), theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_a_restored_game_starts_anew_and_says_so(caplog):
+    with build_env(game(num_envs=2, frame_stack=2), seed=0) as env:
+        env.reset()
+        for _ in range(10):
+            env.step(np.ones(2, np.int64))
+        state, seen = env.state_dict(), env.observation.copy()
+        with build_env(game(num_envs=2, frame_stack=2), seed=0) as other:
+            other.load_state_dict(state)
+            np.testing.assert_array_equal(other.observation, seen)
+            assert "starts new ones" in caplog.text
+            cut = other.step(np.ones(2, np.int64))
+            assert not (cut.valid | cut.terminated | cut.truncated).any()
+            np.testing.assert_array_equal(cut.obs[:, 0], cut.obs[:, 1])
+            assert other.step(np.ones(2, np.int64)).valid.all()
+
+
+def test_a_state_taken_before_the_start_repeats_the_start():
+    with build_env(game(), seed=0) as env:
+        start = env.state_dict()
+        first = env.reset().copy()
+        env.step(np.ones(1, np.int64))
+        env.load_state_dict(start)
+        np.testing.assert_array_equal(env.reset(), first)
+
+
+def test_colours_come_first():
+    with build_env(game(kwargs={"grayscale": False}), seed=0) as env:
+        obs = env.reset()
+        assert obs.shape == (1, 3, 84, 84)
+        assert len({obs[0, c].tobytes() for c in range(3)}) > 1
+
+
+def test_threads_end_with_the_environment():
+    before = psutil.Process().num_threads()
+    env = build_env(game(num_envs=2, kwargs={"num_threads": 2}), seed=0)
+    env.reset()
+    assert psutil.Process().num_threads() > before
+    env.close()
+    assert psutil.Process().num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "reason"),
+    [
+        ({"backend": "sync"}, "backend", "ale or envpool"),
+        ({"kwargs": {"stack_num": 4}}, "kwargs.stack_num", "env.frame_stack"),
+        ({"kwargs": {"reward_clipping": True}}, "kwargs.reward_clipping", "score stays raw"),
+        ({"kwargs": {"sticky": 1}}, "kwargs", "sticky"),
+        ({"env_id": "ALE/Breakot-v5"}, "id", "did you mean ALE/Breakout-v5"),
+        ({"env_id": "CartPole-v1"}, "backend", "no Atari game"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, field, reason):
+    with pytest.raises(SettingError, match=reason) as caught:
+        probe(game(**changes))
+    assert caught.value.field == field
+
+
+def test_an_action_that_no_button_stands_for_is_an_error():
+    with build_env(game(), seed=0) as env:
+        env.reset()
+        with pytest.raises(ValueError, match="outside 0…3"):
+            env.send(np.array([4]))
+
+
+def test_evaluation_plays_whole_games():
+    config = game(kwargs={"episodic_life": True})
+    assert config.for_evaluation().kwargs["episodic_life"] is False
+    assert settings().for_evaluation() == settings()
+    assert probe(config).action == DiscreteActions(4)
