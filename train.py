@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.command_line import main
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from agents.base import Agent
     from envs.types import VectorEnv
     from training.job import Job
@@ -20,17 +22,17 @@ def train(job: Job) -> float | None:
     from training.opening import open_run
 
     with open_run(job) as (run, env, agent):
-        loop(run, env, agent)
+        loop(run, env, agent, env.reset())
+        run.learned(agent.update())
     if run.signal is not None:
         sys.exit(128 + run.signal)
     return run.summary.eval_return_mean
 
 
-def loop(run: Run, env: VectorEnv, agent: Agent) -> None:
-    """Act, step, observe, learn: one row of the timeline a turn."""
+def loop(run: Run, env: VectorEnv, agent: Agent, obs: NDArray[Any]) -> NDArray[Any]:
+    """Act, step, observe, learn, one row of the timeline a turn; return the last observations."""
     from memory.profile import block
 
-    obs = env.reset()
     while not run.done:
         with block("collect"):
             decision = agent.act(obs)
@@ -47,7 +49,7 @@ def loop(run: Run, env: VectorEnv, agent: Agent) -> None:
         with block("log"):
             run.record(step, metrics)
         obs = step.obs
-    run.learned(agent.update())
+    return obs
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 # Below this side length the Nature layers' strides leave nothing of the image.
@@ -18,6 +20,25 @@ class Scale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x / 255 as float32."""
         return x.to(torch.float32) * (1.0 / 255.0)
+
+
+class Dense(nn.Module):
+    """Linear layers with an activation after each, in one module.
+
+    Calling a module costs as much as a small matrix product, so the layers are not called.
+    """
+
+    def __init__(self, features: int, hidden: Sequence[int], activation: type[nn.Module]) -> None:
+        super().__init__()
+        sizes = (features, *hidden)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self._activate = activation().forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features [B, hidden[-1]]."""
+        for layer in self.layers:
+            x = self._activate(F.linear(x, layer.weight, layer.bias))
+        return x
 
 
 def nature_layers(channels: int) -> list[nn.Module]:
@@ -42,27 +63,21 @@ def build_trunk(
     dtype: str,
     hidden: Sequence[int],
     activation: type[nn.Module] = nn.ReLU,
-) -> tuple[nn.Sequential, int]:
+) -> tuple[nn.Module, int]:
     """Build the layers up to the heads; return them with the number of features they end in."""
-    layers: list[nn.Module] = []
-    if len(observation_shape) == 3:
-        channels, height, width = observation_shape
-        if dtype == "uint8":
-            layers.append(Scale())
-        big = min(height, width) >= NATURE_MIN_SIDE
-        convolutions = nature_layers(channels) if big else small_image_layers(channels)
-        layers += [*convolutions, nn.Flatten()]
-        with torch.no_grad():
-            probe = nn.Sequential(*convolutions)(torch.zeros(1, channels, height, width))
-        features = probe.numel()
-    else:
+    if len(observation_shape) != 3:
         features = math.prod(observation_shape)
-        if len(observation_shape) > 1:
-            layers.append(nn.Flatten())
-    for width in hidden:
-        layers += [nn.Linear(features, width), activation()]
-        features = width
-    return nn.Sequential(*layers), features
+        dense = Dense(features, hidden, activation)
+        flat = len(observation_shape) == 1
+        return dense if flat else nn.Sequential(nn.Flatten(), dense), hidden[-1]
+    channels, height, width = observation_shape
+    big = min(height, width) >= NATURE_MIN_SIDE
+    layers = [*(nature_layers(channels) if big else small_image_layers(channels)), nn.Flatten()]
+    with torch.no_grad():
+        features = nn.Sequential(*layers)(torch.zeros(1, channels, height, width)).numel()
+    if dtype == "uint8":
+        layers.insert(0, Scale())
+    return nn.Sequential(*layers, Dense(features, hidden, activation)), hidden[-1]
 
 
 def uniform_(module: nn.Module, generator: torch.Generator) -> None:

@@ -1,0 +1,89 @@
+"""Real runs that a benchmark can drive for some steps at a time."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from agents.base import Agent
+from envs.types import Step, VectorEnv
+from memory.metrics import Metrics
+from train import loop
+from training.command_line import CONFIGS, accept
+from training.opening import open_run
+from training.run import Run
+
+
+class Slice:
+    """The part of a run up to some number of steps, as the loop sees it."""
+
+    def __init__(self, run: Run, steps: int) -> None:
+        self._run = run
+        self._end = run.steps + steps
+
+    @property
+    def done(self) -> bool:
+        """Whether the slice is over."""
+        return self._run.steps >= self._end
+
+    def record(self, step: Step, metrics: Metrics | None) -> None:
+        """Hand on to the run."""
+        self._run.record(step, metrics)
+
+
+class Ours:
+    """A run held open: call it to train for `steps` more, exactly as `train.py` does."""
+
+    def __init__(self, run: Run, env: VectorEnv, agent: Agent) -> None:
+        self.run, self.env, self.agent = run, env, agent
+        self._obs = env.reset()
+
+    def train(self, steps: int) -> None:
+        """Train for `steps` more steps."""
+        part: Any = Slice(self.run, steps)
+        self._obs = loop(part, self.env, self.agent, self._obs)
+
+
+@contextmanager
+def ours(*overrides: str) -> Iterator[Ours]:
+    """Open a run with these overrides in a temporary directory."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = hydra.compose("config", list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    with tempfile.TemporaryDirectory() as folder:
+        config.run_dir = str(Path(folder) / "run")
+        del config.hydra
+        with open_run(accept(config)) as (run, env, agent):
+            # Several runs at once would all talk.
+            logging.getLogger("steadyrl").handlers.clear()
+            yield Ours(run, env, agent)
+
+
+class Stopwatch:
+    """Time spent in methods that are wrapped while a breakdown is taken."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def wrap(self, owner: Any, method: str, name: str) -> None:
+        """Count the time of `owner.method` under `name`."""
+        inner: Callable[..., Any] = getattr(owner, method)
+        self.seconds.setdefault(name, 0.0)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = inner(*args, **kwargs)
+            self.seconds[name] += time.perf_counter() - begin
+            return result
+
+        setattr(owner, method, timed)
