@@ -37,6 +37,7 @@ class Dense(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return features [B, hidden[-1]]."""
         for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
             x = self._activate(F.linear(x, layer.weight, layer.bias))
         return x
 
