@@ -99,7 +99,9 @@ class HostHome:
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
         """Set the priorities of drawn transitions; without priorities there is nothing to do."""
         if self._tree is not None:
-            self._tree.update(index, td_error)
+            mine = self._output
+            drawn = mine.drawn if index is mine.batch.index else index.numpy(force=True)
+            self._tree.update(drawn, td_error.numpy(force=True))
 
     def clear(self) -> None:
         """Forget the priorities; rows that the timeline does not know are never read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from memory.errors import NonFiniteError
@@ -11,9 +12,9 @@ from memory.errors import NonFiniteError
 EPSILON = 1e-6  # keeps a transition without error drawable; ε in Schaul et al. 2016, §3.3
 
 
-def check_shapes(index: Tensor, td_error: Tensor) -> None:
+def check_shapes(index: Tensor | NDArray, td_error: Tensor | NDArray) -> None:
     """Refuse [B, 1] beside [B], which would broadcast to B × B."""
-    if index.shape != td_error.shape or index.dim() != 1:
+    if index.shape != td_error.shape or index.ndim != 1:
         raise ValueError(
             f"update_priorities: index {tuple(index.shape)} and td_error {tuple(td_error.shape)}"
             " must both be [B]"

@@ -23,25 +23,19 @@ IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of `given`
 
 
 @kernel
-def misplaced_env(flags, row, given):  # type: ignore[no-untyped-def]
-    """Return the environment whose ended episode is followed by a valid row, or -1."""
-    before = (row - 1) % flags.shape[0]
-    for env in range(flags.shape[1]):
-        if given[IS_VALID, env] and flags[before, env] & ENDED:
-            return env
-    return -1
-
-
-@kernel
 def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: ignore[no-untyped-def]
     """Set the flags of `row`, move the cursors and list the starts born and dead by it.
 
     flags [rows, N], alive [N, span] rows that may be sampled (a FIFO per environment),
-    cursors [3, N], given [3, N]; returns how many ids stand in born and in dead.
+    cursors [3, N], given [3, N]; returns how many ids stand in born and in dead, or -1 - env if a
+    valid row follows the end of an episode (then nothing is changed).
     """
     rows, envs = flags.shape
     span = alive.shape[1]
     slot, before = row % rows, (row - 1) % rows
+    for env in range(envs):
+        if given[IS_VALID, env] and flags[before, env] & ENDED:
+            return -1 - env, 0
     births = deaths = 0
     for env in range(envs):
         begin = cursors[OPEN, env]
@@ -100,6 +94,7 @@ class Timeline:
         envs, n_step = layout.num_envs, layout.n_step
         self.layout = layout
         self.row = -1  # nothing observed yet
+        self._count = 0  # sampleable starts, over all environments
         self.flags: NDArray[np.uint8] = touched_zeros((layout.rows, envs), np.uint8)
         self._alive: NDArray[np.int32] = touched_zeros((envs, layout.span), np.int32)
         self._cursors: NDArray[np.int64] = touched_zeros((3, envs), np.int64)
@@ -114,7 +109,7 @@ class Timeline:
         return layout.slots + 4 * envs * layout.span + envs * (8 * (4 + 2 * layout.n_step) + 3)
 
     def __len__(self) -> int:
-        return int(self._cursors[COUNT].sum())
+        return self._count
 
     @property
     def nbytes(self) -> int:
@@ -149,17 +144,17 @@ class Timeline:
         return self._close()
 
     def _close(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        wrong = misplaced_env(self.flags, self.row, self._given)
-        if wrong >= 0:
-            raise ValueError(
-                f"replay: environment {wrong} sent a valid row right after an episode's end;"
-                " the row that resets must have valid=False"
-            )
         born, dead = close_row(
             self.flags, self._alive, self._cursors, self._born, self._dead, self._given,
             self.row, self.layout.n_step,
         )  # fmt: skip
+        if born < 0:
+            raise ValueError(
+                f"replay: environment {-1 - born} sent a valid row right after an episode's end;"
+                " the row that resets must have valid=False"
+            )
         self.row += 1
+        self._count += born - dead
         return self._born[:born], self._dead[:dead]
 
     def pick(self, uniform: NDArray[np.float64], index: NDArray[np.int64]) -> None:
@@ -169,6 +164,7 @@ class Timeline:
     def clear(self) -> None:
         """Forget everything; the memory stays."""
         self.row = -1
+        self._count = 0
         for array in (self.flags, self._alive, self._cursors):
             array.fill(0)
 
@@ -187,3 +183,4 @@ class Timeline:
         np.copyto(self.flags, state["flags"].cpu().numpy())
         np.copyto(self._alive, state["alive"].cpu().numpy())
         np.copyto(self._cursors, state["cursors"].cpu().numpy())
+        self._count = int(self._cursors[COUNT].sum())

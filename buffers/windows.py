@@ -7,22 +7,22 @@ from buffers.timeline import ENDED, TERMINATED, VALID
 
 
 @kernel
-def newest_frames(flags, row, env, stack, chosen):  # type: ignore[no-untyped-def]
-    """Write the slots of the frames that make the stack at `row`, oldest first.
+def stack_slots(flags, slot, chosen):  # type: ignore[no-untyped-def]
+    """Write the slots of the frames that make the stack at `slot`, oldest first.
 
     Before the episode's first frame (the row after an invalid one) it is repeated.
     """
-    rows, envs = flags.shape
-    first = row
-    for age in range(stack):
-        chosen[stack - 1 - age] = first * envs + env
-        before = (first - 1) % rows
-        if flags[before, env] & VALID:
-            first = before
-        else:
-            for older in range(age + 1, stack):
-                chosen[stack - 1 - older] = chosen[stack - 1 - age]
-            break
+    stack = chosen.shape[0]
+    envs = flags.shape[1]
+    slots = flags.size
+    flat = flags.reshape(slots)
+    started = False
+    for place in range(stack - 1, -1, -1):
+        chosen[place] = slot
+        before = slot - envs if slot >= envs else slot - envs + slots
+        started = started or not flat[before] & VALID
+        if not started:
+            slot = before
 
 
 @kernel
@@ -31,31 +31,35 @@ def read_windows(  # type: ignore[no-untyped-def]
 ):
     """Gather B transitions whose n-step windows begin at `index`.
 
-    flags [rows, N], frames [rows * N, F], actions and rewards [rows, N], gammas [n + 1] powers;
+    flags, actions and rewards [rows, N], frames [rows * N, F], gammas [n + 1] powers of γ;
     obs and next_obs [B, stack, F]. R = Σ_{k<m} γ^k r_k, discount = γ^m (1 − terminated), where m
     is n or what is left of the episode.
     """
-    rows, envs = flags.shape
+    envs, slots = flags.shape[1], flags.size
     n_step = gammas.shape[0] - 1
     stack, size = obs.shape[1], obs.shape[2]
+    flat_flags, flat_rewards = flags.reshape(slots), rewards.reshape(slots)
+    flat_actions = actions.reshape(slots)
     for b in range(index.shape[0]):
-        start, env = index[b] // envs, index[b] % envs
-        row, steps, total = start, 0, 0.0
+        start = slot = index[b]
+        steps, total = 0, 0.0
         while True:
-            total += gammas[steps] * rewards[row, env]
-            state = flags[row, env]
+            total += gammas[steps] * flat_rewards[slot]
+            state = flat_flags[slot]
             steps += 1
-            row = row + 1 if row + 1 < rows else 0
+            slot = slot + envs if slot + envs < slots else slot + envs - slots
             if steps == n_step or state & ENDED:
                 break
-        action[b] = actions[start, env]
+        action[b] = flat_actions[start]
         reward[b] = total
         discount[b] = 0.0 if state & TERMINATED else gammas[steps]
-        newest_frames(flags, start, env, stack, chosen[0])
-        newest_frames(flags, row, env, stack, chosen[1])
+        chosen[0, stack - 1], chosen[1, stack - 1] = start, slot
+        if stack > 1:
+            stack_slots(flags, start, chosen[0])
+            stack_slots(flags, slot, chosen[1])
         for place in range(stack):
-            frame, next_frame = frames[chosen[0, place]], frames[chosen[1, place]]
+            frame, next_frame = chosen[0, place], chosen[1, place]
             for i in range(size):
-                obs[b, place, i] = frame[i]
+                obs[b, place, i] = frames[frame, i]
             for i in range(size):
-                next_obs[b, place, i] = next_frame[i]
+                next_obs[b, place, i] = frames[next_frame, i]

@@ -44,8 +44,11 @@ class Tree:
         return index, weight
 
     def update(self, index, error) -> None:
-        error = torch.as_tensor(np.asarray(error, np.float64))
-        self.part.update(torch.as_tensor(np.asarray(index, np.int64)), error)
+        index, error = np.asarray(index, np.int64), np.asarray(error, np.float64)
+        if self.host:
+            self.part.update(index, error)
+        else:
+            self.part.update(torch.from_numpy(index), torch.from_numpy(error))
 
     def set(self, index, priority) -> None:
         """Make the priority exactly this, up to rounding (α = 1)."""

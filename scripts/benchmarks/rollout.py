@@ -1,0 +1,139 @@
+"""Rollout: filling a PPO buffer in place, beside lists that are transposed and concatenated."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from buffers.rollout import RolloutBuffer
+from scripts.benchmarks.turns import median_ratio, take_turns
+
+
+class Row(NamedTuple):
+    """What one step brings: four tensors from the networks, four arrays from the environments."""
+
+    obs: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    reward: NDArray
+    terminated: NDArray
+    truncated: NDArray
+    valid: NDArray
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rollout` to the benchmark command."""
+    parser = subparsers.add_parser("rollout", help=__doc__)
+    parser.add_argument("--steps", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--size", type=int, default=8, help="floats in an observation")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--device", default="cpu")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print a Markdown table: time to fill and the most memory that filling took for itself."""
+    torch.set_num_threads(1)
+    device = torch.device(args.device)
+    rollout = RolloutBuffer(
+        steps=args.steps,
+        num_envs=args.workers,
+        observation_shape=(args.size,),
+        observation_dtype=torch.float32,
+        action_shape=(),
+        action_dtype=torch.int64,
+        device=device,
+    )
+    ways: dict[str, Callable[[Iterable[Row]], object]] = {
+        "in place": lambda rows: fill_in_place(rollout, rows),
+        "lists": lambda rows: fill_lists(rows, device),
+    }
+    rows = list(make_rows(args.steps, args.workers, args.size, device))
+    seconds = take_turns(
+        {name: lambda way=way: way(rows) for name, way in ways.items()},  # type: ignore[misc]
+        rounds=args.rounds,
+        calls=1,
+    )
+    print(f"{args.steps:,} steps x {args.workers} workers, {args.size} floats, on {device}")
+    print()
+    print("| way | ms per rollout | ratio | transient KB | kept KB |")
+    print("|---|---:|---:|---:|---:|")
+    for name, way in ways.items():
+        transient = most_in_use(way, make_rows(args.steps, args.workers, args.size, device))
+        kept = rollout.nbytes / 1e3 if name == "in place" else 0
+        milli, ratio = 1e3 * median(seconds[name]), median_ratio(seconds[name], seconds["in place"])
+        print(f"| {name} | {milli:.2f} | {ratio:.2f} | {transient / 1e3:.0f} | {kept:.0f} |")
+
+
+def make_rows(steps: int, workers: int, size: int, device: torch.device) -> Iterator[Row]:
+    """Yield rows as they come: tensors that are nobody else's, arrays that are reused."""
+    random = np.random.default_rng(0)
+    reward = np.zeros(workers, np.float32)
+    no, yes = np.zeros(workers, np.bool_), np.ones(workers, np.bool_)
+    for _ in range(steps):
+        random.random(out=reward, dtype=np.float32)
+        obs = torch.from_numpy(random.random((workers, size), np.float32)).to(device)
+        action = torch.zeros(workers, dtype=torch.int64, device=device)
+        log_prob, value = torch.zeros(workers, device=device), torch.zeros(workers, device=device)
+        yield Row(obs, action, log_prob, value, reward, no, no, yes)
+
+
+def fill_in_place(rollout: RolloutBuffer, rows: Iterable[Row]) -> None:
+    """Copy every row where it belongs."""
+    rollout.clear()
+    for row in rows:
+        rollout.add(*row)
+
+
+def fill_lists(rows: Iterable[Row], device: torch.device) -> list[Tensor]:
+    """Collect rows in a list, turn it into lists of fields, concatenate and move each."""
+    trajectory = [(*row[:4], *(torch.tensor(part) for part in row[4:])) for row in rows]
+    fields = list(map(list, zip(*trajectory, strict=True)))
+    return [torch.cat(field).to(device) for field in fields]
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's mallinfo2: bytes in use are `hblkhd` (mapped) and `uordblks` (on the heap)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def heap_bytes() -> int:
+    """Return the bytes that malloc has handed out; Python's own small objects are not in it."""
+    info = ctypes.CDLL(None).mallinfo2
+    info.restype = _Mallinfo
+    state = info()
+    return int(state.hblkhd + state.uordblks)
+
+
+def most_in_use(way: Callable[[Iterable[Row]], object], rows: Iterator[Row]) -> int:
+    """Return by how much the heap is larger at most while rows come in.
+
+    What concatenation takes on top of the lists is left out, in their favour.
+    """
+    before = most = heap_bytes()
+
+    def watched() -> Iterator[Row]:
+        nonlocal most
+        for row in rows:
+            yield row
+            most = max(most, heap_bytes())
+
+    way(watched())
+    return most - before
