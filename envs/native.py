@@ -97,8 +97,10 @@ class NativeVectorEnv(BatchEnv):
             current = getattr(env, name)
             if isinstance(current, np.random.Generator):
                 current.bit_generator.state = value
+            elif isinstance(current, np.ndarray):
+                setattr(env, name, value.numpy().copy())
             else:
-                setattr(env, name, value.numpy().copy() if hasattr(value, "numpy") else value)
+                setattr(env, name, value)
 
 
 def _make(settings: EnvSettings, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:

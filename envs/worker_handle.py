@@ -37,6 +37,7 @@ class WorkerHandle:
             raise
         finally:
             child.close()
+        self._hangs = False
         self._ready = select.poll()
         self._ready.register(self.pipe.fileno(), select.POLLIN)
 
@@ -49,6 +50,7 @@ class WorkerHandle:
         """Wait for the answer to a command; raise WorkerError when none comes in time."""
         left = max(0.0, deadline - time.monotonic())
         if not self._ready.poll(left * 1000):
+            self._hangs = True
             raise WorkerError(f"no answer within {self.job.settings.step_timeout:g} s")
         try:
             message = self.pipe.recv_bytes()
@@ -78,7 +80,7 @@ class WorkerHandle:
         """End the process, by force once the grace period is over, and free its descriptors."""
         if self.pipe.closed:
             return
-        self._process.join(grace)
+        self._process.join(0.0 if self._hangs else grace)
         if self._process.exitcode is None:
             self._process.kill()
             self._process.join(KILL_SECONDS)
