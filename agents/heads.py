@@ -1,0 +1,215 @@
+"""Policies over each kind of action: sampling, log-probability and entropy as a few tensor ops.
+
+A head reads `parameters` [B, size], what the policy's last layer puts out. Randomness comes in
+as `noise`, so that everything else is a pure function that can be compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor, nn
+
+from envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Head(ABC):
+    """The distribution of one kind of action."""
+
+    size: int  # numbers per row in `parameters`
+    noise_shape: tuple[int, ...]
+    action_shape: tuple[int, ...]
+    action_dtype = torch.int64
+
+    def layer(self, features: int, log_std: float) -> nn.Module:
+        """Build the policy's last layer; `log_std` is where log σ starts, if there is one."""
+        del log_std
+        return nn.Linear(features, self.size)
+
+    @abstractmethod
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Fill `noise` [B, *noise_shape] with what `sample` needs."""
+
+    @abstractmethod
+    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions [B, *action_shape] and their log-probabilities [B]."""
+
+    @abstractmethod
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Return the most likely actions [B, *action_shape]."""
+
+    @abstractmethod
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of `action` [B] and the entropy [B]."""
+
+
+class DiscreteHead(Head):
+    """One choice out of n: softmax of n logits."""
+
+    def __init__(self, n: int) -> None:
+        self.size = n
+        self.noise_shape = (n,)
+        self.action_shape = ()
+
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw E ~ Exp(1)."""
+        return noise.exponential_(generator=generator)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Take argmax(logit − log E), which is distributed as softmax(logit) (Gumbel-max)."""
+        action = (parameters - noise.log()).argmax(-1)
+        log_p = F.log_softmax(parameters, -1)
+        return action, log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Take the largest logit."""
+        return parameters.argmax(-1)
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p(a) and −Σ p log p."""
+        log_p = F.log_softmax(parameters, -1)  # [B, n]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+
+class MultiDiscreteHead(Head):
+    """C independent choices, padded to the widest so that all are one softmax [B, C, K]."""
+
+    def __init__(self, nvec: tuple[int, ...], device: torch.device) -> None:
+        self._shape = (len(nvec), max(nvec))
+        self.size = len(nvec) * max(nvec)
+        self.noise_shape = self._shape
+        self.action_shape = (len(nvec),)
+        outside = torch.arange(max(nvec)) >= torch.tensor(nvec).unsqueeze(1)  # [C, K]
+        # Large enough that p is exactly 0, small enough that p · log p is too.
+        self._penalty = (outside.float() * -1e9).to(device)
+
+    def _logits(self, parameters: Tensor) -> Tensor:
+        return parameters.view(-1, *self._shape) + self._penalty
+
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw E ~ Exp(1)."""
+        return noise.exponential_(generator=generator)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Take argmax(logit − log E) of every choice."""
+        logits = self._logits(parameters)
+        action = (logits - noise.log()).argmax(-1)
+        log_p = F.log_softmax(logits, -1).gather(-1, action.unsqueeze(-1))
+        return action, log_p.squeeze(-1).sum(-1)
+
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Take the largest logit of every choice."""
+        return self._logits(parameters).argmax(-1)
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Σ log p(a) and −ΣΣ p log p."""
+        log_p = F.log_softmax(self._logits(parameters), -1)  # [B, C, K]
+        entropy = -(log_p.exp() * log_p).sum((-2, -1))
+        return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1).sum(-1), entropy
+
+
+class MultiBinaryHead(Head):
+    """n independent switches: sigmoid of n logits."""
+
+    action_dtype = torch.int8
+
+    def __init__(self, n: int) -> None:
+        self.size = n
+        self.noise_shape = self.action_shape = (n,)
+
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw u ~ U[0, 1)."""
+        return noise.uniform_(generator=generator)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Switch on where u < p."""
+        action = (noise < parameters.sigmoid()).to(torch.int8)
+        return action, self._log_prob(parameters, action)
+
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Switch on where p > ½."""
+        return (parameters > 0).to(torch.int8)
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Σ log p(a) and Σ (softplus(x) − x·p), the entropy of a switch with logit x."""
+        entropy = (F.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
+        return self._log_prob(parameters, action), entropy
+
+    @staticmethod
+    def _log_prob(logits: Tensor, action: Tensor) -> Tensor:
+        # log p(a) = a·x − softplus(x)
+        return (action * logits - F.softplus(logits)).sum(-1)
+
+
+class GaussianLayer(nn.Module):
+    """Means from the features, log σ as free parameters: [B, features] to [B, 2·size]."""
+
+    def __init__(self, features: int, size: int, log_std: float) -> None:
+        super().__init__()
+        self.mean = nn.Linear(features, size)
+        self.log_std = nn.Parameter(torch.empty(size))
+        self._start = log_std
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return means and log σ side by side."""
+        mean = self.mean(features)
+        return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+
+    def start_(self) -> None:
+        """Set log σ to where it starts."""
+        nn.init.constant_(self.log_std, self._start)
+
+
+class BoxHead(Head):
+    """A vector from a diagonal Gaussian; the environment, not the policy, clips it."""
+
+    action_dtype = torch.float32
+
+    def __init__(self, size: int) -> None:
+        self.size = 2 * size
+        self.noise_shape = self.action_shape = (size,)
+
+    def layer(self, features: int, log_std: float) -> nn.Module:
+        """Build a layer with state-independent log σ."""
+        return GaussianLayer(features, self.size // 2, log_std)
+
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw z ~ N(0, 1)."""
+        return noise.normal_(generator=generator)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Take μ + σz; its log-probability is that of the unclipped action."""
+        mean, log_std = parameters.chunk(2, -1)
+        action = mean + log_std.exp() * noise
+        return action, self._log_prob(mean, log_std, action)
+
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Take the mean."""
+        return parameters.chunk(2, -1)[0]
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log N(a; μ, σ) and Σ (log σ + ½ log 2πe)."""
+        mean, log_std = parameters.chunk(2, -1)
+        return self._log_prob(mean, log_std, action), (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
+
+    @staticmethod
+    def _log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+        z = (action - mean) * (-log_std).exp()
+        return -(0.5 * z.square() + log_std + HALF_LOG_2PI).sum(-1)
+
+
+def build_head(action: ActionSpec, device: torch.device) -> Head:
+    """Return the head for an action space."""
+    if isinstance(action, DiscreteActions):
+        return DiscreteHead(action.n)
+    if isinstance(action, MultiDiscreteActions):
+        return MultiDiscreteHead(action.nvec, device)
+    if isinstance(action, BoxActions):
+        return BoxHead(len(action.low))
+    return MultiBinaryHead(action.n)

@@ -1,0 +1,77 @@
+"""Types and checks of the `agent.*` keys of PPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.checks import fraction, hidden_layers, positive, zero_or_more
+from envs.types import EnvSpec
+from memory.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings:
+    """Proximal policy optimisation; `rollout_steps` are rows, each with all environments."""
+
+    name: Literal["ppo"]
+    hidden: tuple[int, ...]
+    activation: Literal["tanh", "relu"]
+    shared_trunk: bool | None
+    log_std_init: float
+    learning_rate: float
+    anneal_learning_rate: bool
+    gamma: float
+    gae_lambda: float
+    rollout_steps: int
+    epochs: int
+    minibatches: int
+    batch_size: int | None
+    clip: float
+    anneal_clip: bool
+    clip_value: bool
+    entropy_coef: float
+    value_coef: float
+    max_grad_norm: float
+    target_kl: float | None
+    normalize_obs: bool
+    normalize_reward: bool
+    clip_reward: bool
+    grad_accumulation: int
+    compile: Literal["false", "true", "cudagraph", "auto"]
+
+    def __post_init__(self) -> None:
+        hidden_layers(self.hidden)
+        positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
+        positive(self, "grad_accumulation")
+        for name in ("batch_size", "target_kl"):
+            if getattr(self, name) is not None:
+                positive(self, name)
+        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm")
+        fraction(self, "gamma", "gae_lambda")
+        if self.clip_reward and self.normalize_reward:
+            raise SettingError(
+                "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
+            )
+
+    def refuse_unfit(self, spec: EnvSpec) -> None:
+        """Refuse environments that these settings do not fit."""
+        rows = self.rollout_steps * spec.num_envs
+        name = "minibatches" if self.batch_size is None else "batch_size"
+        if getattr(self, name) > rows:
+            raise SettingError(
+                f"agent.{name}",
+                getattr(self, name),
+                f"a rollout has {rows:,} rows (agent.rollout_steps × env.num_envs)",
+            )
+        if self.normalize_obs and spec.dtype == "uint8":
+            reason = "is for vectors; images are scaled to [0, 1] by the network itself"
+            raise SettingError("agent.normalize_obs", True, reason)
+
+    def shares_trunk(self, spec: EnvSpec) -> bool:
+        """Say whether policy and value share their trunk: by default, convolutions are shared."""
+        return len(spec.observation_shape) == 3 if self.shared_trunk is None else self.shared_trunk
+
+    def minibatches_of(self, rows: int) -> int:
+        """Return into how many minibatches a rollout of so many rows is cut."""
+        return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)

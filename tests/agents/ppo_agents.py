@@ -1,0 +1,105 @@
+"""PPO agents and steps for tests."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from agents.ppo import PPO
+from agents.ppo_settings import PPOSettings
+from envs.types import (
+    BoxActions,
+    DiscreteActions,
+    EnvSpec,
+    MultiBinaryActions,
+    MultiDiscreteActions,
+    Step,
+)
+
+CPU = torch.device("cpu")
+
+SPACES = {
+    "discrete": DiscreteActions(3),
+    "multidiscrete": MultiDiscreteActions((2, 4)),
+    "multibinary": MultiBinaryActions(3),
+    # Bounds so tight that nearly every action is clipped by the environment.
+    "box": BoxActions((-1e-3, -1e-3), (1e-3, 1e-3)),
+}
+
+SETTINGS = PPOSettings(
+    name="ppo",
+    hidden=(16,),
+    activation="tanh",
+    shared_trunk=None,
+    log_std_init=0.0,
+    learning_rate=1e-3,
+    anneal_learning_rate=True,
+    gamma=0.9,
+    gae_lambda=0.95,
+    rollout_steps=16,
+    epochs=2,
+    minibatches=4,
+    batch_size=None,
+    clip=0.2,
+    anneal_clip=False,
+    clip_value=False,
+    entropy_coef=0.01,
+    value_coef=0.5,
+    max_grad_norm=0.5,
+    target_kl=None,
+    normalize_obs=False,
+    normalize_reward=False,
+    clip_reward=False,
+    grad_accumulation=1,
+    compile="false",
+)
+
+
+def build(
+    envs=3, action=SPACES["discrete"], shape=(4,), dtype="float32", total=10_000, seed=0, **changes
+):
+    spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action)
+    return PPO(replace(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
+
+
+class Episodes:
+    """Random observations and rewards in episodes of random length, on the timeline."""
+
+    def __init__(self, envs=3, shape=(4,), seed=0, mean_length=5, scale=1.0):
+        self.random = np.random.default_rng(seed)
+        self.shape = (envs, *shape)
+        self.over = np.zeros(envs, dtype=bool)
+        self.end = 1 / mean_length
+        self.scale = scale
+
+    def reset(self):
+        return (self.random.normal(size=self.shape) * self.scale).astype(np.float32)
+
+    def step(self):
+        valid = ~self.over
+        envs = len(valid)
+        terminated = (self.random.random(envs) < self.end / 2) & valid
+        truncated = (self.random.random(envs) < self.end / 2) & valid
+        self.over = terminated | truncated
+        reward = (self.random.normal(size=envs) * self.scale * valid).astype(np.float32)
+        return Step(self.reset(), reward, terminated, truncated, valid, ())
+
+
+def collect(agent, env, obs, rows):
+    """Act and observe for some rows; return the last observations."""
+    for _ in range(rows):
+        decision = agent.act(obs)
+        step = env.step()
+        agent.observe(decision, step)
+        obs = step.obs
+    return obs
+
+
+def learn(agent, env, obs, updates):
+    """Go through whole rollouts; return the metrics of each as a dict, and the observations."""
+    found = []
+    for _ in range(updates):
+        obs = collect(agent, env, obs, agent._settings.rollout_steps)
+        metrics = agent.update()
+        found.append(dict(zip(metrics.names, metrics.values.tolist(), strict=True)))
+    return found, obs

@@ -1,0 +1,94 @@
+"""The network: its tanh, its twin trunk, and how it starts."""
+
+import pytest
+import torch
+from torch import nn
+
+from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk, tanh
+from agents.heads import BoxHead, DiscreteHead
+
+
+def build(shape=(4,), dtype="float32", head=None, hidden=(64, 64), **changes):
+    options = {"activation": "tanh", "shared": False, "normalise": False, "log_std": -0.5}
+    net = ActorCritic(shape, dtype, head or DiscreteHead(3), hidden=hidden, **options | changes)
+    net.start_(torch.Generator().manual_seed(0))
+    return net
+
+
+def test_tanh_and_its_slope():
+    x = torch.linspace(-20, 20, 4001, dtype=torch.float32)
+    for piece in (x, x.clone().requires_grad_()):
+        torch.testing.assert_close(tanh(piece).detach(), torch.tanh(x), atol=3e-7, rtol=0)
+    y = x.clone().requires_grad_()
+    tanh(y).sum().backward()
+    torch.testing.assert_close(y.grad, 1 - torch.tanh(x) ** 2, atol=6e-7, rtol=0)
+    assert torch.equal(x, torch.linspace(-20, 20, 4001))
+
+
+def test_the_twin_trunk_is_two_separate_ones():
+    trunk = TwinTrunk(5, (7, 6), nn.ReLU)
+    for layer in trunk.layers:
+        nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(1))
+        nn.init.normal_(layer.bias, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(9, 5)
+    for which, features in enumerate(trunk(x)):
+        y = x
+        for layer in trunk.layers:
+            y = torch.relu(y @ layer.weight[which] + layer.bias[which])
+        torch.testing.assert_close(features, y)
+
+
+def test_policy_and_value_share_nothing_unless_asked():
+    net = build()
+    net(torch.randn(8, 4))[1].sum().backward()
+    gradient = net.trunk.layers[0].weight.grad
+    assert gradient[0].abs().sum() == 0
+    assert gradient[1].abs().sum() > 0
+    net = build(shared=True)
+    net(torch.randn(8, 4))[1].sum().backward()
+    assert net.trunk.both.layers[0].weight.grad.abs().sum() > 0
+
+
+def gain(weight):
+    return torch.linalg.svdvals(weight)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_gains_are_root_2_a_hundredth_and_1(shared):
+    net = build(shared=shared)
+    assert gain(net.policy.weight).tolist() == pytest.approx([0.01] * 3)
+    assert gain(net.value.weight).tolist() == pytest.approx([1.0])
+    layers = [m for m in net.trunk.modules() if isinstance(m, nn.Linear | TwinLayer)]
+    assert len(layers) == 2
+    for layer in layers:
+        singular = gain(layer.weight).flatten().tolist()
+        assert singular == pytest.approx([2**0.5] * len(singular), rel=1e-5)
+    assert all((p == 0).all() for name, p in net.named_parameters() if name.endswith("bias"))
+
+
+def test_the_first_policy_is_almost_uniform_and_sigma_starts_where_told():
+    parameters, value = build(head=BoxHead(2))(torch.randn(16, 4))
+    assert parameters[:, :2].abs().max() < 0.05
+    assert (parameters[:, 2:] == -0.5).all()
+    assert value.shape == (16,)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_images_go_through_convolutions(shared):
+    net = build((4, 84, 84), "uint8", hidden=(32,), shared=shared)
+    obs = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    parameters, value = net(obs)
+    assert parameters.shape == (2, 3)
+    assert value.shape == (2,)
+    convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == (3 if shared else 6)
+
+
+def test_the_seed_decides_the_weights():
+    def flat(seed):
+        net = build()
+        net.start_(torch.Generator().manual_seed(seed))
+        return torch.cat([p.flatten() for p in net.parameters()])
+
+    assert torch.equal(flat(0), flat(0))
+    assert not torch.equal(flat(0), flat(1))

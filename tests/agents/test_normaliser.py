@@ -1,0 +1,77 @@
+"""Running statistics: those of all rows at once, whatever the pieces."""
+
+import numpy as np
+import torch
+
+from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
+
+
+def test_pieces_give_the_statistics_of_the_whole():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1000, 3, generator=generator) * torch.tensor([1.0, 10.0, 0.1]) + 5
+    normaliser = ObservationNormaliser((3,))
+    for piece in rows.split([1, 99, 400, 500]):
+        normaliser.update(piece)
+    out = normaliser(rows)
+    expected = (rows - rows.mean(0)) / rows.std(0, correction=0)
+    torch.testing.assert_close(out, expected.clamp(-CLIP, CLIP), atol=1e-5, rtol=1e-5)
+    assert normaliser.count == 1000
+
+
+def test_a_large_offset_costs_no_digits():
+    rows = torch.randn(5000, 1, generator=torch.Generator().manual_seed(0)).double() + 1e6
+    normaliser = ObservationNormaliser((1,))
+    for piece in rows.split(50):
+        normaliser.update(piece)
+    truth = rows.std(0, correction=0).float()
+    torch.testing.assert_close(1 / normaliser.scale, truth, rtol=1e-6, atol=0)
+
+
+def test_it_is_the_identity_before_it_has_seen_anything():
+    rows = torch.tensor([[3.0, -4.0]])
+    assert torch.equal(ObservationNormaliser((2,))(rows), rows)
+
+
+def test_a_constant_input_stays_finite():
+    normaliser = ObservationNormaliser((2,))
+    normaliser.update(torch.ones(10, 2))
+    assert torch.equal(normaliser(torch.tensor([[1.0, 1.5]])), torch.tensor([[0.0, 0.5]]))
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+    rng = np.random.default_rng(0)
+    reward = rng.normal(2, 3, size=(200, 4)).astype(np.float32)
+    valid = rng.random((200, 4)) > 0.1
+    normaliser = RewardNormaliser(4, 0.9)
+    returns, running = [], np.zeros(4)
+    for r, v in zip(reward, valid, strict=True):
+        normaliser.add(r, v)
+        running = np.where(v, 0.9 * running + r, 0.0)
+        returns += list(running[v])
+    np.testing.assert_allclose(normaliser.scale, 1 / np.std(returns), rtol=1e-10)
+
+
+def test_the_reward_of_an_invalid_row_is_not_seen():
+    one, other = RewardNormaliser(2, 0.9), RewardNormaliser(2, 0.9)
+    valid = np.array([True, False])
+    for k in range(5):
+        one.add(np.array([k, 0], dtype=np.float32), valid)
+        other.add(np.array([k, 1e9], dtype=np.float32), valid)
+    assert one.scale == other.scale
+
+
+def test_rewards_are_left_alone_until_there_is_a_spread():
+    normaliser = RewardNormaliser(1, 0.9)
+    assert normaliser.scale == 1
+    normaliser.add(np.zeros(1, dtype=np.float32), np.array([False]))
+    assert normaliser.scale == 1
+
+
+def test_reward_statistics_come_back():
+    one, other = RewardNormaliser(2, 0.9), RewardNormaliser(2, 0.9)
+    for k in range(5):
+        one.add(np.array([k, -k], dtype=np.float32), np.array([True, True]))
+    other.load_state_dict(one.state_dict())
+    for n in (one, other):
+        n.add(np.array([7, 8], dtype=np.float32), np.array([True, True]))
+    assert one.scale == other.scale

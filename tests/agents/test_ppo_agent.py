@@ -1,0 +1,351 @@
+"""The agent in the loop: ratio 1, every valid row once, schedules, state, evaluation, values."""
+
+import copy
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ppo_agents import SETTINGS, SPACES, Episodes, build, collect, learn
+
+from agents.ppo_update import METRICS
+from envs.types import DiscreteActions, EnvSpec, Step
+from memory.errors import NonFiniteError, SettingError
+
+
+def spy(agent):
+    """Record every minibatch that the agent learns from and what its step reported."""
+    seen = []
+    step = agent._update._step
+
+    def record(weights, adam, rates, batch, weight):
+        values = step(weights, adam, rates, batch, weight)
+        seen.append((batch, dict(zip(METRICS, values.tolist(), strict=True)), rates))
+        return values
+
+    agent._update._step = record
+    return seen
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("name", SPACES)
+def test_the_first_minibatch_has_ratio_1_and_no_kl(name, normalise):
+    agent = build(action=SPACES[name], normalize_obs=normalise, normalize_reward=normalise)
+    env = Episodes(scale=3.0)
+    _, obs = learn(agent, env, env.reset(), 3)
+    collect(agent, env, obs, 16)
+    agent._finish_rollout()
+    batch = next(agent._rollout.minibatches(4, torch.Generator()))
+    with torch.no_grad():
+        parameters, value = agent._network.module(batch.obs)
+        log_prob, _ = agent._head.evaluate(parameters, batch.action)
+        ratio = (log_prob - batch.log_prob).exp()
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-6, rtol=0)
+    torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)
+    seen = spy(agent)
+    agent.update()
+    assert abs(seen[0][1]["train/approx_kl"]) < 1e-6
+    assert seen[0][1]["train/clip_fraction"] == 0
+    assert seen[-1][1]["train/approx_kl"] > 1e-6, "the policy must have moved since"
+
+
+@pytest.mark.parametrize(("envs", "rows", "minibatches"), [(3, 16, 4), (1, 7, 3), (5, 13, 64)])
+def test_every_valid_row_is_used_once_an_epoch_and_no_other(envs, rows, minibatches):
+    agent = build(envs, shape=(1,), rollout_steps=rows, minibatches=minibatches, epochs=3)
+    seen = spy(agent)
+    env = Episodes(envs, (1,), mean_length=3)
+    valid = np.empty((0, 1))
+    for t in range(rows):
+        ids = np.arange(envs, dtype=np.float32)[:, None] + t * envs
+        step = env.step()
+        agent.observe(agent.act(ids), step)
+        valid = np.concatenate((valid, ids[step.valid]))
+    agent.update()
+    used = Counter(torch.cat([batch.obs for batch, *_ in seen]).flatten().tolist())
+    assert used == Counter(dict.fromkeys(valid.flatten().tolist(), 3))
+    assert 0 < len(valid) < rows * envs
+    assert all(np.isfinite(list(values.values())).all() for _, values, _ in seen)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_minibatches_of_one_row_are_finite(name):
+    agent = build(1, SPACES[name], rollout_steps=5, minibatches=1, batch_size=1)
+    seen = spy(agent)
+    env = Episodes(1)
+    learn(agent, env, env.reset(), 2)
+    assert {len(batch.obs) for batch, *_ in seen} == {1}
+    assert all(np.isfinite(list(values.values())).all() for _, values, _ in seen)
+    assert torch.isfinite(agent._network.weights).all()
+
+
+def test_batch_size_decides_over_minibatches():
+    agent = build(3, batch_size=20, minibatches=1)
+    seen = spy(agent)
+    env = Episodes(mean_length=1e9)
+    learn(agent, env, env.reset(), 1)
+    assert [len(batch.obs) for batch, *_ in seen] == [16, 16, 16] * 2
+
+
+def test_a_rollout_without_a_valid_row_teaches_nothing():
+    agent = build(2, rollout_steps=1, minibatches=1)
+    before = agent._network.weights.clone()
+    no = np.zeros(2, dtype=bool)
+    obs = np.zeros((2, 4), dtype=np.float32)
+    agent.observe(agent.act(obs), Step(obs, np.zeros(2, dtype=np.float32), no, no, no, ()))
+    assert agent.update() is None
+    assert torch.equal(agent._network.weights, before)
+    assert not agent._rollout.full
+
+
+def test_only_valid_rows_are_counted_and_seen_by_the_normaliser():
+    agent = build(normalize_obs=True)
+    env = Episodes(mean_length=3)
+    obs, valid, rows = env.reset(), 0, []
+    for _ in range(16):
+        decision = agent.act(obs)
+        step = env.step()
+        agent.observe(decision, step)
+        rows.append(obs[step.valid])
+        valid += step.valid.sum()
+        obs = step.obs
+    agent.update()
+    assert agent._steps == valid < 48
+    assert agent._observations.count == valid
+    truth = np.concatenate(rows).mean(0)
+    np.testing.assert_allclose(agent._observations.mean.numpy(), truth, rtol=1e-6)
+
+
+def test_rates_fall_to_exactly_zero_at_the_last_update_and_not_before():
+    agent = build(3, total=10 * 48, anneal_clip=True)
+    seen = spy(agent)
+    env = Episodes(mean_length=1e9)
+    _, obs = learn(agent, env, env.reset(), 9)
+    before = agent._network.weights.clone()
+    learn(agent, env, obs, 1)
+    assert torch.equal(agent._network.weights, before)
+    assert agent.learning_rate == agent.clip == 0
+    clips = [rates.clip for *_, rates in seen][:: 2 * 4]
+    assert clips == sorted(clips, reverse=True)
+    assert clips[-2] > 0 == clips[-1]
+    assert clips[0] == pytest.approx(0.2 * (1 - 48 / 433))
+
+
+def test_rates_stay_where_they_are_unless_annealed():
+    agent = build(anneal_learning_rate=False, total=100)
+    env = Episodes()
+    learn(agent, env, env.reset(), 5)
+    assert (agent.learning_rate, agent.clip) == (1e-3, 0.2)
+
+
+@pytest.mark.parametrize("envs", [1, 3, 8])
+def test_schedules_follow_steps_whatever_the_number_of_environments(envs):
+    agent = build(envs, total=1000, rollout_steps=10)
+    env = Episodes(envs)
+    obs = env.reset()
+    while agent._steps < 500:
+        obs = collect(agent, env, obs, 1)
+        agent.update()
+    horizon = 1000 - 10 * envs + 1
+    assert agent.learning_rate == pytest.approx(1e-3 * (1 - agent._steps / horizon))
+
+
+def test_the_target_kl_ends_the_epochs():
+    agent = build(target_kl=1e-9, learning_rate=0.1, epochs=10)
+    env = Episodes()
+    learn(agent, env, env.reset(), 1)
+    assert agent.updates == 2, "the first has no KL; the second is beyond the target"
+    assert agent._update.state_dict()["step"] == 1, "and its step is not taken"
+
+
+def state_of(agent):
+    return copy.deepcopy(agent.state_dict())
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_evaluation_touches_no_state_and_repeats_itself(name):
+    agent = build(action=SPACES[name], normalize_obs=True)
+    env = Episodes()
+    _, obs = learn(agent, env, env.reset(), 2)
+    collect(agent, env, obs, 3)
+    before = state_of(agent)
+    one = agent.act(np.ones((7, 4), dtype=np.float32), explore=False).action
+    other = agent.act(np.ones((7, 4), dtype=np.float32), explore=False).action
+    assert torch.equal(one, other)
+    assert same(agent.state_dict(), before)
+    assert (one == one[0]).all()
+
+
+@pytest.mark.parametrize(("terminates", "truth"), [(False, 10.0), (True, 1.0)])
+def test_values_of_a_time_limit_and_of_a_termination(terminates, truth):
+    """Reward 1 for ever is worth 1 / (1 − γ) = 10; a time limit must not be taken for the end.
+
+    The limit is one step, where the mistake is largest; a termination there is worth 1.
+    """
+    agent = build(4, learning_rate=0.02, anneal_learning_rate=False, shape=(1,), epochs=8)
+    obs, over = np.ones((4, 1), dtype=np.float32), np.zeros(4, dtype=bool)
+    for _ in range(60 * 16):
+        valid = ~over
+        end, no = valid.copy(), np.zeros(4, dtype=bool)
+        over = end
+        flags = (end, no) if terminates else (no, end)
+        agent.observe(agent.act(obs), Step(obs, valid.astype(np.float32), *flags, valid, ()))
+        agent.update()
+    assert agent.act(obs).value.mean().item() == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize("at", [0, 5, 16])
+def test_a_restored_agent_goes_on_as_if_nothing_had_happened(at):
+    """Also in the middle of a rollout, and between a full one and its update."""
+    changes = {"normalize_obs": True, "normalize_reward": True}
+    one, other = build(seed=1, **changes), build(seed=2, **changes)
+    env = Episodes()
+    _, obs = learn(one, env, env.reset(), 2)
+    obs = collect(one, env, obs, at)
+    other.load_state_dict(state_of(one))
+    twin = copy.deepcopy(env)
+    for agent, world in ((one, env), (other, twin)):
+        agent.update()
+        now = collect(agent, world, obs, 16 - at % 16)
+        agent.update()
+        collect(agent, world, now, 7)
+    assert one.updates == other.updates
+    assert same(one.state_dict(), other.state_dict())
+
+
+def test_the_state_is_plain():
+    agent = build(normalize_obs=True)
+    plain = (torch.Tensor, float, int, str, bool)
+
+    def check(x):
+        if isinstance(x, dict):
+            assert all(isinstance(k, str) for k in x)
+            [check(v) for v in x.values()]
+        else:
+            assert isinstance(x, plain), type(x)
+
+    check(agent.state_dict())
+
+
+def test_the_seed_decides_everything_and_the_global_generator_nothing():
+    def weights(seed, noise):
+        torch.manual_seed(noise)
+        agent = build(seed=seed)
+        env = Episodes()
+        learn(agent, env, env.reset(), 2)
+        return agent._network.weights
+
+    assert torch.equal(weights(0, 1), weights(0, 2))
+    assert not torch.equal(weights(0, 1), weights(3, 1))
+    before = torch.get_rng_state()
+    weights_before = before.clone()
+    build()
+    assert torch.equal(torch.get_rng_state(), weights_before)
+
+
+def test_rewards_are_scaled_or_clipped_for_learning():
+    for changes, expected in (
+        ({"clip_reward": True}, lambda r, a: np.clip(r, -1, 1)),
+        ({"normalize_reward": True}, lambda r, a: np.clip(r * a._rewards.scale, -10, 10)),
+    ):
+        agent = build(**changes)
+        env = Episodes(scale=5.0, mean_length=1e9)
+        obs, raw = env.reset(), []
+        for _ in range(16):
+            decision, step = agent.act(obs), env.step()
+            agent.observe(decision, step)
+            raw.append(step.reward)
+            obs = step.obs
+        agent._finish_rollout()
+        np.testing.assert_allclose(
+            agent._rollout.reward.numpy(), expected(np.array(raw), agent), rtol=1e-5
+        )
+
+
+def test_the_memory_of_the_rollout_is_allocated_once():
+    agent = build()
+    env = Episodes()
+    names = ("obs", "action", "log_prob", "value", "advantage", "return_", "reward")
+    before = [getattr(agent._rollout, name).data_ptr() for name in names]
+    nbytes = agent.nbytes()
+    learn(agent, env, env.reset(), 5)
+    assert [getattr(agent._rollout, name).data_ptr() for name in names] == before
+    assert agent.nbytes() == nbytes
+
+
+def test_a_loss_that_is_no_number_stops_the_run():
+    agent = build()
+    env = Episodes(scale=float("inf"))
+    with np.errstate(invalid="ignore"), pytest.raises(NonFiniteError, match="train/loss"):
+        learn(agent, env, env.reset(), 1)
+
+
+def test_metrics_carry_no_graph_and_lie_in_their_ranges():
+    agent = build()
+    env = Episodes()
+    found, _ = learn(agent, env, env.reset(), 3)
+    for metrics in found:
+        assert 0 <= metrics["train/clip_fraction"] <= 1
+        assert 0 < metrics["train/entropy"] <= np.log(3) + 1e-6
+        assert metrics["train/explained_variance"] <= 1
+    assert set(agent.scalars()) == {"train/learning_rate", "train/clip"}
+
+
+def test_images_are_learned_from():
+    agent = build(2, shape=(4, 36, 36), dtype="uint8", rollout_steps=4, minibatches=2)
+    random = np.random.default_rng(0)
+    no, yes = np.zeros(2, dtype=bool), np.ones(2, dtype=bool)
+    for _ in range(4):
+        obs = random.integers(0, 256, (2, 4, 36, 36), dtype=np.uint8)
+        agent.observe(agent.act(obs), Step(obs, np.ones(2, np.float32), no, no, yes, ()))
+    metrics = agent.update()
+    assert torch.isfinite(metrics.values).all()
+    assert agent._rollout.obs.dtype == torch.uint8
+
+
+def test_settings_that_do_not_fit_the_environment_are_refused():
+    spec = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
+    images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
+    SETTINGS.refuse_unfit(spec)
+    for changes, where, key in (
+        ({"minibatches": 33}, spec, "agent.minibatches"),
+        ({"batch_size": 33}, spec, "agent.batch_size"),
+        ({"normalize_obs": True}, images, "agent.normalize_obs"),
+    ):
+        with pytest.raises(SettingError, match=key):
+            replace(SETTINGS, **changes).refuse_unfit(where)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", 0.0),
+        ("gamma", 1.1),
+        ("gae_lambda", -0.1),
+        ("rollout_steps", 0),
+        ("epochs", 0),
+        ("minibatches", 0),
+        ("batch_size", 0),
+        ("clip", 0.0),
+        ("entropy_coef", -1.0),
+        ("max_grad_norm", -1.0),
+        ("target_kl", 0.0),
+        ("grad_accumulation", 0),
+        ("hidden", ()),
+    ],
+)
+def test_settings_out_of_range_are_refused(field, value):
+    with pytest.raises(SettingError) as refused:
+        replace(SETTINGS, **{field: value})
+    assert refused.value.field == field
+
+
+def test_clipping_and_normalising_rewards_exclude_each_other():
+    with pytest.raises(SettingError, match="clip_reward"):
+        replace(SETTINGS, clip_reward=True, normalize_reward=True)
