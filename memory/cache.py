@@ -17,13 +17,16 @@ log = logging.getLogger("steadyrl")
 
 _WORTH_SAYING_SECONDS = 10.0  # of run time before a share of it means anything
 _MAX_SHARE = 0.01
+_PATIENT_SHARE = 0.005
+_FIRST_COST = 0.3  # seconds; what a collection takes once a compiler is loaded
 
 
 class CacheCleaner:
     """Look at counts of updates, episodes and rollouts; clean when there is something to reclaim.
 
     Reclaimable is what the accelerator's allocator holds without using, and what the process has
-    grown by since the last cleaning (garbage in cycles would hide there).
+    grown by since the last cleaning (garbage in cycles would hide there). Unless it is forced
+    (`min_reclaimable_mb=0`), cleaning waits until it costs less than half a percent of the run.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class CacheCleaner:
         self._clean_rss = rss()
         self._start = clock()
         self._interval_seconds = self._seconds = 0.0
+        self._cost = _FIRST_COST
         self._bell = Doubling()
         self.cleanings = 0
 
@@ -66,10 +70,16 @@ class CacheCleaner:
     def look(self) -> bool:
         """Clean if enough can be reclaimed; return whether it did."""
         least = self._settings.min_reclaimable_mb * MB
-        if least > 0 and self._rss() - self._clean_rss < least and self._cached() < least:
+        if least > 0 and not (self._reclaimable() >= least and self._affordable()):
             return False
         self.clean()
         return True
+
+    def _reclaimable(self) -> int:
+        return max(self._rss() - self._clean_rss, self._cached())
+
+    def _affordable(self) -> bool:
+        return self._seconds + self._cost <= _PATIENT_SHARE * (self._clock() - self._start)
 
     def clean(self) -> None:
         """Collect garbage first: it may be what keeps the accelerator's blocks."""
@@ -81,8 +91,9 @@ class CacheCleaner:
         self._clean_rss = self._rss()
         self.cleanings += 1
         now = self._clock()
-        self._interval_seconds += now - start
-        self._seconds += now - start
+        self._cost = now - start
+        self._interval_seconds += self._cost
+        self._seconds += self._cost
         self._warn_if_costly(now - self._start)
 
     def take_milliseconds(self) -> float:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from memory.tensors import LiveTensors, live_tensors, slot_names, storage_bytes
+from memory.tensors import LiveTensors, live_tensors, of_types, slot_names, storage_bytes
 from memory.units import readable
 
-_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
+_CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 _SMALL = 16  # containers below this many elements are not remembered
 _NAMED = 3  # growers to name of each sort
 _WORTH_NAMING = 100_000  # bytes, for a container that nobody can be named as the owner of
@@ -34,15 +34,13 @@ class Census(NamedTuple):
 
 
 def take_census() -> Census:
-    """Count all objects the garbage collector tracks; a tenth of a second."""
-    # What is garbage has not leaked.
-    gc.collect()
+    """Count all objects the garbage collector tracks: about 0.3 s for a million of them."""
     return _count(gc.get_objects())
 
 
 def growers(before: Census) -> list[str]:
     """Say what has grown since `before`: containers with their owner, tensors, types."""
-    gc.collect()
+    gc.collect()  # what is garbage has not leaked
     objects = gc.get_objects()
     now = _count(objects)
     own = {id(part) for census in (before, now) for part in (*census, census.tensors.kinds)}
@@ -57,16 +55,16 @@ def _count(objects: list[Any]) -> Census:
     types: Counter[str] = Counter()
     for kind, count in Counter(map(type, objects)).items():
         types[f"{kind.__module__}.{kind.__qualname__}"] += count
-    lengths = {
-        id(item): len(item) for item in objects if type(item) in _CONTAINERS and len(item) >= _SMALL
-    }
+    containers = of_types(objects, _CONTAINERS)
+    sizes = zip(map(id, containers), map(len, containers), strict=True)
+    lengths = {key: length for key, length in sizes if length >= _SMALL}
     return Census(types, lengths, live_tensors(objects))
 
 
 def _grown_containers(before: Census, objects: list[Any], own: set[int]) -> list[str]:
     found = []
-    for item in objects:
-        if type(item) in _CONTAINERS and id(item) not in own:
+    for item in of_types(objects, _CONTAINERS):
+        if id(item) not in own:
             more = len(item) - before.lengths.get(id(item), 0)
             if more >= _SMALL:
                 found.append((more * _element_bytes(item), more, item))

@@ -32,20 +32,19 @@ class Growth:
         self.baseline = 0.0
         self.since_step = 0
 
-    def add(self, step: int, value: float) -> bool:
-        """Take a sample; return whether the warm-up is over."""
+    def add(self, step: int, value: float) -> None:
+        """Take a sample."""
         self._seen += 1
         if self._seen <= self._warmup:
             self._early.append(value)
             self.baseline, self.since_step = median(self._early), step
-            return False
-        self._window.append((step, value))
-        self._slope = None
-        return True
+        else:
+            self._window.append((step, value))
+            self._slope = None
 
     @property
     def warm(self) -> bool:
-        """Whether the next sample is the first after the warm-up, or a later one."""
+        """Whether the warm-up is over: the next sample counts."""
         return self._seen >= self._warmup
 
     @property

@@ -28,8 +28,15 @@ class LeakDetector:
     by more than `max_growth_mb_per_million_steps` and a quarter of `max_growth_mb` in the window.
     """
 
-    def __init__(self, settings: LeakSettings, census: Callable[[], Census]) -> None:
-        self._settings, self._census = settings, census
+    def __init__(
+        self,
+        settings: LeakSettings,
+        census: Callable[[], Census],
+        affordable: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Take `census` to compare with after the warm-up, once it is `affordable`."""
+        self._settings, self._census, self._affordable = settings, census, affordable
+        self._warm = False
         self._bytes: dict[str, tuple[Growth, Doubling]] = {}
         self._handles: dict[str, tuple[int, Doubling]] = {}
         self._before: Census | None = None
@@ -41,11 +48,14 @@ class LeakDetector:
     def observe_bytes(self, name: str, step: int, nbytes: int) -> str | None:
         """Take a sample of memory in use; return a warning if it is due."""
         growth, bell = self._bytes.setdefault(name, (self._new_growth(), Doubling()))
-        if not growth.add(step, nbytes):
-            if growth.warm and self._before is None:
-                self._remember()
+        growth.add(step, nbytes)
+        self._warm = self._warm or growth.warm
+        leaks = self._leaks(growth)
+        if self._warm and self._before is None and (leaks or self._affordable()):
+            # A leak that comes this early is told at the next sample, with what grew until then.
+            self._remember()
             return None
-        if not self._leaks(growth) or not bell.rings(growth.total):
+        if not leaks or not bell.rings(growth.total):
             return None
         return (
             f"{name} memory grew by {readable(growth.total)} since step {growth.since_step:,} "
@@ -55,7 +65,7 @@ class LeakDetector:
 
     def observe_tree(self, tree: Tree) -> list[str]:
         """Take a reading of threads, children and open files; return what is to be said."""
-        if self._before is None:
+        if not self._warm:
             return []
         warnings = []
         for name, hint in _HANDLES.items():
@@ -94,13 +104,15 @@ class LeakDetector:
         return growth.total > limit or (steep and min(growth.total, growth.in_window) > limit / 4)
 
     def _remember(self) -> None:
-        """Count what is there at the end of the warm-up, to compare with when something grows."""
+        """Count what is there, to compare with when something grows."""
         self._before = self._census()
         if tracemalloc.is_tracing():
             self._lines = tracemalloc.take_snapshot()
 
     def _names(self) -> str:
-        found = growers(self._before) if self._before else []
+        if self._before is None:
+            return "It is too early to say what grew."
+        found = growers(self._before)
         if self._lines is not None:
             found += _grown_lines(self._lines)
             knob = "memory.leak.action=stop ends the run here"

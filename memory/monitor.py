@@ -77,6 +77,11 @@ class Monitor:
         """Measure the tree now and return its Σ PSS."""
         return self._tree.refresh().pss
 
+    @property
+    def tensors_cost(self) -> float:
+        """Return the seconds that counting tensors took the last time."""
+        return self._tensors.cost
+
     def scalars(self, reading: Reading) -> dict[str, float]:
         """Return the reading under the tags it is logged by."""
         tree, tensors, cuda = reading.tree, reading.tensors, reading.cuda

@@ -33,7 +33,8 @@ class Rarely(Generic[T]):
         start = self._clock()
         self.value = self._read()
         end = self._clock()
-        wait = max(self._every, _PATIENCE * (end - start)) if self._every else 0.0
+        self.cost = end - start
+        wait = max(self._every, _PATIENCE * self.cost) if self._every else 0.0
         self._due = end + wait
         return self.value
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from torch.nn import Parameter
 
 # Behind these lies the whole interpreter, not what an object holds.
 _ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
+
+# Exactly these: the tensors a compiler traces with have symbolic shapes and no storage.
+_TENSORS = frozenset((Tensor, Parameter))
 
 
 class TensorKind(NamedTuple):
@@ -75,20 +79,20 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def live_tensors(objects: Iterable[Any] | None = None) -> LiveTensors:
+def live_tensors(objects: Sequence[Any] | None = None) -> LiveTensors:
     """Count the tensors among `objects`; by default all that the garbage collector knows."""
-    number = 0
+    found = of_types(gc.get_objects() if objects is None else objects, _TENSORS)
     storages: dict[int, int] = {}
-    kinds: Counter[TensorKind] = Counter()
-    for candidate in gc.get_objects() if objects is None else objects:
-        # Exactly these: what a compiler traces with has symbolic shapes and no storage.
-        if type(candidate) in (Tensor, Parameter):
-            number += 1
-            kinds[kind_of(candidate)] += 1
-            storage = _storage(candidate)
-            if storage is not None:
-                storages[storage.data_ptr()] = storage.nbytes()
-    return LiveTensors(number, sum(storages.values()), kinds)
+    for tensor in found:
+        storage = _storage(tensor)
+        if storage is not None:
+            storages[storage.data_ptr()] = storage.nbytes()
+    return LiveTensors(len(found), sum(storages.values()), Counter(map(kind_of, found)))
+
+
+def of_types(objects: Sequence[Any], types: frozenset[type]) -> list[Any]:
+    """Return the objects of exactly these types; without a loop in Python, for there are many."""
+    return list(compress(objects, map(types.__contains__, map(type, objects))))
 
 
 def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -21,6 +21,7 @@ from memory.units import MB, readable
 log = logging.getLogger("steadyrl")
 
 _LIMIT_CHECK_SECONDS = 0.05
+_CENSUS_PATIENCE = 3 * 400
 _PROFILE_STEPS = 10_000
 _PROFILE_ROLLOUTS = 100
 
@@ -44,7 +45,8 @@ class MemoryWatch:
         self._settings, self._clock = settings, clock
         self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
         self._cleaner = CacheCleaner(settings.cache, device, self._monitor.rss, clock)
-        self._detector = LeakDetector(settings.leak, take_census)
+        self._detector = LeakDetector(settings.leak, take_census, self._census_is_affordable)
+        self._start = clock()
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()
         self._profile: Profile | None = None
@@ -104,12 +106,21 @@ class MemoryWatch:
         # The estimate is cheap and a little off; nobody is stopped without an exact measurement.
         if used < self._limit:
             return
+        if self._monitor.refresh_tree() < self._limit:
+            return
+        self._cleaner.clean()
         used = self._monitor.refresh_tree()
         if used >= self._limit:
             raise MemoryBudgetError(
                 f"the run uses {readable(used)} and memory.limit_mb={self._settings.limit_mb:g} "
                 "is reached: raise it, or lower agent.replay.capacity or env.num_envs"
             )
+
+    def _census_is_affordable(self) -> bool:
+        # All objects, about three times as long as the tensors among them; done once in a run.
+        if not self._settings.leak.every_seconds:
+            return True
+        return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors_cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
         warnings: list[str | None] = []

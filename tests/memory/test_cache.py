@@ -22,6 +22,18 @@ class Memory:
         return self.rss
 
 
+class Slow(Memory):
+    """Reading it takes a second, which is then the cleaning's cost."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def __call__(self):
+        self.clock.now += 1
+        return self.rss
+
+
 def cleaner(clock, memory=None, **changes):
     plain = {"every_updates": 100, "every_episodes": 10, "every_rollouts": 3} | changes
     settings = CacheSettings(**({"min_reclaimable_mb": 0.0} | plain))
@@ -59,6 +71,7 @@ def test_zero_is_never(clock):
 def test_only_when_there_is_something_to_reclaim(clock):
     memory = Memory()
     cleaning = cleaner(clock, memory, min_reclaimable_mb=64.0)
+    clock.now += 1000
     cleaning.on_updates(100)
     memory.rss += 63 * MB
     cleaning.on_updates(100)
@@ -68,6 +81,25 @@ def test_only_when_there_is_something_to_reclaim(clock):
     assert cleaning.cleanings == 1
     cleaning.on_updates(100)  # what was not reclaimed is not tried again at once
     assert cleaning.cleanings == 1
+
+
+def test_it_waits_until_it_can_afford_to(clock):
+    memory = Slow(clock)
+    cleaning = cleaner(clock, memory, min_reclaimable_mb=64.0)
+    memory.rss += 100 * MB
+    clock.now += 10
+    cleaning.on_updates(100)
+    assert cleaning.cleanings == 0
+    clock.now += 100
+    cleaning.on_updates(100)
+    assert cleaning.cleanings == 1
+    memory.rss += 100 * MB
+    clock.now += 100  # a second was spent, another would be: two in 400 at most
+    cleaning.on_updates(100)
+    assert cleaning.cleanings == 1
+    clock.now += 200
+    cleaning.on_updates(100)
+    assert cleaning.cleanings == 2
 
 
 def test_garbage_in_cycles_is_collected(clock):
@@ -86,18 +118,6 @@ def test_garbage_in_cycles_is_collected(clock):
         assert alive() is None
     finally:
         gc.enable()
-
-
-class Slow(Memory):
-    """Reading it takes a second, which is then the cleaning's cost."""
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock = clock
-
-    def __call__(self):
-        self.clock.now += 1
-        return self.rss
 
 
 def test_its_cost_is_reported_once_and_a_share_over_one_percent_is_warned_of(clock, caplog):

@@ -29,10 +29,11 @@ def test_samples_of_one_step_have_no_slope():
 def test_warm_up_does_not_count_as_growth():
     growth = Growth(warmup=10, window=20)
     for step in range(10):
-        assert not growth.add(step, 100.0 * step)
+        assert not growth.warm
+        growth.add(step, 100.0 * step)
     assert growth.warm and growth.since_step == 9
     for step in range(10, 40):
-        assert growth.add(step, 900.0)
+        growth.add(step, 900.0)
     assert growth.slope == 0.0
     assert growth.total == 900 - growth.baseline == 200  # the median of the last five
 

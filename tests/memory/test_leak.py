@@ -94,6 +94,28 @@ def test_growth_without_a_python_object_says_so(leak_settings):
     assert "no Python object" in said and "MALLOC_ARENA_MAX" in said
 
 
+def test_a_census_waits_until_it_is_affordable_or_needed(leak_settings):
+    taken, affordable = [], []
+
+    def census():
+        taken.append(len(taken))
+        return take_census()
+
+    detector = LeakDetector(leak_settings, census, lambda: bool(affordable))
+    assert feed(detector, [500 * MB] * 20) == [] and taken == []
+    affordable.append(True)
+    feed(detector, [500 * MB] * 5, start=300_000)
+    assert taken == [0]
+    needed = LeakDetector(leak_settings, census, lambda: False)
+    said = feed(needed, [(500 + 30 * i) * MB for i in range(30)])
+    assert taken == [0, 1] and len(said) >= 1
+    handles = LeakDetector(leak_settings, census, lambda: False)
+    feed(handles, [500 * MB] * 6)
+    tree = Tree(pss=0, children=0, threads=1, open_files=1)
+    assert handles.observe_tree(tree) == []
+    assert "too early" in handles.observe_tree(tree._replace(threads=99))[0]
+
+
 def test_tracing_is_stopped_by_whoever_started_it(leak_settings):
     traced = replace(leak_settings, tracemalloc=True)
     detector = LeakDetector(traced, take_census)

@@ -97,6 +97,23 @@ def test_nobody_is_stopped_by_the_estimate_alone(make, process):
     watch.measure(0)
 
 
+def test_garbage_is_collected_before_a_run_is_stopped(make, process):
+    class Cycle:
+        pass
+
+    gc.collect()
+    watch = make(limit_mb=process.memory_full_info().pss / MB + 100)
+    gc.disable()
+    try:
+        garbage = Cycle()
+        garbage.itself, garbage.block = garbage, np.ones(300 * MB, np.uint8)
+        del garbage
+        watch.measure(0)
+    finally:
+        gc.enable()
+    assert watch._cleaner.cleanings == 1
+
+
 def test_a_limit_is_looked_at_twenty_times_a_second_and_not_more(alert_settings, clock):
     watch = MemoryWatch(replace(alert_settings, limit_mb=1e6), CPU, clock=clock)
     looks = []
