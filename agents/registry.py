@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from agents.dqn_settings import DQNSettings
+from agents.ppo_settings import PPOSettings
 from memory.errors import SettingError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from agents.base import Agent
     from envs.types import EnvSpec
 
-AgentSettings = DQNSettings
+AgentSettings = DQNSettings | PPOSettings
 
 
 class Algorithm(NamedTuple):
@@ -27,6 +28,7 @@ class Algorithm(NamedTuple):
 
 ALGORITHMS = {
     "dqn": Algorithm(DQNSettings, "agents.dqn", "DQN"),
+    "ppo": Algorithm(PPOSettings, "agents.ppo", "PPO"),
 }
 
 
