@@ -31,12 +31,13 @@ class ReplayBuffer:
         self._layout, self._timeline, self._home = layout, timeline, home
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._uniform: NDArray[np.float64] = np.empty(1)
+        self._stacked = layout.frame_stack > 1
         self._newest = -layout.frame_shape[0]  # where the newest frame begins in a stack
         self._expected = (layout.num_envs, *layout.observation_shape)
 
     def __len__(self) -> int:
         """Return how many transitions can be drawn now."""
-        return len(self._timeline)
+        return self._timeline.count
 
     @property
     def capacity(self) -> int:
@@ -69,19 +70,20 @@ class ReplayBuffer:
         next_obs: NDArray,
     ) -> None:
         """Store a row: arrays [N], and next_obs [N, *stacked shape] of which one frame is kept."""
-        self._check(next_obs)
+        if next_obs.shape != self._expected:
+            self._check(next_obs)
         timeline, home = self._timeline, self._home
         if timeline.row < 0:
             raise RuntimeError("replay: call start() with the first observations before add()")
         slot = timeline.slot
         born, dead = timeline.advance(terminated, truncated, valid)
         home.put_row(slot, action, reward)
-        home.put_frame(timeline.slot, next_obs[:, self._newest :])
+        home.put_frame(timeline.slot, next_obs[:, self._newest :] if self._stacked else next_obs)
         home.revise(slot, born, dead)
 
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
         """Draw n transitions, with repetition; the batch is reused by the next call."""
-        if len(self._timeline) == 0:
+        if not self._timeline.count:
             raise RuntimeError("replay: there is no complete transition to draw yet")
         if len(self._uniform) != n:
             self._uniform = np.empty(n)

@@ -56,6 +56,8 @@ class RolloutBuffer:
         self._learned = self._on_host((steps * num_envs,), torch.int64)  # the valid rows
         self._reward_rows: NDArray[np.float32] = self.reward.numpy()
         self._flag_rows: NDArray[np.bool_] = self._flags.numpy()
+        kept = (self.obs, self.action, self.log_prob, self.value)
+        self._decided = [part.numpy() for part in kept] if device.type == "cpu" else []
         self._copied: torch.cuda.Event | None = None  # host memory may be written again
         self._position = 0
         self._valid: Tensor | None = None  # indices of rows to learn from, once finished
@@ -87,10 +89,24 @@ class RolloutBuffer:
             raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
         if t == 0 and self._copied is not None:
             self._copied.synchronize()
-        self.obs[t] = obs.detach()
-        self.action[t] = action.detach()
-        self.log_prob[t] = log_prob.detach()
-        self.value[t] = value.detach()
+        if (
+            obs.requires_grad
+            or action.requires_grad
+            or log_prob.requires_grad
+            or value.requires_grad
+        ):
+            raise ValueError("rollout: act under torch.inference_mode(); a graph kept would grow")
+        if self._decided:  # on the host: NumPy's assignment costs half of torch's
+            observations, actions, log_probs, values = self._decided
+            observations[t] = obs.numpy()
+            actions[t] = action.numpy()
+            log_probs[t] = log_prob.numpy()
+            values[t] = value.numpy()
+        else:
+            self.obs[t] = obs
+            self.action[t] = action
+            self.log_prob[t] = log_prob
+            self.value[t] = value
         self._reward_rows[t] = reward
         flags = self._flag_rows
         flags[0, t], flags[1, t], flags[2, t] = terminated, truncated, valid
@@ -145,7 +161,7 @@ class RolloutBuffer:
         self.clear()
         del self.obs, self.action, self.log_prob, self.value, self.advantage, self.return_
         del self.reward, self._flags, self._factors, self._learned
-        del self._reward_rows, self._flag_rows
+        del self._reward_rows, self._flag_rows, self._decided
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows filled so far; tensors share the buffer's memory."""

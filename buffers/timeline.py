@@ -94,7 +94,7 @@ class Timeline:
         envs, n_step = layout.num_envs, layout.n_step
         self.layout = layout
         self.row = -1  # nothing observed yet
-        self._count = 0  # sampleable starts, over all environments
+        self.count = 0  # sampleable starts, over all environments
         self.flags: NDArray[np.uint8] = touched_zeros((layout.rows, envs), np.uint8)
         self._alive: NDArray[np.int32] = touched_zeros((envs, layout.span), np.int32)
         self._cursors: NDArray[np.int64] = touched_zeros((3, envs), np.int64)
@@ -107,9 +107,6 @@ class Timeline:
         """Return the bytes of a timeline, flags included."""
         envs = layout.num_envs
         return layout.slots + 4 * envs * layout.span + envs * (8 * (4 + 2 * layout.n_step) + 3)
-
-    def __len__(self) -> int:
-        return self._count
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +151,7 @@ class Timeline:
                 " the row that resets must have valid=False"
             )
         self.row += 1
-        self._count += born - dead
+        self.count += born - dead
         return self._born[:born], self._dead[:dead]
 
     def pick(self, uniform: NDArray[np.float64], index: NDArray[np.int64]) -> None:
@@ -164,7 +161,7 @@ class Timeline:
     def clear(self) -> None:
         """Forget everything; the memory stays."""
         self.row = -1
-        self._count = 0
+        self.count = 0
         for array in (self.flags, self._alive, self._cursors):
             array.fill(0)
 
@@ -183,4 +180,4 @@ class Timeline:
         np.copyto(self.flags, state["flags"].cpu().numpy())
         np.copyto(self._alive, state["alive"].cpu().numpy())
         np.copyto(self._cursors, state["cursors"].cpu().numpy())
-        self._count = int(self._cursors[COUNT].sum())
+        self.count = int(self._cursors[COUNT].sum())

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
     )
     ways: dict[str, Callable[[Iterable[Row]], object]] = {
         "in place": lambda rows: fill_in_place(rollout, rows),
-        "lists": lambda rows: fill_lists(rows, device),
+        "a list of rows": lambda rows: fill_lists(rows, device),
+        "a list for each worker": lambda rows: fill_worker_lists(rows, args.workers, device),
     }
     rows = list(make_rows(args.steps, args.workers, args.size, device))
     seconds = take_turns(
@@ -100,6 +101,19 @@ def fill_lists(rows: Iterable[Row], device: torch.device) -> list[Tensor]:
     trajectory = [(*row[:4], *(torch.tensor(part) for part in row[4:])) for row in rows]
     fields = list(map(list, zip(*trajectory, strict=True)))
     return [torch.cat(field).to(device) for field in fields]
+
+
+def fill_worker_lists(rows: Iterable[Row], workers: int, device: torch.device) -> list[Tensor]:
+    """Do the same with a trajectory of its own for each worker, then concatenate all of them."""
+    trajectories: list[list[tuple[Tensor, ...]]] = [[] for _ in range(workers)]
+    for row in rows:
+        for worker, trajectory in enumerate(trajectories):
+            made = (part[worker : worker + 1].clone() for part in row[:4])
+            given = (torch.tensor(part[worker : worker + 1]) for part in row[4:])
+            trajectory.append((*made, *given))
+    transposed = [list(map(list, zip(*trajectory, strict=True))) for trajectory in trajectories]
+    fields = zip(*transposed, strict=True)
+    return [torch.cat([part for own in field for part in own]).to(device) for field in fields]
 
 
 class _Mallinfo(ctypes.Structure):

@@ -186,14 +186,14 @@ def test_memory_stays_where_it_is_over_many_updates():
     assert [getattr(rollout, name).data_ptr() for name in names] == before
 
 
-def test_what_is_stored_carries_no_graph():
+@pytest.mark.parametrize("place", range(4))
+def test_what_carries_a_graph_is_refused(place):
     rollout = make(1, 1)
-    value = torch.ones(1, requires_grad=True) * 2
+    parts = [torch.ones(1, 2), torch.zeros(1), torch.ones(1), torch.ones(1)]
+    parts[place].requires_grad_(True)
     flag = np.zeros(1, np.bool_)
-    rollout.add(torch.ones(1, 2), torch.zeros(1), value, value, np.ones(1), flag, flag, ~flag)
-    rollout.finish(value, gamma=1.0, gae_lambda=1.0)
-    assert not rollout.value.requires_grad
-    assert not rollout.log_prob.requires_grad
+    with pytest.raises(ValueError, match="inference_mode"):
+        rollout.add(*parts, np.ones(1), flag, flag, ~flag)
 
 
 def test_misuse_is_answered_clearly():
