@@ -136,16 +136,17 @@ class ActorCritic(nn.Module):
         *,
         hidden: Sequence[int],
         activation: str,
-        shared: bool,
+        shared: bool | None,
         normalise: bool,
         log_std: float,
     ) -> None:
         super().__init__()
         kind = ACTIVATIONS[activation]
         trunk, features = build_trunk(observation_shape, dtype, hidden, kind)
-        if shared:
+        image = len(observation_shape) == 3
+        if image if shared is None else shared:
             self.trunk: nn.Module = SharedTrunk(trunk)
-        elif len(observation_shape) == 3:
+        elif image:
             second, _ = build_trunk(observation_shape, dtype, hidden, kind)
             self.trunk = SeparateTrunks(trunk, second)
         else:

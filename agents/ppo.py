@@ -83,7 +83,7 @@ class PPO(Agent):
                 self._head,
                 hidden=s.hidden,
                 activation=s.activation,
-                shared=s.shares_trunk(spec),
+                shared=s.shared_trunk,
                 normalise=s.normalize_obs,
                 log_std=s.log_std_init,
             )
@@ -183,11 +183,8 @@ class PPO(Agent):
             yield from self._rollout.minibatches(self._parts, self._shuffling)
 
     def scalars(self) -> dict[str, float]:
-        """Return the schedules' values and the fill of the rollout."""
-        return {
-            "train/learning_rate": self.learning_rate,
-            "train/clip": self.clip,
-        }
+        """Return the learning rate of this moment."""
+        return {"train/learning_rate": self.learning_rate}
 
     def weights(self) -> dict[str, Tensor]:
         """Return the network by layer, and what it normalises observations with."""

@@ -68,10 +68,6 @@ class PPOSettings:
             reason = "is for vectors; images are scaled to [0, 1] by the network itself"
             raise SettingError("agent.normalize_obs", True, reason)
 
-    def shares_trunk(self, spec: EnvSpec) -> bool:
-        """Say whether policy and value share their trunk: by default, convolutions are shared."""
-        return len(spec.observation_shape) == 3 if self.shared_trunk is None else self.shared_trunk
-
     def minibatches_of(self, rows: int) -> int:
         """Return into how many minibatches a rollout of so many rows is cut."""
         return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)

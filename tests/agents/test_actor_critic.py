@@ -73,15 +73,14 @@ def test_the_first_policy_is_almost_uniform_and_sigma_starts_where_told():
     assert value.shape == (16,)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_images_go_through_convolutions(shared):
+@pytest.mark.parametrize(("shared", "convolutions"), [(None, 3), (True, 3), (False, 6)])
+def test_images_go_through_convolutions(shared, convolutions):
     net = build((4, 84, 84), "uint8", hidden=(32,), shared=shared)
     obs = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     parameters, value = net(obs)
     assert parameters.shape == (2, 3)
     assert value.shape == (2,)
-    convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
-    assert len(convolutions) == (3 if shared else 6)
+    assert sum(isinstance(m, nn.Conv2d) for m in net.modules()) == convolutions
 
 
 def test_the_seed_decides_the_weights():

@@ -1,0 +1,147 @@
+"""PPO on CartPole: 8 or 64 environments x 128 steps, 4 epochs x 4 minibatches, layers 64-64."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from scripts.benchmarks.ours import Ours, Stopwatch, ours
+from scripts.benchmarks.turns import median_ratio, take_turns
+
+WORK = (
+    "agent=ppo",
+    "env=cartpole",
+    "device=cpu",
+    "threads=1",
+    "total_steps=1e9",
+    "eval.every=0",
+    "agent.hidden=[64,64]",
+    "agent.epochs=4",
+    "agent.learning_rate=2.5e-4",
+)
+OURS = {
+    "sync eager": ("env.backend=sync", "agent.compile=false"),
+    "native eager": ("env.backend=native", "agent.compile=false"),
+    "native compiled": ("env.backend=native", "agent.compile=true"),
+}
+PEER = "Stable-Baselines3"
+
+
+class Work(NamedTuple):
+    """The shape of a rollout and of its minibatches."""
+
+    envs: int
+    rows: int
+    minibatches: int
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of an iteration."""
+        return self.envs * self.rows
+
+    def __str__(self) -> str:
+        size = self.steps // self.minibatches
+        return f"{self.envs} environments x {self.rows} steps, minibatches of {size}"
+
+
+# 64 environments in three shapes, because what is compared depends on it: longer rollouts cut
+# into as many minibatches, or into minibatches as large, and as many rows as with 8.
+WORKS = (Work(8, 128, 4), Work(64, 128, 4), Work(64, 128, 32), Work(64, 16, 4))
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `ppo` to the benchmark command."""
+    parser = subparsers.add_parser("ppo", help=__doc__)
+    parser.add_argument("--rows", type=int, default=8_192, help="environment steps a turn")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print steps per second, ratios, and where the time of an iteration goes."""
+    torch.set_num_threads(1)
+    for work in WORKS:
+        _compare(work, args)
+
+
+def _compare(work: Work, args: argparse.Namespace) -> None:
+    iterations = max(1, args.rows // work.steps)
+    steps = work.steps * iterations
+    shape = (
+        f"env.num_envs={work.envs}",
+        f"agent.rollout_steps={work.rows}",
+        f"agent.minibatches={work.minibatches}",
+    )
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(ours(*WORK, *shape, *more)) for name, more in OURS.items()
+        }
+        contestants: dict[str, Callable[[], object]] = {
+            name: partial(one.train, steps) for name, one in runs.items()
+        }
+        peer = stable_baselines3(work)
+        if peer is not None:
+            contestants[PEER] = partial(peer, steps)
+        for one in runs.values():
+            one.train(2 * work.steps)  # compiled, and memory touched
+        print(f"\n{work}")
+        _speeds(take_turns(contestants, rounds=args.rounds, calls=1), steps)
+        for name, one in runs.items():
+            _breakdown(name, one, work, iterations)
+
+
+def stable_baselines3(work: Work) -> Callable[[int], object] | None:
+    """Return the same work in Stable-Baselines3, or None where it is not installed."""
+    try:
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.env_util import make_vec_env
+    except ImportError:
+        print("Stable-Baselines3 is not installed: ours only")
+        return None
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=work.envs, seed=0),
+        learning_rate=2.5e-4,
+        n_steps=work.rows,
+        batch_size=work.steps // work.minibatches,
+        n_epochs=4,
+        policy_kwargs={"net_arch": [64, 64]},
+        device="cpu",
+        seed=0,
+    )
+    model.learn(2 * work.steps)
+    return lambda steps: model.learn(steps, reset_num_timesteps=False)
+
+
+def _speeds(seconds: dict[str, list[float]], steps: int) -> None:
+    peer = seconds.get(PEER)
+    print(f"\n| contestant | steps/s | against {PEER} |\n|---|---:|---:|")
+    for name, times in seconds.items():
+        against = "-" if peer is None else f"{median_ratio(peer, times):.2f}x"
+        print(f"| {name} | {steps / median(times):,.0f} | {against} |")
+
+
+def _breakdown(name: str, one: Ours, work: Work, iterations: int) -> None:
+    watch = Stopwatch()
+    agent: Any = one.agent
+    watch.wrap(agent, "act", "act")
+    watch.wrap(one.env, "send", "env")
+    watch.wrap(one.env, "receive", "env")
+    watch.wrap(agent, "observe", "store")
+    watch.wrap(agent, "_finish_rollout", "GAE")
+    watch.wrap(agent, "_learn", "update")
+    watch.wrap(one.run, "record", "log")
+    begin = time.perf_counter()
+    one.train(work.steps * iterations)
+    total = time.perf_counter() - begin
+    parts = {part: spent / iterations * 1e3 for part, spent in watch.seconds.items()}
+    parts["rest"] = total / iterations * 1e3 - sum(parts.values())
+    listed = "  ".join(f"{part} {spent:.2f}" for part, spent in parts.items())
+    print(f"\n{name}, ms an iteration: {listed}  total {sum(parts.values()):.2f}")
