@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from envs.batch import BatchEnv
 from envs.episodes import Ends
-from envs.making import find_spec
+from envs.making import find_spec, unknown_keyword
 from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
@@ -120,7 +120,7 @@ def _make(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
             spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
         )
     except TypeError as error:
-        raise SettingError("kwargs", settings.kwargs, f"{settings.id}: {error}") from None
+        raise unknown_keyword(settings, error) or error from None
 
 
 def _frame_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -47,9 +48,18 @@ def make_env(settings: EnvSettings) -> gym.Env[Any, Any]:
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise SettingError("id", settings.id, _missing(spec, error)) from None
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise SettingError("kwargs", settings.kwargs, f"{settings.id}: {error}") from None
+        raise unknown_keyword(settings, error) or error from None
+
+
+def unknown_keyword(settings: EnvSettings, error: TypeError) -> SettingError | None:
+    """Turn the complaint about an unknown keyword argument into a refusal of that key."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if found is None or found[1] not in settings.kwargs:
+        return None
+    key = found[1]
+    return SettingError(
+        f"kwargs.{key}", settings.kwargs[key], f"{settings.id} takes no such keyword"
+    )
 
 
 def _register_provider(env_id: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.batch import BatchEnv
-from envs.making import nearest
+from envs.making import nearest, unknown_keyword
 from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
@@ -39,13 +40,15 @@ class PoolVectorEnv(BatchEnv):
         import envpool
 
         self.close()
-        self._env = envpool.make(
-            self._settings.id,
-            env_type="gymnasium",
-            num_envs=self.spec.num_envs,
-            seed=episode_seed(self._seed, 0, start) % SEED_LIMIT,
-            **_kwargs(self._settings),
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Gymnasium's, about the precision of bounds
+            self._env = envpool.make(
+                self._settings.id,
+                env_type="gymnasium",
+                num_envs=self.spec.num_envs,
+                seed=episode_seed(self._seed, 0, start) % SEED_LIMIT,
+                **_kwargs(self._settings),
+            )
         self._write(self._env.reset()[0], rows)
 
     def _send_batch(self, action: NDArray[Any]) -> None:
@@ -81,8 +84,8 @@ def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Any, Any]:
         raise SettingError("id", settings.id, f"not in EnvPool, {nearest(settings.id, known)}")
     try:
         told = envpool.make_spec(settings.id, **_kwargs(settings))
-    except (AssertionError, KeyError, TypeError) as error:
-        raise SettingError("kwargs", settings.kwargs, f"{settings.id}: {error}") from None
+    except TypeError as error:
+        raise unknown_keyword(settings, error) or error from None
     encoder, decoder = encoders(
         settings.id, told.gymnasium_observation_space, told.gymnasium_action_space
     )

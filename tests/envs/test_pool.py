@@ -54,7 +54,7 @@ def test_atari_gives_one_frame_a_row():
 
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "reason"),
-    [("CartPol-v1", {}, "did you mean CartPole-v1"), ("Pong-v5", {"foo": 1}, "foo")],
+    [("CartPol-v1", {}, "did you mean CartPole-v1"), ("Pong-v5", {"foo": 1}, "kwargs.foo=1")],
 )
 def test_what_it_does_not_have_is_refused(env_id, kwargs, reason):
     with pytest.raises(SettingError, match=reason):
