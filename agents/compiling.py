@@ -18,7 +18,7 @@ log = logging.getLogger("steadyrl")
 
 # A graph costs 10–20 s of compilation (a few from the cache) and saves a few hundred µs an
 # update on small networks: below this many updates a run is over sooner without it.
-WORTHWHILE_UPDATES = 150_000
+WORTHWHILE_UPDATES = 50_000
 
 
 def compile_mode(setting: Setting, device: torch.device, expected_updates: int) -> Mode:

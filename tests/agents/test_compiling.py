@@ -1,0 +1,110 @@
+"""Compiled updates give eager numbers, and a machine that cannot compile trains all the same."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_dqn_agent import SETTINGS
+
+from agents.compiling import WORTHWHILE_UPDATES, compile_mode
+from agents.dqn_update import DQNUpdate
+from agents.flat import FlatNetwork
+from agents.networks import QNetwork, uniform_
+from buffers.batch import ReplayBatch
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "updates", "mode"),
+    [
+        ("false", CPU, 10**9, "eager"),
+        ("true", CPU, 1, "compiled"),
+        ("auto", CPU, WORTHWHILE_UPDATES - 1, "eager"),
+        ("auto", CPU, WORTHWHILE_UPDATES, "compiled"),
+        ("auto", CUDA, 1, "cudagraph"),
+        ("cudagraph", CUDA, 1, "cudagraph"),
+        ("cudagraph", CPU, 1, "eager"),
+    ],
+)
+def test_the_mode_follows_setting_device_and_length(setting, device, updates, mode):
+    assert compile_mode(setting, device, updates) == mode
+
+
+def network(seed, dueling, device):
+    with torch.device("meta"):
+        module = QNetwork((4,), "float32", 2, (24, 16), dueling)
+    module.to_empty(device="cpu")
+    uniform_(module, torch.Generator().manual_seed(seed))
+    return FlatNetwork(module, device)
+
+
+def train(mode, updates, device=CPU, **changes):
+    """Return the weights and the metrics after some updates on fixed batches."""
+    settings = replace(SETTINGS, **changes)
+    online, target = (network(seed, settings.dueling, device) for seed in (0, 1))
+    update = DQNUpdate(settings, online, target, mode)
+    g = torch.Generator().manual_seed(3)
+    for i in range(updates):
+        n = settings.batch_size * settings.grad_accumulation
+        batch = ReplayBatch(
+            obs=torch.randn(n, 4, generator=g),
+            action=torch.randint(2, (n,), generator=g),
+            reward=torch.randn(n, generator=g),
+            discount=torch.rand(n, generator=g),
+            next_obs=torch.randn(n, 4, generator=g),
+            weight=torch.rand(n, generator=g),
+            index=torch.arange(n),
+        )
+        batch = ReplayBatch(*(tensor.to(device) for tensor in batch))
+        td_error, values = update(batch, 1e-3 * (1 - i / updates))
+    return online.weights, td_error, values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"dueling": True, "grad_accumulation": 2, "n_step": 3}])
+def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes):
+    for eager, graph in zip(
+        train("eager", 200, **changes), train("compiled", 200, **changes), strict=True
+    ):
+        torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_agrees_with_eager_ones():
+    for eager, graph in zip(
+        train("eager", 200, CUDA), train("cudagraph", 200, CUDA), strict=True
+    ):
+        torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
+
+
+WITHOUT_COMPILER = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+import torch
+from test_compiling import train
+for a, b in zip(train("eager", 5), train("compiled", 5)):
+    assert torch.equal(a, b)
+print("trained")
+"""
+
+
+def test_without_a_compiler_there_is_one_warning_and_eager_training(tmp_path):
+    environment = os.environ | {
+        "CXX": str(tmp_path / "no-such-compiler"),
+        "PATH": str(tmp_path),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("WARNING") == 1
+    assert "cannot be compiled here, running eagerly" in done.stdout
+    assert done.stdout.splitlines()[-1] == "trained"
