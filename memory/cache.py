@@ -15,10 +15,10 @@ from memory.units import MB
 
 log = logging.getLogger("steadyrl")
 
-_WORTH_SAYING_SECONDS = 10.0  # of run time before a share of it means anything
+_WORTH_SAYING = 3  # cleanings before their share of the time means anything
 _MAX_SHARE = 0.01
 _PATIENT_SHARE = 0.005
-_FIRST_COST = 0.3  # seconds; what a collection takes once a compiler is loaded
+_FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
 
 
 class CacheCleaner:
@@ -70,7 +70,7 @@ class CacheCleaner:
     def look(self) -> bool:
         """Clean if enough can be reclaimed; return whether it did."""
         least = self._settings.min_reclaimable_mb * MB
-        if least > 0 and not (self._reclaimable() >= least and self._affordable()):
+        if least > 0 and not (self._affordable() and self._reclaimable() >= least):
             return False
         self.clean()
         return True
@@ -109,7 +109,7 @@ class CacheCleaner:
 
     def _warn_if_costly(self, run_seconds: float) -> None:
         share = self._seconds / max(run_seconds, 1e-9)
-        if run_seconds < _WORTH_SAYING_SECONDS or share <= _MAX_SHARE:
+        if self.cleanings < _WORTH_SAYING or share <= _MAX_SHARE:
             return
         if self._bell.rings(self._seconds):
             log.warning(

@@ -17,7 +17,7 @@ from memory.units import MB
 
 
 class Cuda(NamedTuple):
-    """Bytes of the accelerator's allocator: handed out, held, and most ever handed out."""
+    """Bytes of the accelerator's allocator: handed out, held, most handed out since last asked."""
 
     allocated: int
     reserved: int
@@ -58,6 +58,10 @@ class Monitor:
     def used(self) -> int:
         """Estimate the tree's memory cheaply: the last Σ PSS and what RSS has moved since."""
         return self._estimate(self.rss())
+
+    def brief(self) -> dict[str, float]:
+        """Return the one number that is logged every time."""
+        return {"memory/rss_mb": self.rss() / MB}
 
     def sample(self) -> Reading:
         """Read what is due."""
@@ -110,8 +114,10 @@ class Monitor:
     def _read_cuda(self) -> Cuda | None:
         if self._cuda is None:
             return None
+        stats = torch.cuda.memory_stats(self._cuda)
+        torch.cuda.reset_peak_memory_stats(self._cuda)
         return Cuda(
-            torch.cuda.memory_allocated(self._cuda),
-            torch.cuda.memory_reserved(self._cuda),
-            torch.cuda.max_memory_allocated(self._cuda),
+            stats["allocated_bytes.all.current"],
+            stats["reserved_bytes.all.current"],
+            stats["allocated_bytes.all.peak"],
         )

@@ -17,10 +17,12 @@ def _at_least(field: str, value: float, least: float) -> None:
 class MonitorSettings:
     """How often what is measured; what costs more is measured more rarely."""
 
+    every_seconds: float
     tree_every_seconds: float
     tensors_every_seconds: float
 
     def __post_init__(self) -> None:
+        _at_least("every_seconds", self.every_seconds, 0)
         _at_least("tree_every_seconds", self.tree_every_seconds, 0)
         _at_least("tensors_every_seconds", self.tensors_every_seconds, 0)
 
@@ -46,7 +48,6 @@ class LeakSettings:
     """What growth is called a leak, and what happens then."""
 
     action: Literal["warn", "stop"]
-    every_seconds: float
     warmup_samples: int
     window_samples: int
     max_growth_mb: float
@@ -55,7 +56,6 @@ class LeakSettings:
     tracemalloc: bool
 
     def __post_init__(self) -> None:
-        _at_least("every_seconds", self.every_seconds, 0)
         _at_least("warmup_samples", self.warmup_samples, 1)
         _at_least("window_samples", self.window_samples, 4)
         _at_least("max_growth_mb", self.max_growth_mb, 0)

@@ -50,7 +50,7 @@ class MemoryWatch:
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()
         self._profile: Profile | None = None
-        self._next_leak_sample = clock()
+        self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
         if settings.profile:
             self._profile = Profile(
@@ -76,11 +76,17 @@ class MemoryWatch:
         self._check_limit()
 
     def measure(self, step: int) -> dict[str, float]:
-        """Sample everything that is due and return it under its tags; warn of leaks."""
+        """Return what is to be logged under its tags: RSS always, the rest when it is due."""
+        self._print_profile(step)
+        now = self._clock()
+        # A fast run logs a hundred times a second, which nobody needs, and which would cost it.
+        if now < self._next_sample:
+            self._check_limit()
+            return self._monitor.brief()
+        self._next_sample = now + self._settings.monitor.every_seconds
         reading = self._monitor.sample()
         self._refuse_over_limit(reading.used)
         self._look_for_leaks(reading, step)
-        self._print_profile(step)
         scalars = self._monitor.scalars(reading)
         scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
         if reading.cuda is not None:
@@ -118,19 +124,14 @@ class MemoryWatch:
 
     def _census_is_affordable(self) -> bool:
         # All objects, about three times as long as the tensors among them; done once in a run.
-        if not self._settings.leak.every_seconds:
+        if not self._settings.monitor.every_seconds:
             return True
         return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors_cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
-        warnings: list[str | None] = []
-        now = self._clock()
-        # A fast run logs a hundred times a second; a window of that would only see noise.
-        if now >= self._next_leak_sample:
-            self._next_leak_sample = now + self._settings.leak.every_seconds
-            warnings.append(self._detector.observe_bytes("host", step, reading.used))
-            if reading.cuda is not None:
-                warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
+        warnings = [self._detector.observe_bytes("host", step, reading.used)]
+        if reading.cuda is not None:
+            warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
         if reading.tree_is_new:
             warnings += self._detector.observe_tree(reading.tree)
         for warning in filter(None, warnings):

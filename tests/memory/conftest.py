@@ -26,10 +26,9 @@ def alert_settings(settings):
     """Every reading every time, and a leak of a few MB in a few samples is a leak."""
     return replace(
         settings,
-        monitor=MonitorSettings(tree_every_seconds=0, tensors_every_seconds=0),
+        monitor=MonitorSettings(every_seconds=0, tree_every_seconds=0, tensors_every_seconds=0),
         leak=replace(
             settings.leak,
-            every_seconds=0,
             warmup_samples=3,
             window_samples=30,
             max_growth_mb=8,

@@ -106,13 +106,12 @@ class Environments:
 def alert(settings):
     leak = replace(
         settings.leak,
-        every_seconds=0,
         warmup_samples=4,
         window_samples=30,
         max_growth_mb=6,
         max_extra_handles=3,
     )
-    monitor = MonitorSettings(tree_every_seconds=0, tensors_every_seconds=1000)
+    monitor = MonitorSettings(every_seconds=0, tree_every_seconds=0, tensors_every_seconds=1000)
     return replace(settings, leak=leak, monitor=monitor)
 
 

@@ -47,7 +47,7 @@ def test_the_defaults_are_accepted_and_promise_what_is_documented():
         ("cache", "every_episodes", -1),
         ("cache", "every_rollouts", -1),
         ("cache", "min_reclaimable_mb", math.nan),
-        ("leak", "every_seconds", -1.0),
+        ("monitor", "every_seconds", -1.0),
         ("leak", "warmup_samples", 0),
         ("leak", "window_samples", 3),
         ("leak", "max_growth_mb", -0.5),

@@ -65,7 +65,7 @@ def test_live_tensors_follow_what_lives(make):
 
 
 def test_the_cheap_estimate_follows_without_a_new_tree(process, clock):
-    settings = MonitorSettings(tree_every_seconds=1000, tensors_every_seconds=1000)
+    settings = MonitorSettings(every_seconds=0, tree_every_seconds=1000, tensors_every_seconds=1000)
     monitor = Monitor(settings, CPU, {}, clock)
     first = monitor.sample()
     block_of_memory = np.ones(50 * MB, np.uint8)
@@ -166,15 +166,16 @@ def test_a_stopped_leak_is_a_budget_error(make, alert_settings):
     assert caught.value.exit_code == 7 and len(kept) < 40
 
 
-def test_leak_samples_are_spaced_in_time(settings, clock):
+def test_full_samples_are_spaced_in_time(settings, clock):
     watch = MemoryWatch(settings, CPU, clock=clock)
-    samples = []
-    watch._detector.observe_bytes = lambda *sample: samples.append(clock.now)
+    lines = []
     for step in range(1000):
+        lines.append(watch.measure(step))
         clock.now += 0.01
-        watch.measure(step)
     watch.close()
-    assert 9 <= len(samples) <= 11
+    full = [line for line in lines if len(line) > 1]
+    assert len(lines[0]) > 8 and 9 <= len(full) <= 11
+    assert all(line["memory/rss_mb"] > 0 for line in lines)
 
 
 RUN_THAT_GROWS = """
