@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from buffers.arrays import touched_zeros
 from buffers.kernel import kernel
+from buffers.prefetch import prefetch
 from buffers.priority import EPSILON, check_shapes, refuse
 
 WIDTH = 8  # children of a node
@@ -104,8 +105,8 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
     for b in range(count):
         index[b] = 0
         target[b] = (b + uniform[b]) / count * total
-    # All draws go down a level together and without a branch on what is read, so that the
-    # processor fetches many lines at once instead of guessing the way and waiting.
+    # All draws go down a level together, without a branch on what is read, and ask for their
+    # next line: it has arrived when their turn comes, where a draw alone would wait for each.
     for level in range(offsets.shape[0] - 2, -1, -1):
         for b in range(count):
             line = offsets[level] + (index[b] << BITS)
@@ -121,6 +122,8 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
                     chosen -= 1
             index[b] = (index[b] << BITS) + chosen
             target[b] -= below
+            if level > 0:
+                prefetch(nodes, offsets[level - 1] + (index[b] << BITS))
     for b in range(count):
         weight[b] = (nodes[index[b]] / smallest) ** -beta
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from buffers.kernel import kernel
+from buffers.prefetch import prefetch
 from buffers.timeline import ENDED, TERMINATED, VALID
 
 
@@ -39,7 +40,16 @@ def read_windows(  # type: ignore[no-untyped-def]
     n_step = gammas.shape[0] - 1
     stack, size = obs.shape[1], obs.shape[2]
     flat_flags, flat_rewards = flags.reshape(slots), rewards.reshape(slots)
-    flat_actions = actions.reshape(slots)
+    flat_actions, flat_frames = actions.reshape(slots), frames.reshape(slots * size)
+    for b in range(index.shape[0]):
+        start = index[b]
+        slot = start + n_step * envs
+        slot = slot if slot < slots else slot - slots
+        prefetch(flat_flags, start)
+        prefetch(flat_rewards, start)
+        prefetch(flat_actions, start)
+        prefetch(flat_frames, start * size)
+        prefetch(flat_frames, slot * size)
     for b in range(index.shape[0]):
         start = slot = index[b]
         steps, total = 0, 0.0

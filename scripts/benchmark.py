@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.benchmarks import dqn, ppo, replay, replay_memory, rollout
+from scripts.benchmarks import dqn, ppo, replay, replay_memory, rollout, startup
 
 # One module a subcommand; each brings add_parser(subparsers) and run(args).
-MODULES = (dqn, ppo, replay, rollout, replay_memory)
+MODULES = (dqn, ppo, replay, rollout, replay_memory, startup)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,125 @@
+"""The accelerator for real: the same batches as the host's, and refusals that do not wait."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from homes import make_replay
+from traffic import Scene, Traffic
+
+from buffers.replay import build_replay
+from buffers.rollout import RolloutBuffer
+from buffers.settings import ReplaySettings
+from memory.errors import NonFiniteError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SCENE = Scene(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_device_and_the_host_deliver_the_same(prioritized):
+    replays = [
+        make_replay(home, SCENE, 60, 3, 0.9, prioritized, device=device)[0]
+        for home, device in (("host", torch.device("cpu")), ("host", CUDA), ("device", CUDA))
+    ]
+    traffic = Traffic(SCENE, 5)
+    first = traffic.first()
+    for replay in replays:
+        replay.start(first)
+    for row in traffic.rows(200):
+        for replay in replays:
+            replay.add(*row)
+        if not len(replays[0]):
+            continue
+        batches = [replay.sample(16, beta=0.6) for replay in replays]
+        assert {part.device.type for part in batches[2]} == {"cuda"}
+        assert {part.device.type for part in batches[1][:-1]} == {"cuda"}
+        for parts in zip(*batches, strict=True):
+            for part in parts[1:]:
+                torch.testing.assert_close(part.cpu(), parts[0])
+        error = batches[0].reward - 0.3
+        for replay, batch in zip(replays, batches, strict=True):
+            replay.update_priorities(batch.index, error.to(batch.obs.device))
+
+
+def test_adding_drawing_and_updating_ask_the_device_nothing():
+    replay, _ = make_replay("device", SCENE, 60, 3, 0.9, True, device=CUDA)
+    traffic = Traffic(SCENE, 5)
+    replay.start(traffic.first())
+    rows = list(traffic.rows(40))
+    for row in rows:  # first calls load kernels, which waits
+        replay.add(*row)
+    batch = replay.sample(16)
+    replay.update_priorities(batch.index, batch.reward)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        replay.add(*traffic.step())
+        batch = replay.sample(16)
+        replay.update_priorities(batch.index, batch.reward)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_error_that_is_not_finite_is_refused_soon():
+    replay, _ = make_replay("device", SCENE, 60, 1, 0.9, True, device=CUDA)
+    traffic = Traffic(SCENE, 5)
+    replay.start(traffic.first())
+    for row in traffic.rows(20):
+        replay.add(*row)
+    index = replay.sample(4).index
+    wrong = torch.tensor([1.0, math.nan, 2.0, 3.0], device=CUDA)
+    replay.update_priorities(index, wrong)
+    torch.cuda.synchronize()
+    with pytest.raises(NonFiniteError, match=r"td_error\[1\]=nan"):
+        replay.update_priorities(index, torch.ones(4, device=CUDA))
+
+
+def test_auto_chooses_the_accelerator_when_it_fits():
+    plain = {"alpha": 0.6, "beta_start": 0.4, "beta_end": 1.0, "prioritized": True}
+    shape = {"frame_shape": (8,), "dtype": "float32", "frame_stack": 1, "num_envs": 1}
+    settings = ReplaySettings(capacity=1000, device="auto", **plain)
+    replay = build_replay(settings, **shape, n_step=3, gamma=0.9, device=CUDA, seed=0)
+    assert replay.state_dict()["home"]["frames"].device.type == "cuda"
+
+
+def test_a_rollout_on_the_device_equals_the_host():
+    random = np.random.default_rng(0)
+    steps, envs = 12, 3
+    rollouts = [
+        RolloutBuffer(
+            steps=steps,
+            num_envs=envs,
+            observation_shape=(2,),
+            observation_dtype=torch.float32,
+            action_shape=(),
+            action_dtype=torch.int64,
+            device=device,
+        )
+        for device in (torch.device("cpu"), CUDA)
+    ]
+    for _ in range(2):
+        reward, value = random.normal(size=(2, steps + 1, envs)).astype(np.float32)
+        ended = random.random((steps, envs)) < 0.2
+        valid = np.ones((steps, envs), np.bool_)
+        valid[1:] = ~ended[:-1]
+        ended &= valid
+        for rollout in rollouts:
+            device = rollout.obs.device
+            rollout.clear()
+            for t in range(steps):
+                values = torch.from_numpy(value[t]).to(device)
+                obs = torch.full((envs, 2), float(t), device=device)
+                action = torch.arange(envs, device=device)
+                no = np.zeros(envs, np.bool_)
+                rollout.add(obs, action, values, values, reward[t], ended[t], no, valid[t])
+            last = torch.from_numpy(value[-1]).to(device)
+            rollout.finish(last, gamma=0.9, gae_lambda=0.8)
+        torch.testing.assert_close(rollouts[1].advantage.cpu(), rollouts[0].advantage)
