@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import statistics
 import time
+from typing import NamedTuple
 
 from envs.atari import ENTRY_POINT as ATARI
 from envs.making import find_spec
@@ -13,8 +13,6 @@ from envs.rows import Rows
 from envs.settings import Backend, EnvSettings
 from envs.slot import EnvSlot
 from memory.errors import SettingError
-
-LOG = logging.getLogger("steadyrl")
 
 # From this many environments on, one batch of array operations beats the plain loop.
 NATIVE_FROM = 8
@@ -24,37 +22,41 @@ TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
 
 
-def choose_backend(settings: EnvSettings, num_envs: int) -> str:
-    """Return the backend to use; where the choice is ours, say what it is."""
+class Choice(NamedTuple):
+    """A backend and why it is used."""
+
+    backend: Backend
+    reason: str
+
+
+def choose_backend(settings: EnvSettings, num_envs: int) -> Choice:
+    """Return the backend to use; with `auto` the fastest."""
     backend = settings.backend
     if backend == "envpool":
-        return backend
+        return Choice(backend, "as set")
     spec = find_spec(settings.id)
     if spec.entry_point == ATARI:
         if backend not in ("auto", "ale"):
             raise SettingError("backend", backend, "Atari games run with ale or envpool")
-        return "ale"
+        return Choice("ale", "an Atari game")
     if backend != "auto":
-        return backend
+        return Choice(backend, "as set")
     if num_envs >= NATIVE_FROM and spec.vector_entry_point is not None:
-        backend, reason = "native", f"{num_envs} environments in one batch"
-    else:
-        backend, reason = _sync_or_async(settings, num_envs)
-    LOG.info("backend %s for %d x %s: %s", backend, num_envs, settings.id, reason)
-    return backend
+        return Choice("native", f"{num_envs} environments in one batch")
+    return _sync_or_async(settings, num_envs)
 
 
-def _sync_or_async(settings: EnvSettings, num_envs: int) -> tuple[Backend, str]:
+def _sync_or_async(settings: EnvSettings, num_envs: int) -> Choice:
     if num_envs == 1 or _cores() == 1:
-        return "sync", "nothing to run in parallel"
+        return Choice("sync", "nothing to run in parallel")
     try:
         seconds = step_seconds(settings)
     except SettingError:
         raise
     except Exception as error:  # the backend itself knows what to do about faults
-        return "sync", f"the trial failed with {type(error).__name__}"
+        return Choice("sync", f"the trial failed with {type(error).__name__}")
     backend: Backend = "async" if seconds > ROUND_TRIP_SECONDS else "sync"
-    return backend, f"a step takes {seconds * 1e6:,.0f} µs"
+    return Choice(backend, f"a step takes {seconds * 1e6:,.0f} µs")
 
 
 def _cores() -> int:

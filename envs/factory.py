@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from envs.atari import AtariVectorEnv, probe_atari
@@ -16,6 +17,8 @@ from envs.sync import SyncVectorEnv
 from envs.types import EnvSpec, VectorEnv
 from memory.errors import ExpectedError, SettingError
 
+LOG = logging.getLogger("steadyrl")
+
 BACKENDS = {
     "sync": SyncVectorEnv,
     "async": ProcessVectorEnv,
@@ -29,14 +32,15 @@ PROBES = {"ale": probe_atari, "envpool": probe_pool}
 def build_env(settings: EnvSettings, *, seed: int, num_envs: int | None = None) -> VectorEnv:
     """Build the vector environment; `num_envs` replaces the number in the settings."""
     count = settings.num_envs if num_envs is None else num_envs
-    backend = choose_backend(settings, count)
+    backend, reason = choose_backend(settings, count)
+    LOG.info("backend %s for %d x %s: %s", backend, count, settings.id, reason)
     env: VectorEnv = BACKENDS[backend](settings, seed=seed, num_envs=count)
     return FrameStackEnv(env, settings.frame_stack) if settings.frame_stack > 1 else env
 
 
 def probe(settings: EnvSettings) -> EnvSpec:
     """Say what the environment offers, building at most one copy and closing it again."""
-    backend = choose_backend(settings, 1)
+    backend = choose_backend(settings, 1).backend
     try:
         told = PROBES.get(backend, probe_slot)(settings)
     except ExpectedError:

@@ -79,20 +79,20 @@ def test_native_where_there_is_none_is_refused():
 )
 def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
     caplog.set_level("INFO", "steadyrl")
-    assert choose_backend(settings(env_id, backend="auto"), num_envs) == backend
-    assert f"backend {backend}" in caplog.text
+    config = settings(env_id, backend="auto", num_envs=num_envs)
+    probe(config)
+    assert not caplog.text
+    build_env(config, seed=0).close()
+    assert f"backend {backend} for {num_envs} x {env_id}" in caplog.text
 
 
 @pytest.mark.parametrize(("seconds", "backend"), [(1e-5, "sync"), (1e-3, "async")])
-def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(
-    seconds, backend, monkeypatch, caplog
-):
-    caplog.set_level("INFO", "steadyrl")
+def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(seconds, backend, monkeypatch):
     monkeypatch.setattr(choosing, "step_seconds", lambda _: seconds)
     monkeypatch.setattr(choosing, "_cores", lambda: 2)
-    assert choose_backend(settings("Acrobot-v1", backend="auto"), 4) == backend
-    assert f"backend {backend} for 4 x Acrobot-v1: a step takes" in caplog.text
-    assert choose_backend(settings("Acrobot-v1", backend="auto"), 1) == "sync"
+    chosen = choose_backend(settings("Acrobot-v1", backend="auto"), 4)
+    assert chosen == (backend, f"a step takes {seconds * 1e6:,.0f} µs")
+    assert choose_backend(settings("Acrobot-v1", backend="auto"), 1).backend == "sync"
 
 
 def test_the_trial_measures_steps_not_resets():
@@ -101,7 +101,7 @@ def test_the_trial_measures_steps_not_resets():
 
 def test_a_trial_that_fails_leaves_the_fault_to_the_backend():
     config = settings(backend="auto", num_envs=2, kwargs={"fail_at_reset": 1})
-    assert choose_backend(config, 2) == "sync"
+    assert choose_backend(config, 2).backend == "sync"
 
 
 @pytest.mark.parametrize(
