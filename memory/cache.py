@@ -17,7 +17,7 @@ log = logging.getLogger("steadyrl")
 
 _WORTH_SAYING = 3  # cleanings before their share of the time means anything
 _MAX_SHARE = 0.01
-_PATIENT_SHARE = 0.005
+_PATIENT_SHARE = 0.0025
 _FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
 
 
@@ -26,7 +26,7 @@ class CacheCleaner:
 
     Reclaimable is what the accelerator's allocator holds without using, and what the process has
     grown by since the last cleaning (garbage in cycles would hide there). Unless it is forced
-    (`min_reclaimable_mb=0`), cleaning waits until it costs less than half a percent of the run.
+    (`min_reclaimable_mb=0`), cleaning waits until it costs less than a quarter of a percent of the run.
     """
 
     def __init__(

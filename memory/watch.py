@@ -21,7 +21,7 @@ from memory.units import MB, readable
 log = logging.getLogger("steadyrl")
 
 _LIMIT_CHECK_SECONDS = 0.05
-_CENSUS_PATIENCE = 3 * 400
+_CENSUS_PATIENCE = 3 * 800
 _PROFILE_STEPS = 10_000
 _PROFILE_ROLLOUTS = 100
 

@@ -90,11 +90,11 @@ def test_it_waits_until_it_can_afford_to(clock):
     clock.now += 10
     cleaning.on_updates(100)
     assert cleaning.cleanings == 0
-    clock.now += 100
+    clock.now += 200
     cleaning.on_updates(100)
     assert cleaning.cleanings == 1
     memory.rss += 100 * MB
-    clock.now += 100  # a second was spent, another would be: two in 400 at most
+    clock.now += 400  # a second was spent, another would be: two in 800 at most
     cleaning.on_updates(100)
     assert cleaning.cleanings == 1
     clock.now += 200
