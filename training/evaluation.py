@@ -32,7 +32,7 @@ class Evaluator:
         # short ones.
         self._shares = [episodes // envs + (i < episodes % envs) for i in range(envs)]
         self._max_episode_steps = settings.eval.max_episode_steps
-        self._env = build_env(settings.env, seed=seed, num_envs=envs)
+        self._env = build_env(settings.env.for_evaluation(), seed=seed, num_envs=envs)
         self._start = self._env.state_dict()
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
@@ -48,16 +48,15 @@ class Evaluator:
                 return None
             step = self._env.step(agent.act(obs, explore=False).action.numpy(force=True))
             obs = step.obs
-            running += np.where(step.valid, step.reward, 0)
-            length += step.valid
+            # An invalid row begins an episode, also where a broken environment lost one.
+            running = np.where(step.valid, running + step.reward, 0)
+            length = np.where(step.valid, length + 1, 0)
             over = step.terminated | step.truncated
             # A policy may walk in circles where no time limit ends the episode: what it has
             # by then counts, and its environment plays no further.
             stuck = (length >= self._max_episode_steps) & ~over & (left > 0)
             returns += running[(over | stuck) & (left > 0)].tolist()
             left = np.where(stuck, 0, np.maximum(left - over, 0))
-            running[over] = 0
-            length[over] = 0
         return Evaluation(float(np.mean(returns)), float(np.std(returns)), len(returns))
 
     def close(self) -> None:

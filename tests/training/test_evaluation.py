@@ -1,0 +1,89 @@
+"""Evaluation is fair, repeatable, and ends."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from agents.base import Decision
+from envs.types import Step
+from training import evaluation
+from training.evaluation import Evaluator
+
+
+class Scripted:
+    """An 'environment' that plays a given list of rows, N environments wide."""
+
+    def __init__(self, rows):
+        self.rows, self.at, self.closed = rows, 0, False
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        self.at = 0
+
+    def reset(self):
+        return np.zeros((len(self.rows[0].valid), 1), np.float32)
+
+    def step(self, action):
+        self.at += 1
+        return self.rows[self.at - 1]
+
+    def close(self):
+        self.closed = True
+
+
+class Idle:
+    def act(self, obs, *, explore):
+        assert explore is False
+        return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
+
+
+def row(reward, over, valid):
+    n = len(reward)
+    bools = [np.array(x, bool) for x in (over, valid)]
+    none = np.zeros(n, bool)
+    obs = np.zeros((n, 1), np.float32)
+    return Step(obs, np.array(reward, np.float32), bools[0], none, bools[1], ())
+
+
+def evaluate(monkeypatch, rows, *, episodes, limit=1000, stopped=lambda: False):
+    env = SimpleNamespace(for_evaluation=lambda: None)
+    monkeypatch.setattr(evaluation, "build_env", lambda *a, **k: Scripted(rows))
+    limits = SimpleNamespace(episodes=episodes, max_episode_steps=limit)
+    return Evaluator(SimpleNamespace(env=env, eval=limits), seed=0).run(Idle(), stopped)
+
+
+def test_every_environment_plays_its_share_however_short_its_episodes(monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_ENVS", 2)
+    short = [(1.0, True, True), (0.0, False, False)] * 6
+    long = [(10.0, False, True), (10.0, False, True), (10.0, True, True), (0, False, False)] * 3
+    rows = [row(*zip(a, b, strict=True)) for a, b in zip(short, long, strict=True)]
+    result = evaluate(monkeypatch, rows, episodes=4)
+    assert result.episodes == 4
+    assert result.mean == pytest.approx((1 + 1 + 30 + 30) / 4)
+
+
+def test_a_cut_episode_does_not_count(monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_ENVS", 1)
+    rows = [
+        row([5.0], [False], [True]),
+        row([0.0], [False], [False]),  # broken and rebuilt
+        row([1.0], [False], [True]),
+        row([1.0], [True], [True]),
+    ]
+    assert evaluate(monkeypatch, rows, episodes=1).mean == 2.0
+
+
+def test_a_policy_that_walks_in_circles_is_cut_off(monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_ENVS", 1)
+    rows = [row([1.0], [False], [True])] * 20
+    result = evaluate(monkeypatch, rows, episodes=3, limit=7)
+    assert (result.mean, result.episodes) == (7.0, 1)
+
+
+def test_it_stops_when_asked_to(monkeypatch):
+    rows = [row([1.0] * 3, [False] * 3, [True] * 3)] * 20
+    assert evaluate(monkeypatch, rows, episodes=3, stopped=lambda: True) is None
