@@ -26,7 +26,7 @@ class CacheCleaner:
 
     Reclaimable is what the accelerator's allocator holds without using, and what the process has
     grown by since the last cleaning (garbage in cycles would hide there). Unless it is forced
-    (`min_reclaimable_mb=0`), cleaning waits until it costs less than a quarter of a percent of the run.
+    (`min_reclaimable_mb=0`), cleaning waits until it costs less than 1/400 of the run's time.
     """
 
     def __init__(
