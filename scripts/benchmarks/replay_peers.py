@@ -63,17 +63,19 @@ def ours(data: Data, n_step: int) -> Cycle:
         seed=0,
     )
     no, yes, action = np.zeros(1, np.bool_), np.ones(1, np.bool_), np.zeros(1, np.int64)
+    done = data.done.tolist()
     replay.start(data.obs[:1])
     row = 0
     resets = False
 
     def add() -> None:
         nonlocal row, resets
-        ends = data.done[row : row + 1] & ~resets
-        next_obs, reward = data.obs[row : row + 1], data.reward[row : row + 1]
-        replay.add(action, reward, ends, no, no if resets else yes, next_obs)
-        resets = bool(ends[0])
-        row = (row + 1) % len(data.obs)
+        ends = done[row] and not resets
+        here = slice(row, row + 1)
+        terminated, valid = yes if ends else no, no if resets else yes
+        replay.add(action, data.reward[here], terminated, no, valid, data.obs[here])
+        resets = ends
+        row = (row + 1) % len(done)
 
     while len(replay) < len(data.obs) * (EPISODE - 2) // EPISODE:
         add()
