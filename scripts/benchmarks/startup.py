@@ -11,9 +11,11 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = """
 import time
-start = time.perf_counter(), time.process_time()
+def now(): return np.array((time.perf_counter(), time.process_time()))
 import numpy as np
+start = now()
 import torch
+torch_there = now()
 from buffers.replay import build_replay
 from buffers.settings import ReplaySettings
 settings = ReplaySettings(
@@ -28,7 +30,7 @@ replay.start(obs)
 for _ in range(5):
     replay.add(np.zeros(1, np.int64), np.zeros(1, np.float32), no, no, ~no, obs)
 replay.update_priorities(replay.sample(2).index, torch.zeros(2))
-print(time.perf_counter() - start[0], time.process_time() - start[1])
+print(*(torch_there - start), *(now() - torch_there))
 """
 
 
@@ -42,13 +44,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> None:
     """Print medians over fresh processes; the first, which may compile, is thrown away."""
     times = [measure() for _ in range(args.rounds + 1)][1:]
-    wall, busy = (median(column) for column in zip(*times, strict=True))
-    print(f"import and first call of all replay kernels: {wall:.2f} s ({busy:.2f} s on the CPU)")
+    torch_wall, torch_busy, wall, busy = (median(column) for column in zip(*times, strict=True))
+    print("| part | seconds | on the CPU |")
+    print("|---|---:|---:|")
+    print(f"| import torch | {torch_wall:.2f} | {torch_busy:.2f} |")
+    print(f"| import the replay, first call of every kernel | {wall:.2f} | {busy:.2f} |")
+    print(f"| together | {torch_wall + wall:.2f} | {torch_busy + busy:.2f} |")
 
 
-def measure() -> tuple[float, float]:
-    """Return seconds that passed and seconds on the CPU of one fresh process."""
+def measure() -> list[float]:
+    """Return seconds that passed and on the CPU of a fresh process: for torch, for the rest."""
     command = [sys.executable, "-c", PROBE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    wall, busy = map(float, done.stdout.split())
-    return wall, busy
+    return [float(number) for number in done.stdout.split()]
