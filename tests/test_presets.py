@@ -62,7 +62,7 @@ def play(job, rows=5):
 
 
 def small(agent):
-    return (SMALL,) if agent == "dqn" else ()
+    return ("agent.compile=false", *((SMALL,) if agent == "dqn" else ()))
 
 
 @pytest.mark.parametrize("env", ENVS)
