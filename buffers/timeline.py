@@ -23,6 +23,36 @@ IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of `given`
 
 
 @kernel
+def admit(  # type: ignore[no-untyped-def]
+    alive, cursors, born, dead, env, row, begin, end, rows, n_step, births, deaths
+):
+    """Let the starts begin … end − 1 of one environment in and its oldest ones out.
+
+    Appends to born and dead, which hold `births` and `deaths` ids; returns the new counts.
+    """
+    envs, span = alive.shape
+    first, count = cursors[FIRST, env], cursors[COUNT, env]
+    for start in range(begin, end):
+        if count == span:
+            dead[deaths] = alive[env, first] * envs + env
+            deaths += 1
+            first = (first + 1) % span
+            count -= 1
+        alive[env, (first + count) % span] = start % rows
+        count += 1
+        born[births] = (start % rows) * envs + env
+        births += 1
+    # Ghost rows take room too, so age decides beside the count.
+    while count > 0 and (row - alive[env, first]) % rows >= span + n_step - 1:
+        dead[deaths] = alive[env, first] * envs + env
+        deaths += 1
+        first = (first + 1) % span
+        count -= 1
+    cursors[FIRST, env], cursors[COUNT, env] = first, count
+    return births, deaths
+
+
+@kernel
 def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: ignore[no-untyped-def]
     """Set the flags of `row`, move the cursors and list the starts born and dead by it.
 
@@ -31,7 +61,6 @@ def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: i
     valid row follows the end of an episode (then nothing is changed).
     """
     rows, envs = flags.shape
-    span = alive.shape[1]
     slot, before = row % rows, (row - 1) % rows
     for env in range(envs):
         if given[IS_VALID, env] and flags[before, env] & ENDED:
@@ -53,24 +82,9 @@ def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: i
             flags[slot, env] = VALID
             end = max(begin, row + 2 - n_step)
             cursors[OPEN, env] = end
-        first, count = cursors[FIRST, env], cursors[COUNT, env]
-        for start in range(begin, end):
-            if count == span:
-                dead[deaths] = alive[env, first] * envs + env
-                deaths += 1
-                first = (first + 1) % span
-                count -= 1
-            alive[env, (first + count) % span] = start % rows
-            count += 1
-            born[births] = (start % rows) * envs + env
-            births += 1
-        # Ghost rows take room too, so age decides beside the count.
-        while count > 0 and (row - alive[env, first]) % rows >= span + n_step - 1:
-            dead[deaths] = alive[env, first] * envs + env
-            deaths += 1
-            first = (first + 1) % span
-            count -= 1
-        cursors[FIRST, env], cursors[COUNT, env] = first, count
+        births, deaths = admit(
+            alive, cursors, born, dead, env, row, begin, end, rows, n_step, births, deaths
+        )
     return births, deaths
 
 

@@ -27,6 +27,20 @@ def stack_slots(flags, slot, chosen):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type: ignore[no-untyped-def]
+    """Ask for the lines that full windows at `index` begin and end with; all arrays flat."""
+    slots = flags.size
+    for b in range(index.shape[0]):
+        start = index[b]
+        end = start + reach if start + reach < slots else start + reach - slots
+        prefetch(flags, start)
+        prefetch(rewards, start)
+        prefetch(actions, start)
+        prefetch(frames, start * size)
+        prefetch(frames, end * size)
+
+
+@kernel
 def read_windows(  # type: ignore[no-untyped-def]
     flags, frames, actions, rewards, gammas, index, chosen, obs, next_obs, action, reward, discount
 ):
@@ -40,16 +54,16 @@ def read_windows(  # type: ignore[no-untyped-def]
     n_step = gammas.shape[0] - 1
     stack, size = obs.shape[1], obs.shape[2]
     flat_flags, flat_rewards = flags.reshape(slots), rewards.reshape(slots)
-    flat_actions, flat_frames = actions.reshape(slots), frames.reshape(slots * size)
-    for b in range(index.shape[0]):
-        start = index[b]
-        slot = start + n_step * envs
-        slot = slot if slot < slots else slot - slots
-        prefetch(flat_flags, start)
-        prefetch(flat_rewards, start)
-        prefetch(flat_actions, start)
-        prefetch(flat_frames, start * size)
-        prefetch(flat_frames, slot * size)
+    flat_actions = actions.reshape(slots)
+    fetch_windows(
+        flat_flags,
+        frames.reshape(slots * size),
+        flat_actions,
+        flat_rewards,
+        index,
+        n_step * envs,
+        size,
+    )
     for b in range(index.shape[0]):
         start = slot = index[b]
         steps, total = 0, 0.0

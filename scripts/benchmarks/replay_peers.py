@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from buffers.replay import build_replay
+from buffers.replay import ReplayBuffer, build_replay
 from buffers.settings import ReplaySettings
 
 ALPHA, BETA, GAMMA = 0.6, 0.4, 0.99
@@ -41,8 +41,8 @@ def make_data(rows: int, size: int) -> Data:
 Cycle = Callable[[int], Callable[[], None]]  # batch size → one add + sample + update
 
 
-def ours(data: Data, n_step: int) -> Cycle:
-    """Return cycles of this program's replay; ended rows are followed by one that resets."""
+def build_ours(data: Data, n_step: int) -> ReplayBuffer:
+    """Build this program's replay for the data."""
     settings = ReplaySettings(
         capacity=len(data.obs),
         prioritized=True,
@@ -51,7 +51,7 @@ def ours(data: Data, n_step: int) -> Cycle:
         beta_end=1.0,
         device="cpu",
     )
-    replay = build_replay(
+    return build_replay(
         settings,
         frame_shape=data.obs.shape[1:],
         dtype="float32",
@@ -62,6 +62,11 @@ def ours(data: Data, n_step: int) -> Cycle:
         device=torch.device("cpu"),
         seed=0,
     )
+
+
+def ours(data: Data, n_step: int) -> Cycle:
+    """Return cycles of this program's replay; ended rows are followed by one that resets."""
+    replay = build_ours(data, n_step)
     no, yes, action = np.zeros(1, np.bool_), np.ones(1, np.bool_), np.zeros(1, np.int64)
     done = data.done.tolist()
     replay.start(data.obs[:1])
@@ -79,9 +84,9 @@ def ours(data: Data, n_step: int) -> Cycle:
 
     while len(replay) < len(data.obs) * (EPISODE - 2) // EPISODE:
         add()
-    for ids in torch.arange(len(data.obs)).split(4096):
-        replay.update_priorities(ids, torch.from_numpy(data.error)[ids])
     errors = torch.from_numpy(data.error)
+    for ids in torch.arange(len(data.obs)).split(4096):
+        replay.update_priorities(ids, errors[ids])
 
     def cycle(batch_size: int) -> Callable[[], None]:
         error = errors[:batch_size].clone()
