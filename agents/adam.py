@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from agents.compiling import being_traced
+
 
 class AdamState(NamedTuple):
     """First and second moments [P] and the number of steps taken (a tensor on the device)."""
@@ -34,7 +36,7 @@ def adam_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
     """Take one step in place (Kingma & Ba 2015, algorithm 1)."""
-    if torch.compiler.is_compiling():
+    if being_traced():
         _written_out(weights, gradient, state, learning_rate, epsilon)
     else:
         _fused(weights, gradient, state, learning_rate, epsilon)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_dqn_agent import SETTINGS
 
-from agents.compiling import WORTHWHILE_UPDATES, compile_mode
+from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled
 from agents.dqn_update import DQNUpdate
 from agents.flat import FlatNetwork
 from agents.networks import QNetwork, uniform_
@@ -108,3 +108,19 @@ def test_without_a_compiler_there_is_one_warning_and_eager_training(tmp_path):
     assert done.stdout.count("WARNING") == 1
     assert "cannot be compiled here, running eagerly" in done.stdout
     assert done.stdout.splitlines()[-1] == "trained"
+
+
+def test_tensors_a_graph_reads_besides_its_arguments_are_seen_changing():
+    # Zeros, which a compiler would like to fold into the graph.
+    shift = torch.zeros(3)
+
+    def add(x, total):
+        total.add_(1)
+        return x + shift, total.clone()
+
+    graph = compiled(add, "compiled", add)
+    x, total = torch.ones(3), torch.zeros(())
+    assert [t.tolist() for t in graph(x, total)] == [[1.0] * 3, 1.0]
+    shift.fill_(2)
+    assert [t.tolist() for t in graph(x, total)] == [[3.0] * 3, 2.0]
+    assert total.item() == 2.0
