@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from agents.compiling import being_traced
 
@@ -45,21 +44,23 @@ def adam_(
 def _fused(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, epsilon: float
 ) -> None:
-    adam(
+    # The operator that torch.optim.Adam(fused=True) ends in, without the way there: grouping
+    # tensors by device and type costs more than the step itself.
+    state.step.add_(1)
+    torch._fused_adam_(
         [weights],
         [gradient],
         [state.mean],
         [state.square],
         [],
         [state.step],
-        fused=True,
-        amsgrad=False,
-        maximize=False,
+        lr=learning_rate,
         beta1=BETA1,
         beta2=BETA2,
-        lr=learning_rate,
         weight_decay=0.0,
         eps=epsilon,
+        amsgrad=False,
+        maximize=False,
     )
 
 
@@ -79,6 +80,13 @@ def _written_out(
 def clip_(gradient: Tensor, max_norm: float) -> Tensor:
     """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before."""
     norm: Tensor = torch.linalg.vector_norm(gradient)
-    if max_norm > 0:
+    if max_norm <= 0:
+        return norm
+    if gradient.device.type == "cpu" and not being_traced():
+        # On the host a look is free, and most gradients need no scaling.
+        size = norm.item()
+        if not size <= max_norm:
+            gradient.mul_(max_norm / (size + 1e-6))
+    else:
         gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm

@@ -14,6 +14,7 @@ from agents.compiling import compile_mode
 from agents.dqn_settings import DQNSettings
 from agents.dqn_update import METRICS, DQNUpdate
 from agents.flat import FlatNetwork
+from agents.host_policy import HostPolicy, suits
 from agents.networks import QNetwork, uniform_
 from agents.schedules import linear
 from buffers.replay import build_replay
@@ -61,6 +62,9 @@ class DQN(Agent):
         expected = total_steps // settings.train_every * settings.updates_per_train
         mode = compile_mode(settings.compile, device, expected)
         self._update = DQNUpdate(settings, self._online, self._target, mode)
+        network = self._online.module
+        assert isinstance(network, QNetwork)
+        self._host_policy = HostPolicy(network) if suits(network) else None
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learned = 0  # steps whose due learning is done
@@ -102,21 +106,24 @@ class DQN(Agent):
 
     def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
         """Choose ε-greedily, one coin per environment; greedily if not explore."""
-        observed = torch.from_numpy(obs).to(self._device, non_blocking=True)
+        observed = torch.from_numpy(obs)
+        if self._device.type != "cpu":
+            observed = observed.to(self._device, non_blocking=True)
         if not explore:
-            return Decision(observed, self._greedy(observed))
+            return Decision(observed, torch.from_numpy(self._best(obs, observed)))
         random = self._policy.random(len(obs)) < self.epsilon
         if not random.any():
-            return Decision(observed, self._greedy(observed))
-        chosen = torch.from_numpy(self._policy.integers(self._actions, size=len(obs)))
-        if random.all():
-            return Decision(observed, chosen)
-        mixed = torch.where(torch.from_numpy(random), chosen, self._greedy(observed).cpu())
-        return Decision(observed, mixed)
+            return Decision(observed, torch.from_numpy(self._best(obs, observed)))
+        chosen = self._policy.integers(self._actions, size=len(obs))
+        if not random.all():
+            chosen = np.where(random, chosen, self._best(obs, observed))
+        return Decision(observed, torch.from_numpy(chosen))
 
-    def _greedy(self, obs: torch.Tensor) -> torch.Tensor:
+    def _best(self, obs: NDArray[Any], observed: torch.Tensor) -> NDArray[np.int64]:
+        if self._host_policy is not None:
+            return self._host_policy(obs)
         with torch.inference_mode():
-            best: torch.Tensor = self._online.module(obs).argmax(1)
+            best: NDArray[np.int64] = self._online.module(observed).argmax(1).numpy(force=True)
             return best
 
     def observe(self, decision: Decision, step: Step) -> None:
@@ -154,13 +161,14 @@ class DQN(Agent):
 
     def _learn(self) -> torch.Tensor:
         s = self._settings
-        batch = self._replay.sample(s.batch_size * s.grad_accumulation, beta=self.beta)
+        beta = self.beta if s.replay.prioritized else 1.0
+        batch = self._replay.sample(s.batch_size * s.grad_accumulation, beta=beta)
         td_error, values = self._update(batch, self.learning_rate)
         self._replay.update_priorities(batch.index, td_error)
         self.updates += 1
         # On the host a look at the loss is free; on a device it would stall the queue, and
         # the metrics' next flush finds it.
-        if values.device.type == "cpu" and not math.isfinite(values[0].item()):
+        if values.device.type == "cpu" and not math.isfinite(values.numpy()[0]):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return values
 
@@ -215,4 +223,4 @@ class DQN(Agent):
     def release(self) -> None:
         """Free the replay and the networks."""
         self._replay.release()
-        del self._online, self._target, self._update
+        del self._online, self._target, self._update, self._host_policy

@@ -117,9 +117,10 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return Q [B, A] for observations [B, …]."""
-        features = self.trunk(obs)
-        advantage: Tensor = self.advantage(features)
+        # As in Dense: what is called here is called several times an update.
+        features = self.trunk.forward(obs)
+        advantage = F.linear(features, self.advantage.weight, self.advantage.bias)
         if self.value is None:
             return advantage
-        value: Tensor = self.value(features)
+        value = F.linear(features, self.value.weight, self.value.bias)
         return value + advantage - advantage.mean(1, keepdim=True)

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -55,11 +56,11 @@ def run(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         runs = {name: stack.enter_context(ours(*WORK, *more)) for name, more in OURS.items()}
         contestants: dict[str, Callable[[], object]] = {
-            name: lambda one=one: one.train(args.steps) for name, one in runs.items()
+            name: partial(one.train, args.steps) for name, one in runs.items()
         }
         peer = stable_baselines3()
         if peer is not None:
-            contestants["Stable-Baselines3"] = lambda: peer(args.steps)
+            contestants["Stable-Baselines3"] = partial(peer, args.steps)
         for one in runs.values():
             one.train(1_500)  # past learning_starts: compiled, and learning
         seconds = take_turns(contestants, rounds=args.rounds, calls=1)

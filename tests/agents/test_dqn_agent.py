@@ -248,3 +248,22 @@ def test_values_of_reward_one_under_a_time_limit(n_step, terminates):
     expected = [10.0] * 10 if not terminates else [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     for t, value in enumerate(expected):
         assert q[t].tolist() == pytest.approx([value] * 2, rel=0.02)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_acting_on_the_host_follows_the_network(dueling):
+    agent = build(64, actions=5, dueling=dueling, hidden=(16, 8))
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    for seed in range(2):
+        agent._online.weights.normal_(generator=torch.Generator().manual_seed(seed))
+        expected = agent._online.module(torch.from_numpy(obs)).argmax(1)
+        assert torch.equal(agent.act(obs, explore=False).action, expected)
+        assert len(expected.unique()) > 1
+
+
+def test_images_are_acted_on_by_the_network_itself():
+    spec = EnvSpec("Image", 2, (1, 10, 10), "uint8", 2, DiscreteActions(3))
+    agent = DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
+    obs = np.random.default_rng(0).integers(0, 255, (2, 2, 10, 10), dtype=np.uint8)
+    expected = agent._online.module(torch.from_numpy(obs)).argmax(1)
+    assert torch.equal(agent.act(obs, explore=False).action, expected)
