@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agents.compiling import being_traced
 from agents.heads import GaussianLayer, Head
 from agents.networks import build_trunk, orthogonal_
 from agents.normaliser import ObservationNormaliser
@@ -44,7 +45,7 @@ def tanh(x: Tensor) -> Tensor:
     """
     if x.is_cuda:
         return torch.tanh(x)
-    if torch.compiler.is_compiling():
+    if being_traced():
         return 2 * torch.sigmoid(2 * x) - 1
     if x.requires_grad:
         y: Tensor = FastTanh.apply(x)  # type: ignore[no-untyped-call]

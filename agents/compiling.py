@@ -97,14 +97,20 @@ class _Compiled:
         from torch._inductor import compile as compile_graph  # slow to import
 
         leaves = flatten(args)
-        graph = make_fx(lambda *flat: self._function(*rebuild(flat, args)))(
-            *(leaf.detach().clone() for leaf in leaves)
-        )
-        self._captured = _lift(graph)
+        graph, self._captured = traced(self._function, args)
         run: Callable[..., Any] = compile_graph(graph, [*leaves, *self._captured])
         # Compilation itself happens at the first call, which must not count as an update.
         run(*(leaf.clone() for leaf in leaves), *self._captured)
         return run
+
+
+def traced(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """Return a graph of `function`, and the tensors it takes after its flattened arguments."""
+    copies = (leaf.detach().clone() for leaf in flatten(args))
+    graph = make_fx(lambda *flat: function(*rebuild(flat, args)))(*copies)
+    return graph, _lift(graph)
 
 
 def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:

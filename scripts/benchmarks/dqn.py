@@ -28,6 +28,8 @@ WORK = (
     "agent.learning_starts=1000",
     "agent.train_every=1",
     "agent.updates_per_train=1",
+    # The peers have no double Q-learning; it costs one more forward pass.
+    "agent.double=false",
     "agent.target_every=500",
     "agent.epsilon_fraction=0.0005",
     "agent.epsilon_end=0.05",

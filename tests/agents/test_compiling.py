@@ -68,11 +68,12 @@ def train(mode, updates, device=CPU, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"dueling": True, "grad_accumulation": 2, "n_step": 3}])
-def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes):
+def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog):
     for eager, graph in zip(
         train("eager", 200, **changes), train("compiled", 200, **changes), strict=True
     ):
         torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
+    assert "running eagerly" not in caplog.text
 
 
 @pytest.mark.gpu
