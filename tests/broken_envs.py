@@ -26,3 +26,20 @@ class Bad(gym.Env):
 
 
 gym.register("Bad-v0", Bad)
+
+
+class Lottery(gym.Wrapper):
+    """CartPole whose rewards say nothing: there is nothing to learn."""
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = self.env.step(action)
+        reward = float(self.np_random.normal())
+        return observation, reward, terminated, truncated, info
+
+
+def lottery():
+    """Make the environment without its time limit wrapper doubled."""
+    return Lottery(gym.make("CartPole-v1"))
+
+
+gym.register("Lottery-v0", lottery)

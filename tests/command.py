@@ -32,10 +32,10 @@ def environment():
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def start(folder, *overrides):
+def start(folder, *overrides, quick=True):
     """Start a run in `folder`."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *QUICK, *overrides],
+        [sys.executable, str(ROOT / "train.py"), *(QUICK if quick else ()), *overrides],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -44,9 +44,9 @@ def start(folder, *overrides):
     )
 
 
-def run(folder, *overrides, code=0):
+def run(folder, *overrides, code=0, quick=True):
     """Run to the end; return the run directory, its summary, and what was printed."""
-    process = start(folder, *overrides)
+    process = start(folder, *overrides, quick=quick)
     out, err = process.communicate()
     assert process.returncode == code, out + err
     assert "Traceback" not in out + err

@@ -1,0 +1,49 @@
+"""The shipped presets reach the published scores; minutes to hours, so marked slow."""
+
+import json
+from statistics import mean
+
+import pytest
+from command import run
+
+# preset → the mean over seeds 0, 1, 2 of 20 greedy episodes after the preset's steps.
+TARGETS = {
+    "cartpole_dqn": 490,
+    "acrobot_dqn": -85,
+    "mountaincar_dqn": -115,
+    "lunarlander_dqn": 150,
+    "cartpole_ppo": 495,
+    "acrobot_ppo": -80,
+    "mountaincar_ppo": -120,
+    "pendulum_ppo": -180,
+    "lunarlander_ppo": 240,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", TARGETS)
+def test_a_preset_reaches_its_score(tmp_path, experiment):
+    returns = []
+    for seed in range(3):
+        _, summary, _ = preset(tmp_path / str(seed), f"experiment={experiment}", f"seed={seed}")
+        assert summary["eval_episodes"] == 20
+        returns.append(summary["eval_return_mean"])
+    assert mean(returns) >= TARGETS[experiment], returns
+
+
+@pytest.mark.slow
+def test_random_rewards_teach_nothing(tmp_path):
+    directory, _, _ = preset(
+        tmp_path,
+        "experiment=cartpole_dqn",
+        "env.id=broken_envs:Lottery-v0",
+        "total_steps=20000",
+        "eval.every=0",
+    )
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["rollout/length_mean"] for line in lines[1:]) < 60
+
+
+def preset(folder, *overrides):
+    folder.mkdir(exist_ok=True)
+    return run(folder, *overrides, quick=False)
