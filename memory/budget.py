@@ -16,6 +16,9 @@ from memory.units import readable
 # Kept free of buffers for what else a run needs: stacks, libraries, compiled kernels.
 _RESERVE_FRACTION = 0.05
 _RESERVE_BYTES = 64_000_000
+# An address space limit also counts what is only mapped: libraries loaded later (OpenBLAS spins
+# for ever when it cannot map its buffers), the stack and the heap of every thread.
+_UNTOUCHED_BYTES = 300_000_000
 
 
 class Room(NamedTuple):
@@ -88,7 +91,8 @@ def _address_space_room() -> list[Room]:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return []
-    free = max(0, limit - int(psutil.Process().memory_info().vms))
+    mapped = int(psutil.Process().memory_info().vms) + _UNTOUCHED_BYTES
+    free = max(0, limit - mapped)
     return [Room(f"address space limit {readable(limit)}", free)]
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from memory.process import Tree, read_rss, read_tree
+from memory.process import Tree, read_own, read_rss, read_tree
 from memory.rarely import Rarely
 from memory.settings import MonitorSettings
 from memory.tensors import LiveTensors, live_tensors
@@ -28,7 +28,8 @@ class Reading(NamedTuple):
     """One sample; `tree` and `tensors` are the newest there are, `tree_is_new` if from now."""
 
     rss: int
-    used: int
+    used: int  # estimate of Σ PSS now
+    own: int  # estimate of its part that no other program's coming and going can change
     tree: Tree
     tree_is_new: bool
     tensors: LiveTensors
@@ -71,6 +72,7 @@ class Monitor:
         return Reading(
             rss,
             self._estimate(rss),
+            self._tree.value.own + read_own(self._process) - self._own_then,
             self._tree.value,
             tree_is_new,
             self._tensors.value,
@@ -108,7 +110,7 @@ class Monitor:
         return self._tree.value.pss + rss - self._rss_then
 
     def _read_tree(self) -> Tree:
-        self._rss_then = self.rss()
+        self._rss_then, self._own_then = self.rss(), read_own(self._process)
         return read_tree(self._process)
 
     def _read_cuda(self) -> Cuda | None:

@@ -129,7 +129,7 @@ class MemoryWatch:
         return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors_cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
-        warnings = [self._detector.observe_bytes("host", step, reading.used)]
+        warnings = [self._detector.observe_bytes("host", step, reading.own)]
         if reading.cuda is not None:
             warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
         if reading.tree_is_new:

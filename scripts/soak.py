@@ -31,13 +31,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-slope-mb", type=float, default=1.0, help="per million steps")
     parser.add_argument("--max-speed-change", type=float, default=0.05)
     parser.add_argument("--warmup", type=float, default=0.2, help="share of a run not judged")
+    parser.add_argument(
+        "--shared-machine", action="store_true", help="judge the speed by CPU seconds"
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Soak every agent on every environment; return the exit code."""
     args = parse(arguments)
-    limits = Limits(args.max_slope_mb, args.max_speed_change, args.warmup)
+    limits = Limits(args.max_slope_mb, args.max_speed_change, args.warmup, args.shared_machine)
     results: list[Result] = []
     for agent in args.agents:
         for env in args.envs:

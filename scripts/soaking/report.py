@@ -32,7 +32,8 @@ def markdown(results: Sequence[Result], picture: str) -> str:
         "",
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
         "Each run is a process of its own, looked at from outside; "
-        "Σ PSS counts a page shared by k processes as 1/k in each.",
+        "Σ PSS counts a page shared by k processes as 1/k in each; what is judged is its part "
+        "without mapped files, because that of libraries moves with what else runs here.",
         "",
         f"![Memory, speed and handles over the runs]({picture})",
     ]
@@ -71,6 +72,7 @@ def _draw_row(row: Sequence[Axes], soak: Soak) -> None:
     memory, speed, handles, tensors = row
     steps = [sample.step for sample in soak.samples]
     memory.plot(steps, [sample.pss / MB for sample in soak.samples], label="Σ PSS")
+    memory.plot(steps, [sample.own / MB for sample in soak.samples], label="without files")
     _lines(memory, soak, {"memory/cuda_allocated_mb": "CUDA allocated"})
     memory.set(title=f"{soak.title}: MB", ylim=(0, None))
     _lines(speed, soak, {"time/steps_per_second": "steps/s"})

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import psutil
 
+from memory.process import read_share
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,6 +23,8 @@ class Sample(NamedTuple):
     seconds: float
     step: int
     pss: int
+    own: int  # of it, what is no mapped file, whose share depends on what else runs here
+    cpu_seconds: float
     open_files: int
     threads: int
     children: int
@@ -66,18 +70,19 @@ def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | 
     members = [found for found in map(_look_at, tree) if found is not None]
     if not members:
         return None
-    pss, files, threads = (sum(column) for column in zip(*members, strict=True))
-    return Sample(seconds, step, pss, files, threads, len(members) - 1)
+    pss, own, cpu, files, threads = (sum(column) for column in zip(*members, strict=True))
+    return Sample(
+        seconds, step, int(pss), int(own), cpu, int(files), int(threads), len(members) - 1
+    )
 
 
-def _look_at(process: psutil.Process) -> tuple[int, int, int] | None:
-    """Return PSS, open files and threads of one process; None when it has vanished."""
+def _look_at(process: psutil.Process) -> tuple[float, ...] | None:
+    """Return memory, CPU seconds, open files and threads of one process; None if it vanished."""
     try:
-        return (
-            int(process.memory_full_info().pss),
-            process.num_fds(),
-            process.num_threads(),
-        )
+        share, times = read_share(process), process.cpu_times()
+        if share is None:
+            return None
+        return (*share, times.user + times.system, process.num_fds(), process.num_threads())
     except psutil.Error:
         return None
 

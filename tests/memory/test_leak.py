@@ -71,7 +71,7 @@ def test_the_slope_is_reported_in_mb_per_million_steps(detector):
 
 
 def test_handles_are_compared_with_those_after_the_warm_up(detector):
-    tree = Tree(pss=0, children=0, threads=10, open_files=20)
+    tree = Tree(pss=0, own=0, children=0, threads=10, open_files=20)
     assert detector.observe_tree(tree._replace(threads=500)) == []  # still warming up
     feed(detector, [500 * MB] * 6)
     assert detector.observe_tree(tree) == []
@@ -111,7 +111,7 @@ def test_a_census_waits_until_it_is_affordable_or_needed(leak_settings):
     assert taken == [0, 1] and len(said) >= 1
     handles = LeakDetector(leak_settings, census, lambda: False)
     feed(handles, [500 * MB] * 6)
-    tree = Tree(pss=0, children=0, threads=1, open_files=1)
+    tree = Tree(pss=0, own=0, children=0, threads=1, open_files=1)
     assert handles.observe_tree(tree) == []
     assert "too early" in handles.observe_tree(tree._replace(threads=99))[0]
 

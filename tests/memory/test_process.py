@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from memory.process import open_files, read_rss, read_tree
+from memory.process import open_files, read_own, read_rss, read_tree
 from memory.rarely import Rarely
 
 MB = 1_000_000
@@ -46,6 +46,22 @@ def test_pages_shared_with_children_count_once(process):
     assert total_rss - before.pss > 3 * shared.nbytes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="PSS")
+def test_mapped_files_are_nobodys_own(process, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(40 * MB))
+    before, own_before = read_tree(process), read_own(process)
+    mapped = np.memmap(path, np.uint8, "r")
+    assert mapped.sum() == 0
+    now = read_tree(process)
+    assert now.pss - before.pss > 0.9 * mapped.size
+    assert now.own - before.own < 0.1 * mapped.size
+    assert read_own(process) - own_before < 0.1 * mapped.size
+    heap = np.ones(40 * MB, np.uint8)
+    assert read_tree(process).own - now.own > 0.9 * heap.size
+    assert read_own(process) - own_before > 0.9 * heap.size
+
+
 def test_handles_are_counted(process):
     before = read_tree(process)
     stop = threading.Event()
@@ -76,9 +92,10 @@ def test_a_child_that_vanishes_or_hides_is_no_error(process, monkeypatch):
     def hidden():
         raise psutil.AccessDenied(1)
 
-    gone = SimpleNamespace(memory_full_info=vanished)
+    none = 2**30  # no such process, so the kernel has no sums of it
+    gone = SimpleNamespace(pid=none, memory_full_info=vanished)
     closed = SimpleNamespace(
-        memory_full_info=hidden, memory_info=lambda: SimpleNamespace(rss=7 * MB)
+        pid=none, memory_full_info=hidden, memory_info=lambda: SimpleNamespace(rss=7 * MB)
     )
     own = read_tree(process).pss
     monkeypatch.setattr(process, "children", lambda recursive: [gone, closed])

@@ -72,6 +72,7 @@ def test_the_cheap_estimate_follows_without_a_new_tree(process, clock):
     second = monitor.sample()
     assert not second.tree_is_new and second.tree is first.tree
     assert second.used - first.used > 0.9 * block_of_memory.nbytes
+    assert second.own - first.own > 0.9 * block_of_memory.nbytes
 
 
 @pytest.mark.parametrize("notice", ["on_update", "on_episodes", "on_rollout", "measure"])

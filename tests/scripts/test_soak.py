@@ -16,9 +16,9 @@ from scripts import soak as command
 from scripts.soaking import sampling
 from scripts.soaking.report import write_report
 from scripts.soaking.sampling import MetricsTail, Sample, Soak, take_sample
-from scripts.soaking.verdict import Limits, judge, pss_slope, speed_change
+from scripts.soaking.verdict import Limits, judge, own_slope, speed_change
 
-LIMITS = Limits(slope_mb=1.0, speed_change=0.05, warmup=0.2)
+LIMITS = Limits(slope_mb=1.0, speed_change=0.05, warmup=0.2, shared_machine=False)
 MB = 1_000_000
 
 
@@ -28,7 +28,9 @@ def steady(**changes):
         "title": "dqn on cartpole",
         "command": ["train.py", "agent=dqn"],
         "exit_code": 0,
-        "samples": [Sample(t, 10_000 * t, 500 * MB + t % 3, 20, 4, 2) for t in range(101)],
+        "samples": [
+            Sample(t, 10_000 * t, 600 * MB, 500 * MB + t % 3, 9.0 * t, 20, 4, 2) for t in range(101)
+        ],
         "logged": [
             {"step": 10_000 * t, "time/steps_per_second": 1000 + t % 7, "memory/live_tensors": 50}
             for t in range(1, 101)
@@ -51,10 +53,10 @@ def test_a_steady_run_passes_every_check():
 
 
 def test_growth_is_found_and_only_after_the_warm_up():
-    grows = with_samples(lambda s: s._replace(pss=s.pss + 2 * s.step))
-    assert failed(grows) == ["Σ PSS, MB per million steps"]
-    assert pss_slope(grows.samples) == pytest.approx(2.0, abs=0.01)
-    fills = with_samples(lambda s: s._replace(pss=min(s.step, 200_000) * 1000))
+    grows = with_samples(lambda s: s._replace(own=s.own + 2 * s.step))
+    assert failed(grows) == ["Σ PSS without mapped files, MB per million steps"]
+    assert own_slope(grows.samples) == pytest.approx(2.0, abs=0.01)
+    fills = with_samples(lambda s: s._replace(own=min(s.step, 200_000) * 1000))
     assert failed(fills) == []
 
 
@@ -73,6 +75,17 @@ def test_a_run_that_slows_down_is_found():
     assert failed(steady(logged=slower)) == ["steps/s, last tenth against first"]
 
 
+def test_on_a_shared_machine_speed_is_counted_in_cpu_seconds():
+    limits = LIMITS._replace(shared_machine=True)
+    waits = steady(
+        logged=[{"step": 10_000 * t, "time/steps_per_second": 1 / t} for t in range(1, 101)]
+    )
+    assert all(check.passed for check in judge(waits, limits))
+    works = with_samples(lambda s: s._replace(cpu_seconds=s.cpu_seconds**1.3))
+    (bad,) = (check for check in judge(works, limits) if not check.passed)
+    assert bad.name.startswith("steps per CPU second") and float(bad.value.rstrip("%")) < -20
+
+
 def test_a_run_that_fails_or_was_hardly_seen_is_not_steady():
     assert failed(steady(exit_code=7)) == ["exit code"]
     assert failed(steady(samples=steady().samples[:5])) == ["samples after the warm-up"]
@@ -87,7 +100,7 @@ def test_the_report_shows_everything_and_leaves_no_figure_open(tmp_path):
         gc.collect()
         return sum(issubclass(type(item), Figure) for item in gc.get_objects())
 
-    bad = with_samples(lambda s: s._replace(pss=s.pss + 2 * s.step))
+    bad = with_samples(lambda s: s._replace(own=s.own + 2 * s.step))
     results = [(run, judge(run, LIMITS)) for run in (steady(), bad, steady(samples=[], logged=[]))]
     before = figures()
     for _ in range(3):
@@ -95,7 +108,7 @@ def test_the_report_shows_everything_and_leaves_no_figure_open(tmp_path):
     assert figures() == before and pyplot.get_fignums() == []
     page = (tmp_path / "page.md").read_text()
     assert "dqn on cartpole: steady" in page and "dqn on cartpole: NOT steady" in page
-    assert "| Σ PSS, MB per million steps | +2.00 | ≤ 1 | ✗ |" in page
+    assert "| Σ PSS without mapped files, MB per million steps | +2.00 | ≤ 1 | ✗ |" in page
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG") and "page.png" in page
 
 
@@ -123,7 +136,7 @@ def test_a_sample_sums_over_the_tree_and_survives_its_end():
             os.sched_yield()
         sample = take_sample(watched, 1.0, 5)
         process.communicate(b"\n")
-    assert sample.children == 1 and sample.threads == 2 and sample.pss > 5 * MB
+    assert sample.children == 1 and sample.threads == 2 and sample.pss > sample.own > 5 * MB
     assert (sample.seconds, sample.step) == (1.0, 5) and sample.open_files >= 6
     assert take_sample(watched, 2.0, 6) is None
 
