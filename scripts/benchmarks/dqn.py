@@ -105,7 +105,9 @@ def _speeds(seconds: dict[str, list[float]], steps: int) -> None:
         print(f"| {name} | {steps / median(times):,.0f} | {against} |")
     for kind in ("eager", "compiled"):
         both = seconds[f"{kind} prioritised + 3-step"], seconds[f"{kind} uniform"]
-        print(f"\n{kind}: prioritised + 3-step takes {median_ratio(*both):.3f}x the time of uniform")
+        print(
+            f"\n{kind}: prioritised + 3-step takes {median_ratio(*both):.3f}x the time of uniform"
+        )
 
 
 def _breakdown(name: str, one: Ours, steps: int) -> None:

@@ -78,9 +78,7 @@ def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog
 
 @pytest.mark.gpu
 def test_a_cuda_graph_agrees_with_eager_ones():
-    for eager, graph in zip(
-        train("eager", 200, CUDA), train("cudagraph", 200, CUDA), strict=True
-    ):
+    for eager, graph in zip(train("eager", 200, CUDA), train("cudagraph", 200, CUDA), strict=True):
         torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
 
 
