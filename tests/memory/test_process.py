@@ -95,13 +95,14 @@ def test_a_child_that_vanishes_or_hides_is_no_error(process, monkeypatch):
     none = 2**30  # no such process, so the kernel has no sums of it
     gone = SimpleNamespace(pid=none, memory_full_info=vanished)
     closed = SimpleNamespace(
-        pid=none, memory_full_info=hidden, memory_info=lambda: SimpleNamespace(rss=7 * MB)
+        pid=none, memory_full_info=hidden, memory_info=lambda: SimpleNamespace(rss=7_000 * MB)
     )
     own = read_tree(process).pss
     monkeypatch.setattr(process, "children", lambda recursive: [gone, closed])
     tree = read_tree(process)
     assert tree.children == 1
-    assert abs(tree.pss - own - 7 * MB) < 2 * MB
+    # Our own share moves with whoever else maps the same libraries; this is far beyond it.
+    assert abs(tree.pss - own - 7_000 * MB) < 100 * MB
 
 
 def test_a_costly_reading_is_rare(clock):
