@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from pages import fresh_pages
 
 from memory.process import open_files, read_own, read_rss, read_tree
 from memory.rarely import Rarely
@@ -16,13 +17,13 @@ MB = 1_000_000
 
 def test_rss_sees_what_is_touched(process):
     before = read_rss(process)
-    block = np.ones(50 * MB, np.uint8)
+    block = fresh_pages(50 * MB)
     assert read_rss(process) - before > 0.9 * block.nbytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork and PSS")
 def test_pages_shared_with_children_count_once(process):
-    shared = np.ones(60 * MB, np.uint8)
+    shared = fresh_pages(60 * MB)
     before = read_tree(process)
     read_end, write_end = os.pipe()
     children = []
@@ -57,7 +58,7 @@ def test_mapped_files_are_nobodys_own(process, tmp_path):
     assert now.pss - before.pss > 0.9 * mapped.size
     assert now.own - before.own < 0.1 * mapped.size
     assert read_own(process) - own_before < 0.1 * mapped.size
-    heap = np.ones(40 * MB, np.uint8)
+    heap = fresh_pages(40 * MB)
     assert read_tree(process).own - now.own > 0.9 * heap.size
     assert read_own(process) - own_before > 0.9 * heap.size
 

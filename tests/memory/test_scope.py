@@ -1,8 +1,8 @@
 import logging
 
-import numpy as np
 import pytest
 import torch
+from pages import fresh_pages
 
 from memory.process import read_rss
 from memory.profile import Profile, block
@@ -12,18 +12,14 @@ MB = 1_000_000
 CPU = torch.device("cpu")
 
 
-def touch(megabytes):
-    return np.ones(megabytes * MB, np.uint8)
-
-
 def test_what_is_kept_and_what_was_only_taken(process):
     reports, kept = [], []
     with MemoryScope("keep", report=reports.append) as scope:
-        kept.append(touch(40))
+        kept.append(fresh_pages(40 * MB))
     with MemoryScope("borrow", report=reports.append):
         del kept[:]
         # More than this process ever held: below its record no peak is known.
-        touch((_host_record() - read_rss(process)) // MB + 150)
+        fresh_pages(_host_record() - read_rss(process) + 150 * MB)
     assert scope.report is reports[0] and reports[0].name == "keep"
     assert 36 * MB < reports[0].host.kept <= reports[0].host.taken
     assert reports[1].host.kept < -30 * MB
@@ -69,8 +65,7 @@ def test_a_profile_sums_its_blocks_and_starts_anew():
     try:
         for _ in range(3):
             with block("update"), block("sample"):
-                # Beyond glibc's largest mmap threshold: never a piece of the heap that was there.
-                held.append(touch(40))
+                held.append(fresh_pages(40 * MB))
         with block("collect"):
             pass
     finally:
