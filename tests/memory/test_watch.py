@@ -4,9 +4,9 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from pages import fresh_pages
 
 from memory.errors import MemoryBudgetError
 from memory.monitor import Monitor
@@ -68,7 +68,7 @@ def test_the_cheap_estimate_follows_without_a_new_tree(process, clock):
     settings = MonitorSettings(every_seconds=0, tree_every_seconds=1000, tensors_every_seconds=1000)
     monitor = Monitor(settings, CPU, {}, clock)
     first = monitor.sample()
-    block_of_memory = np.ones(50 * MB, np.uint8)
+    block_of_memory = fresh_pages(50 * MB)
     second = monitor.sample()
     assert not second.tree_is_new and second.tree is first.tree
     assert second.used - first.used > 0.9 * block_of_memory.nbytes
@@ -83,7 +83,7 @@ def test_the_limit_stops_the_run_whoever_notices(make, process, notice):
     watch._next_limit_check = 0.0
     watch.measure(0)
     watch.on_update(1)
-    kept = np.ones(300 * MB, np.uint8)
+    kept = fresh_pages(300 * MB)
     watch._next_limit_check = 0.0
     call = {"on_update": (0,), "on_episodes": (1,), "on_rollout": (), "measure": (5,)}[notice]
     with pytest.raises(MemoryBudgetError, match=r"memory\.limit_mb=.* is reached") as caught:
@@ -107,7 +107,7 @@ def test_garbage_is_collected_before_a_run_is_stopped(make, process):
     gc.disable()
     try:
         garbage = Cycle()
-        garbage.itself, garbage.block = garbage, np.ones(300 * MB, np.uint8)
+        garbage.itself, garbage.block = garbage, fresh_pages(300 * MB)
         del garbage
         watch.measure(0)
     finally:
@@ -162,7 +162,7 @@ def test_a_stopped_leak_is_a_budget_error(make, alert_settings):
     kept = []
     with pytest.raises(MemoryBudgetError, match="host memory grew by") as caught:
         for step in range(40):
-            kept.append(np.ones(30 * MB, np.uint8))
+            kept.append(fresh_pages(30 * MB))
             watch.measure(step * 1000)
     assert caught.value.exit_code == 7 and len(kept) < 40
 
