@@ -91,7 +91,9 @@ class TwinTrunk(nn.Module):
     def __init__(self, inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> None:
         super().__init__()
         sizes = zip((inputs, *hidden), hidden, strict=False)
-        self.layers = nn.Sequential(*(TwinLayer(a, b, activation) for a, b in sizes))
+        self.twins = [TwinLayer(a, b, activation) for a, b in sizes]
+        self.layers = nn.Sequential(*self.twins)
+        self.activation = activation
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features [B, F] for the policy and for the value."""

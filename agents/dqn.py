@@ -14,7 +14,7 @@ from agents.compiling import compile_mode
 from agents.dqn_settings import DQNSettings
 from agents.dqn_update import METRICS, DQNUpdate
 from agents.flat import FlatNetwork
-from agents.host_policy import HostPolicy, suits
+from agents.host_network import q_on_host
 from agents.networks import QNetwork, uniform_
 from agents.schedules import linear
 from buffers.replay import build_replay
@@ -64,7 +64,7 @@ class DQN(Agent):
         self._update = DQNUpdate(settings, self._online, self._target, mode)
         network = self._online.module
         assert isinstance(network, QNetwork)
-        self._host_policy = HostPolicy(network) if suits(network) else None
+        self._on_host = q_on_host(network)
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learned = 0  # steps whose due learning is done
@@ -120,11 +120,13 @@ class DQN(Agent):
         return Decision(observed, torch.from_numpy(chosen))
 
     def _best(self, obs: NDArray[Any], observed: torch.Tensor) -> NDArray[np.int64]:
-        if self._host_policy is not None:
-            return self._host_policy(obs)
-        with torch.inference_mode():
-            best: NDArray[np.int64] = self._online.module(observed).argmax(1).numpy(force=True)
-            return best
+        if self._on_host is not None:
+            q = self._on_host(obs)
+        else:
+            with torch.inference_mode():
+                q = self._online.module(observed).numpy(force=True)
+        best: NDArray[np.int64] = q.argmax(1)
+        return best
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Add the row to the replay and count its valid steps."""
@@ -223,4 +225,4 @@ class DQN(Agent):
     def release(self) -> None:
         """Free the replay and the networks."""
         self._replay.release()
-        del self._online, self._target, self._update, self._host_policy
+        del self._online, self._target, self._update, self._on_host

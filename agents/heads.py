@@ -33,11 +33,15 @@ class Head(ABC):
 
     @abstractmethod
     def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """Fill `noise` [B, *noise_shape] with what `sample` needs."""
+        """Fill `noise` [..., *noise_shape] with what `sample` needs."""
 
     @abstractmethod
-    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions [B, *action_shape] and their log-probabilities [B]."""
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Return actions [B, *action_shape]."""
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Return the log-probability of `action` [B]."""
+        return self.evaluate(parameters, action)[0]
 
     @abstractmethod
     def greedy(self, parameters: Tensor) -> Tensor:
@@ -57,14 +61,12 @@ class DiscreteHead(Head):
         self.action_shape = ()
 
     def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw E ~ Exp(1)."""
-        return noise.exponential_(generator=generator)
+        """Draw log E, E ~ Exp(1)."""
+        return noise.exponential_(generator=generator).log_()
 
-    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Take argmax(logit − log E), which is distributed as softmax(logit) (Gumbel-max)."""
-        action = (parameters - noise.log()).argmax(-1)
-        log_p = F.log_softmax(parameters, -1)
-        return action, log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return (parameters - noise).argmax(-1)
 
     def greedy(self, parameters: Tensor) -> Tensor:
         """Take the largest logit."""
@@ -93,15 +95,12 @@ class MultiDiscreteHead(Head):
         return parameters.view(-1, *self._shape) + self._penalty
 
     def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw E ~ Exp(1)."""
-        return noise.exponential_(generator=generator)
+        """Draw log E, E ~ Exp(1)."""
+        return noise.exponential_(generator=generator).log_()
 
-    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Take argmax(logit − log E) of every choice."""
-        logits = self._logits(parameters)
-        action = (logits - noise.log()).argmax(-1)
-        log_p = F.log_softmax(logits, -1).gather(-1, action.unsqueeze(-1))
-        return action, log_p.squeeze(-1).sum(-1)
+        return (self._logits(parameters) - noise).argmax(-1)
 
     def greedy(self, parameters: Tensor) -> Tensor:
         """Take the largest logit of every choice."""
@@ -127,24 +126,19 @@ class MultiBinaryHead(Head):
         """Draw u ~ U[0, 1)."""
         return noise.uniform_(generator=generator)
 
-    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Switch on where u < p."""
-        action = (noise < parameters.sigmoid()).to(torch.int8)
-        return action, self._log_prob(parameters, action)
+        return (noise < parameters.sigmoid()).to(torch.int8)
 
     def greedy(self, parameters: Tensor) -> Tensor:
         """Switch on where p > ½."""
         return (parameters > 0).to(torch.int8)
 
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Σ log p(a) and Σ (softplus(x) − x·p), the entropy of a switch with logit x."""
-        entropy = (F.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
-        return self._log_prob(parameters, action), entropy
-
-    @staticmethod
-    def _log_prob(logits: Tensor, action: Tensor) -> Tensor:
-        # log p(a) = a·x − softplus(x)
-        return (action * logits - F.softplus(logits)).sum(-1)
+        """Return Σ (a·x − softplus(x)) and Σ (softplus(x) − x·p) for switches with logit x."""
+        softplus = F.softplus(parameters)
+        entropy = (softplus - parameters * parameters.sigmoid()).sum(-1)
+        return (action * parameters - softplus).sum(-1), entropy
 
 
 class GaussianLayer(nn.Module):
@@ -183,25 +177,21 @@ class BoxHead(Head):
         """Draw z ~ N(0, 1)."""
         return noise.normal_(generator=generator)
 
-    def sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Take μ + σz; its log-probability is that of the unclipped action."""
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Take μ + σz."""
         mean, log_std = parameters.chunk(2, -1)
-        action = mean + log_std.exp() * noise
-        return action, self._log_prob(mean, log_std, action)
+        return mean + log_std.exp() * noise
 
     def greedy(self, parameters: Tensor) -> Tensor:
         """Take the mean."""
         return parameters.chunk(2, -1)[0]
 
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log N(a; μ, σ) and Σ (log σ + ½ log 2πe)."""
+        """Return log N(a; μ, σ) of the unclipped action and Σ (log σ + ½ log 2πe)."""
         mean, log_std = parameters.chunk(2, -1)
-        return self._log_prob(mean, log_std, action), (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
-
-    @staticmethod
-    def _log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
         z = (action - mean) * (-log_std).exp()
-        return -(0.5 * z.square() + log_std + HALF_LOG_2PI).sum(-1)
+        log_prob = -(0.5 * z.square() + log_std + HALF_LOG_2PI).sum(-1)
+        return log_prob, (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
 
 
 def build_head(action: ActionSpec, device: torch.device) -> Head:

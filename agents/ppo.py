@@ -17,6 +17,7 @@ from agents.compiling import compile_mode
 from agents.flat import FlatNetwork
 from agents.heads import build_head
 from agents.normaliser import CLIP, RewardNormaliser
+from agents.ppo_acting import Noise, build_acting
 from agents.ppo_loss import explained_variance
 from agents.ppo_settings import PPOSettings
 from agents.ppo_update import METRICS, PPOUpdate
@@ -51,9 +52,15 @@ class PPO(Agent):
         module = self._build_module(spec, seeds[0])
         self._network = FlatNetwork(module, device)
         self._observations = module.normaliser
-        self._sampling = torch.Generator(device).manual_seed(seeds[1])
+        self._acting = build_acting(module, self._head, device)
+        self._noise = Noise(
+            self._head,
+            rows=settings.rollout_steps,
+            num_envs=spec.num_envs,
+            device=device,
+            seed=seeds[1],
+        )
         self._shuffling = torch.Generator(device).manual_seed(seeds[2])
-        self._noise = torch.empty((spec.num_envs, *self._head.noise_shape), device=device)
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
         self._rollout = RolloutBuffer(
             steps=settings.rollout_steps,
@@ -66,8 +73,8 @@ class PPO(Agent):
         )
         expected = total_steps // self._rows * settings.epochs * self._parts
         mode = compile_mode(settings.compile, device, expected)
-        largest = -(-self._rows // self._parts)
-        self._update = PPOUpdate(settings, self._network, self._head, mode, largest)
+        self._piece = -(-self._rows // self._parts)  # rows of the largest minibatch
+        self._update = PPOUpdate(settings, self._network, self._head, mode, self._piece)
         self._next_obs: NDArray[Any] = np.zeros(
             (spec.num_envs, *spec.observation_shape), dtype=spec.dtype
         )
@@ -109,18 +116,10 @@ class PPO(Agent):
 
     def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
         """Sample actions; if not explore, take the most likely ones."""
-        observed = torch.from_numpy(obs).to(self._device, non_blocking=True)
-        with torch.inference_mode():
-            parameters, value = self._network.module(observed)
-            if not explore:
-                return Decision(observed, self._head.greedy(parameters))
-            noise = self._head.draw_(self._noise, self._sampling)
-            action, log_prob = self._head.sample(parameters, noise)
-        return Decision(observed, action, log_prob, value)
+        return self._acting.sample(obs, self._noise) if explore else self._acting.greedy(obs)
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
-        assert decision.log_prob is not None and decision.value is not None
         reward = np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward
         self._rollout.add(
             decision.obs,
@@ -152,6 +151,7 @@ class PPO(Agent):
         rollout, s = self._rollout, self._settings
         if s.normalize_reward:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
+        self._acting.score(rollout, self._piece)
         with torch.inference_mode():
             obs = torch.from_numpy(self._next_obs).to(self._device, non_blocking=True)
             _, last_value = self._network.module(obs)
@@ -205,7 +205,7 @@ class PPO(Agent):
             "optimizer": self._update.state_dict(),
             "rollout": self._rollout.state_dict(),
             "next_obs": torch.from_numpy(self._next_obs.copy()),
-            "sampling": self._sampling.get_state(),
+            "noise": self._noise.state_dict(),
             "shuffling": self._shuffling.get_state(),
             "steps": self._steps,
             "updates": self.updates,
@@ -220,7 +220,7 @@ class PPO(Agent):
         self._update.load_state_dict(state["optimizer"])
         self._rollout.load_state_dict(state["rollout"])
         self._next_obs = state["next_obs"].numpy().copy()
-        self._sampling.set_state(state["sampling"])
+        self._noise.load_state_dict(state["noise"])
         self._shuffling.set_state(state["shuffling"])
         self._steps = state["steps"]
         self.updates = state["updates"]
@@ -228,4 +228,4 @@ class PPO(Agent):
     def release(self) -> None:
         """Free the rollout and the network."""
         self._rollout.release()
-        del self._network, self._update
+        del self._network, self._update, self._acting

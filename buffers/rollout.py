@@ -57,7 +57,8 @@ class RolloutBuffer:
         self._reward_rows: NDArray[np.float32] = self.reward.numpy()
         self._flag_rows: NDArray[np.bool_] = self._flags.numpy()
         kept = (self.obs, self.action, self.log_prob, self.value)
-        self._decided = [part.numpy() for part in kept] if device.type == "cpu" else []
+        self._on_numpy = device.type == "cpu"
+        self._decided: list[Any] = [part.numpy() if self._on_numpy else part for part in kept]
         self._copied: torch.cuda.Event | None = None  # host memory may be written again
         self._position = 0
         self._valid: Tensor | None = None  # indices of rows to learn from, once finished
@@ -76,37 +77,31 @@ class RolloutBuffer:
         self,
         obs: Tensor,
         action: Tensor,
-        log_prob: Tensor,
-        value: Tensor,
+        log_prob: Tensor | None,
+        value: Tensor | None,
         reward: NDArray,
         terminated: NDArray,
         truncated: NDArray,
         valid: NDArray,
     ) -> None:
-        """Copy one row in: tensors [N, …] from the device, arrays [N] from the environments."""
+        """Copy one row in: tensors [N, …] from the device, arrays [N] from the environments.
+
+        Log-probabilities and values may instead be filled in for all rows before `finish`.
+        """
         t = self._position
         if t == self._steps:
             raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
         if t == 0 and self._copied is not None:
             self._copied.synchronize()
-        if (
-            obs.requires_grad
-            or action.requires_grad
-            or log_prob.requires_grad
-            or value.requires_grad
-        ):
-            raise ValueError("rollout: act under torch.inference_mode(); a graph kept would grow")
-        if self._decided:  # on the host: NumPy's assignment costs half of torch's
-            observations, actions, log_probs, values = self._decided
-            observations[t] = obs.numpy()
-            actions[t] = action.numpy()
-            log_probs[t] = log_prob.numpy()
-            values[t] = value.numpy()
-        else:
-            self.obs[t] = obs
-            self.action[t] = action
-            self.log_prob[t] = log_prob
-            self.value[t] = value
+        for store, part in zip(self._decided, (obs, action, log_prob, value), strict=True):
+            if part is None:
+                continue
+            if part.requires_grad:
+                raise ValueError(
+                    "rollout: act under torch.inference_mode(); a graph kept would grow"
+                )
+            # On the host NumPy's assignment costs half of torch's.
+            store[t] = part.numpy() if self._on_numpy else part
         self._reward_rows[t] = reward
         flags = self._flag_rows
         flags[0, t], flags[1, t], flags[2, t] = terminated, truncated, valid

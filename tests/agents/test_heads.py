@@ -30,7 +30,8 @@ def sampled(space, rows=6, seed=0):
     generator = torch.Generator().manual_seed(seed)
     parameters = torch.randn(rows, head.size, generator=generator)
     noise = head.draw_(torch.empty(rows, *head.noise_shape), generator)
-    return head, parameters, *head.sample(parameters, noise)
+    action = head.sample(parameters, noise)
+    return head, parameters, action, head.log_prob(parameters, action)
 
 
 @pytest.mark.parametrize("name", ["discrete", "multibinary", "box"])
@@ -67,7 +68,7 @@ def frequencies(space, parameters, draws=20_000):
     head = build_head(space, CPU)
     generator = torch.Generator().manual_seed(1)
     noise = head.draw_(torch.empty(draws, *head.noise_shape), generator)
-    return head.sample(parameters.expand(draws, -1), noise)[0]
+    return head.sample(parameters.expand(draws, -1), noise)
 
 
 def test_choices_are_drawn_with_their_probabilities():

@@ -76,7 +76,8 @@ def setting(box=False, rows=24, seed=0, **changes):
     with torch.no_grad():
         parameters, value = net(obs)
         noise = head.draw_(torch.empty(rows, *head.noise_shape), generator)
-        action, log_prob = head.sample(parameters, noise)
+        action = head.sample(parameters, noise)
+        log_prob = head.log_prob(parameters, action)
     normal = [torch.randn(rows, generator=generator) for _ in range(4)]
     batch = RolloutBatch(
         obs, action, log_prob + 0.3 * normal[0], value + 0.3 * normal[1], normal[2], normal[3]
