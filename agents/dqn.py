@@ -21,6 +21,7 @@ from buffers.replay import build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
+from memory.reclaim import reclaim
 
 
 class DQN(Agent):
@@ -226,3 +227,4 @@ class DQN(Agent):
         """Free the replay and the networks."""
         self._replay.release()
         del self._online, self._target, self._update, self._on_host
+        reclaim(self._device)  # an update refers to itself, by its methods

@@ -14,6 +14,11 @@ from torch import Tensor, nn
 NATURE_MIN_SIDE = 36
 
 
+def is_large_image(observation_shape: Sequence[int]) -> bool:
+    """Say whether observations are images that the Nature layers take."""
+    return len(observation_shape) == 3 and min(observation_shape[1:]) >= NATURE_MIN_SIDE
+
+
 class Scale(nn.Module):
     """Bring uint8 pixels to [0, 1] on the device, so that a quarter of the bytes travel."""
 
@@ -72,8 +77,8 @@ def build_trunk(
         flat = len(observation_shape) == 1
         return dense if flat else nn.Sequential(nn.Flatten(), dense), hidden[-1]
     channels, height, width = observation_shape
-    big = min(height, width) >= NATURE_MIN_SIDE
-    layers = [*(nature_layers(channels) if big else small_image_layers(channels)), nn.Flatten()]
+    convolutions = nature_layers if is_large_image(observation_shape) else small_image_layers
+    layers = [*convolutions(channels), nn.Flatten()]
     with torch.no_grad():
         features = nn.Sequential(*layers)(torch.zeros(1, channels, height, width)).numel()
     if dtype == "uint8":

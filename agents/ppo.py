@@ -27,6 +27,7 @@ from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
+from memory.reclaim import reclaim
 
 
 class PPO(Agent):
@@ -228,4 +229,5 @@ class PPO(Agent):
     def release(self) -> None:
         """Free the rollout and the network."""
         self._rollout.release()
-        del self._network, self._update, self._acting
+        del self._network, self._update, self._acting, self._noise, self._next_obs
+        reclaim(self._device)  # an update refers to itself, by its methods

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from envs.rows import Rows
 from envs.settings import Backend, EnvSettings
 from envs.slot import EnvSlot
 from memory.errors import SettingError
+from memory.process import usable_cores
 
 # From this many environments on, one batch of array operations beats the plain loop.
 NATIVE_FROM = 8
@@ -47,7 +47,7 @@ def choose_backend(settings: EnvSettings, num_envs: int) -> Choice:
 
 
 def _sync_or_async(settings: EnvSettings, num_envs: int) -> Choice:
-    if num_envs == 1 or _cores() == 1:
+    if num_envs == 1 or usable_cores() == 1:
         return Choice("sync", "nothing to run in parallel")
     try:
         seconds = step_seconds(settings)
@@ -57,10 +57,6 @@ def _sync_or_async(settings: EnvSettings, num_envs: int) -> Choice:
         return Choice("sync", f"the trial failed with {type(error).__name__}")
     backend: Backend = "async" if seconds > ROUND_TRIP_SECONDS else "sync"
     return Choice(backend, f"a step takes {seconds * 1e6:,.0f} µs")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def step_seconds(settings: EnvSettings) -> float:

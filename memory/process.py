@@ -1,7 +1,8 @@
-"""What this process and its children hold: memory, threads, open files."""
+"""What this process and its children hold: cores, memory, threads, open files."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,11 @@ class Tree(NamedTuple):
     children: int
     threads: int  # of this process
     open_files: int  # of this process: files, sockets, pipes
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_rss(process: psutil.Process) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 
 from envs.types import EnvSpec
 from memory.errors import SettingError
+from memory.process import usable_cores
 
 
 def refuse_missing_device(device: str) -> None:
@@ -35,4 +35,6 @@ def thread_count(threads: str | int, spec: EnvSpec) -> int:
     """Return the number of torch threads: small matrices lose more to waiting than they gain."""
     if isinstance(threads, int):
         return threads
-    return (os.cpu_count() or 1) if len(spec.observation_shape) == 3 else 1
+    from agents.networks import is_large_image  # imports torch, as all callers have
+
+    return usable_cores() if is_large_image(spec.observation_shape) else 1

@@ -89,7 +89,7 @@ def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
 @pytest.mark.parametrize(("seconds", "backend"), [(1e-5, "sync"), (1e-3, "async")])
 def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(seconds, backend, monkeypatch):
     monkeypatch.setattr(choosing, "step_seconds", lambda _: seconds)
-    monkeypatch.setattr(choosing, "_cores", lambda: 2)
+    monkeypatch.setattr(choosing, "usable_cores", lambda: 2)
     chosen = choose_backend(settings("Acrobot-v1", backend="auto"), 4)
     assert chosen == (backend, f"a step takes {seconds * 1e6:,.0f} µs")
     assert choose_backend(settings("Acrobot-v1", backend="auto"), 1).backend == "sync"
