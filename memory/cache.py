@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from memory.growth import Doubling
+from memory.reclaim import reclaim
 from memory.settings import CacheSettings
 from memory.units import MB
 
@@ -37,7 +37,7 @@ class CacheCleaner:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._settings, self._rss, self._clock = settings, rss, clock
-        self._cuda = device if device.type == "cuda" else None
+        self._device = device
         self._updates = self._episodes = self._rollouts = 0
         self._clean_rss = rss()
         self._start = clock()
@@ -82,12 +82,9 @@ class CacheCleaner:
         return self._seconds + self._cost <= _PATIENT_SHARE * (self._clock() - self._start)
 
     def clean(self) -> None:
-        """Collect garbage first: it may be what keeps the accelerator's blocks."""
+        """Give back what can be had, whatever it costs."""
         start = self._clock()
-        gc.collect()
-        if self._cuda is not None:
-            with torch.cuda.device(self._cuda):
-                torch.cuda.empty_cache()
+        reclaim(self._device)
         self._clean_rss = self._rss()
         self.cleanings += 1
         now = self._clock()
@@ -102,10 +99,10 @@ class CacheCleaner:
         return milliseconds
 
     def _cached(self) -> int:
-        if self._cuda is None:
+        if self._device.type != "cuda":
             return 0
-        held = torch.cuda.memory_reserved(self._cuda)
-        return held - torch.cuda.memory_allocated(self._cuda)
+        held = torch.cuda.memory_reserved(self._device)
+        return held - torch.cuda.memory_allocated(self._device)
 
     def _warn_if_costly(self, run_seconds: float) -> None:
         share = self._seconds / max(run_seconds, 1e-9)

@@ -1,0 +1,92 @@
+"""Hold all parts of a run, let it end, and print what the process has before, in it, and after.
+
+A process of its own: what others did before would hide in what the allocator keeps.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import hydra
+import numpy as np
+import psutil
+from hydra.core.hydra_config import HydraConfig
+
+import train
+from memory.process import read_rss
+from training.command_line import CONFIGS, accept
+from training.opening import open_run
+
+WIDTH = 4096
+
+
+class Wide(gym.Env):
+    """Observations of 16 KB, so that few steps fill much memory."""
+
+    observation_space = gym.spaces.Box(-1, 1, (WIDTH,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.np_random.random(WIDTH, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.np_random.random(WIDTH, np.float32), 1.0, self.time >= 50, False, {}
+
+
+COMMON = (
+    "env.id=Wide-v0",
+    "env.num_envs=4",
+    "device=cpu",
+    "agent.compile=false",
+    "eval.every=400",
+    "eval.episodes=2",
+    "log.every=200",
+)
+SIZES = {
+    "dqn": (
+        ("agent.replay.capacity=256", "agent.hidden=[16]"),
+        ("agent.replay.capacity=8192", "agent.hidden=[1024]"),
+    ),
+    "ppo": (
+        ("agent.rollout_steps=32", "agent.hidden=[16]"),
+        ("agent.rollout_steps=2048", "agent.hidden=[256]"),
+    ),
+}
+LENGTHS = {
+    "dqn": ("total_steps=600", "agent.learning_starts=200", "agent.updates_per_train=16"),
+    "ppo": ("total_steps=8500", "agent.epochs=1"),
+}
+
+
+def run(*overrides):
+    """Train; return the parts, whoever held the memory, and what the process took meanwhile."""
+    config = hydra.compose("config", [*COMMON, *overrides], return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    del config.hydra
+    with open_run(accept(config)) as (run, env, agent):
+        train.loop(run, env, agent, env.reset())
+        meanwhile = read_rss(psutil.Process())
+    assert agent.updates
+    return (run, env, agent), meanwhile
+
+
+def main(agent, folder):
+    gym.register("Wide-v0", Wide)
+    process = psutil.Process()
+    small, large = SIZES[agent]
+    chosen = (f"agent={agent}", *LENGTHS[agent])
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        run(*chosen, *small, f"run_dir={folder / 'small'}")  # loads libraries, compiles kernels
+        before = read_rss(process)
+        parts, meanwhile = run(*chosen, *large, f"run_dir={folder / 'large'}")
+        after = read_rss(process)
+    assert parts  # until now: what the parts still hold counts
+    print(json.dumps({"before": before, "meanwhile": meanwhile, "after": after}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

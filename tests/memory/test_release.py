@@ -1,0 +1,21 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+def test_the_process_is_back_where_it_was_once_a_run_has_ended(request, tmp_path, agent):
+    root = request.config.rootpath
+    out = subprocess.run(
+        [sys.executable, str(root / "tests/memory/releasing.py"), agent, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert out.returncode == 0, out.stderr
+    rss = json.loads(out.stdout.splitlines()[-1])
+    assert rss["meanwhile"] - rss["before"] > 150e6
+    assert abs(rss["after"] - rss["before"]) < 0.05 * rss["before"], rss
