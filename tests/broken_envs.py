@@ -43,3 +43,19 @@ def lottery():
 
 
 gym.register("Lottery-v0", lottery)
+
+
+class Hoarder(Bad):
+    """Keep some memory of every step, for ever."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+        self.kept = []
+
+    def step(self, action):
+        self.kept.append(b"\1" * self.size)
+        return super().step(action)
+
+
+gym.register("Hoarder-v0", Hoarder)
