@@ -13,10 +13,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.benchmarks import dqn, graph_leak, ppo, replay, replay_memory, rollout, startup, watch
+from scripts.benchmarks import (
+    dqn,
+    graph_leak,
+    overlap,
+    ppo,
+    replay,
+    replay_memory,
+    rollout,
+    startup,
+    watch,
+)
 
 # One module a subcommand; each brings add_parser(subparsers) and run(args).
-MODULES = (dqn, ppo, replay, rollout, replay_memory, startup, graph_leak, watch)
+MODULES = (dqn, ppo, overlap, replay, rollout, replay_memory, startup, graph_leak, watch)
 
 
 def main(arguments: list[str] | None = None) -> None:
