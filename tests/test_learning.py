@@ -32,6 +32,24 @@ def test_a_preset_reaches_its_score(tmp_path, experiment):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("experiment", "seed", "target"), [("halfcheetah_ppo", 0, 1_500), ("hopper_ppo", 0, 2_300)]
+)
+def test_a_mujoco_preset_reaches_its_score(tmp_path, experiment, seed, target):
+    pytest.importorskip("mujoco")
+    _, summary, _ = preset(tmp_path, f"experiment={experiment}", f"seed={seed}")
+    assert summary["eval_return_mean"] >= target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_minatar_breakout_is_learned(tmp_path, seed):
+    pytest.importorskip("minatar")
+    _, summary, _ = preset(tmp_path, "experiment=minatar_breakout_dqn", f"seed={seed}")
+    assert summary["return_mean"] >= 5  # of the last 100 training episodes; by chance 0.5
+
+
+@pytest.mark.slow
 def test_random_rewards_teach_nothing(tmp_path):
     directory, _, _ = preset(
         tmp_path,
