@@ -1,0 +1,73 @@
+"""Learning while the environments step: it happens, and it changes nothing but the speed."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from command import run
+
+from agents.base import Decision
+from envs.factory import build_env
+from envs.settings import EnvSettings
+from train import loop
+
+SETTINGS = EnvSettings(
+    id="waiting_env:Waiting-v0",
+    num_envs=1,
+    backend="async",
+    frame_stack=1,
+    kwargs={},
+    step_timeout=30.0,
+    max_restarts=0,
+)
+
+
+class Writer:
+    """An agent whose update is what the environment waits for."""
+
+    overlaps = True
+
+    def __init__(self, pipe):
+        self.pipe = Path(pipe)
+
+    def act(self, obs):
+        return Decision(torch.from_numpy(obs), torch.zeros(1, dtype=torch.int64))
+
+    def update(self):
+        self.pipe.write_bytes(b"learned")
+
+    def observe(self, decision, step):
+        self.reward = step.reward.copy()
+
+
+def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    settings = replace(SETTINGS, kwargs={"pipe": str(pipe)})
+    steps = []
+    with build_env(settings, seed=0) as env:
+        turns = SimpleNamespace(done=False)
+        agent = Writer(pipe)
+
+        def record(step, metrics):
+            steps.append(step)
+            turns.done = len(steps) == 3
+
+        turns.record = record
+        loop(turns, env, agent, env.reset())  # after the step's end, both would wait for ever
+    assert len(steps) == 3
+    assert agent.reward.tolist() == [1.0]
+
+
+def test_processes_that_overlap_learning_give_the_weights_of_a_plain_loop(tmp_path):
+    weights = {}
+    for backend in ("sync", "async"):
+        (tmp_path / backend).mkdir()
+        _, summary, _ = run(
+            tmp_path / backend, f"env.backend={backend}", "env.num_envs=3", "total_steps=1500"
+        )
+        assert summary["updates"] > 100
+        weights[backend] = summary["weights_sha256"]
+    assert weights["sync"] == weights["async"]
