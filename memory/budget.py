@@ -17,8 +17,11 @@ from memory.units import readable
 _RESERVE_FRACTION = 0.05
 _RESERVE_BYTES = 64_000_000
 # An address space limit also counts what is only mapped: libraries loaded later (OpenBLAS spins
-# for ever when it cannot map its buffers), the stack and the heap of every thread.
-_UNTOUCHED_BYTES = 300_000_000
+# for ever when it cannot map its buffers), and 72 MB for the stack and the heap of every thread,
+# of which emulators that train and others that evaluate have one per core each.
+_UNTOUCHED_BYTES = 150_000_000
+_UNTOUCHED_BYTES_PER_CORE = 150_000_000
+_UNTOUCHED_SHARE = 0.25  # of the limit at most: with many cores, small runs must still start
 
 
 class Room(NamedTuple):
@@ -91,8 +94,9 @@ def _address_space_room() -> list[Room]:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return []
-    mapped = int(psutil.Process().memory_info().vms) + _UNTOUCHED_BYTES
-    free = max(0, limit - mapped)
+    to_come = _UNTOUCHED_BYTES + _UNTOUCHED_BYTES_PER_CORE * (psutil.cpu_count() or 1)
+    mapped = int(psutil.Process().memory_info().vms)
+    free = max(0, limit - mapped - min(to_come, int(_UNTOUCHED_SHARE * limit)))
     return [Room(f"address space limit {readable(limit)}", free)]
 
 

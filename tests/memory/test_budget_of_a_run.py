@@ -4,6 +4,8 @@ import resource
 import subprocess
 import sys
 
+import pytest
+
 LIMIT = 2_000_000_000
 
 
@@ -22,15 +24,51 @@ def train(request, folder, *overrides, preexec=None):
     )
 
 
+def refused(out):
+    """Return the one line that a run was refused with, and the capacity it names."""
+    assert out.returncode == 7, out.stderr
+    assert "Traceback" not in out.stderr
+    (error,) = (line for line in out.stderr.splitlines() if line.startswith("error:"))
+    capacity = re.search(r"the largest capacity that fits is ([\d,]+)$", error)[1]
+    return error, int(capacity.replace(",", ""))
+
+
 def test_a_replay_beyond_the_address_space_is_refused_in_one_line(request, tmp_path):
     out = train(request, tmp_path, "agent.replay.capacity=1e9", preexec=limited)
-    assert out.returncode == 7, out.stderr
-    (error,) = (line for line in out.stderr.splitlines() if line.startswith("error:"))
+    error, capacity = refused(out)
     assert "address space limit 2.00 GB" in error
-    capacity = int(re.search(r"largest capacity that fits is ([\d,]+)", error)[1].replace(",", ""))
     assert 10_000 < capacity < 1e9
-    assert "Traceback" not in out.stderr
     assert not list(tmp_path.rglob("summary.json"))
+
+
+def test_a_million_atari_frames_are_refused_in_two_gigabytes(request, tmp_path):
+    pytest.importorskip("ale_py")
+    out = train(request, tmp_path, "env=atari", "agent.replay.capacity=1e6", preexec=limited)
+    error, capacity = refused(out)
+    assert "replay needs 7.07 GB" in error and "address space limit 2.00 GB" in error
+    assert 10_000 < capacity < LIMIT / 84**2
+    assert not list(tmp_path.rglob("summary.json"))
+
+
+@pytest.mark.slow
+def test_the_capacity_that_is_said_to_fit_does(request, tmp_path):
+    pytest.importorskip("ale_py")
+    atari = (
+        "env=atari",
+        "total_steps=600",
+        "agent.compile=false",
+        "agent.learning_starts=300",
+        "agent.updates_per_train=2",
+        "eval.every=600",
+        "eval.max_episode_steps=20",
+    )
+    out = train(request, tmp_path, *atari, "agent.replay.capacity=1e6", preexec=limited)
+    _, capacity = refused(out)
+    chosen = f"agent.replay.capacity={capacity}"
+    out = train(request, tmp_path, *atari, chosen, preexec=limited)
+    assert out.returncode == 0, out.stderr
+    (summary,) = tmp_path.rglob("summary.json")
+    assert json.loads(summary.read_text())["updates"] > 0
 
 
 def test_a_run_that_reaches_its_limit_ends_with_a_summary(request, tmp_path):
