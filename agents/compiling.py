@@ -21,8 +21,14 @@ log = logging.getLogger("steadyrl")
 WORTHWHILE_UPDATES = 50_000
 
 
-def compile_mode(setting: Setting, device: torch.device, expected_updates: int) -> Mode:
-    """Decide how updates run; a CUDA graph pays from the start because it needs no compiler."""
+def compile_mode(
+    setting: Setting, device: torch.device, expected_updates: int, *, large_images: bool = False
+) -> Mode:
+    """Decide how updates run; a CUDA graph pays from the start because it needs no compiler.
+
+    On the host, the convolutions of large images take all the time and the compiler leaves them
+    as they are: it gains nothing there.
+    """
     if setting == "cudagraph":
         if device.type == "cuda":
             return "cudagraph"
@@ -31,7 +37,8 @@ def compile_mode(setting: Setting, device: torch.device, expected_updates: int) 
     if setting == "auto":
         if device.type == "cuda":
             return "cudagraph"
-        return "compiled" if expected_updates >= WORTHWHILE_UPDATES else "eager"
+        pays = expected_updates >= WORTHWHILE_UPDATES and not large_images
+        return "compiled" if pays else "eager"
     return "compiled" if setting == "true" else "eager"
 
 

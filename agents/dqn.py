@@ -15,7 +15,7 @@ from agents.dqn_settings import DQNSettings
 from agents.dqn_update import METRICS, DQNUpdate
 from agents.flat import FlatNetwork
 from agents.host_network import q_on_host
-from agents.networks import QNetwork, uniform_
+from agents.networks import QNetwork, is_large_image, uniform_
 from agents.schedules import linear
 from buffers.replay import build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
@@ -61,7 +61,12 @@ class DQN(Agent):
             seed=seeds[2],
         )
         expected = total_steps // settings.train_every * settings.updates_per_train
-        mode = compile_mode(settings.compile, device, expected)
+        mode = compile_mode(
+            settings.compile,
+            device,
+            expected,
+            large_images=is_large_image(spec.observation_shape),
+        )
         self._update = DQNUpdate(settings, self._online, self._target, mode)
         network = self._online.module
         assert isinstance(network, QNetwork)

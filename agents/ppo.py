@@ -16,6 +16,7 @@ from agents.base import Agent, Decision
 from agents.compiling import compile_mode
 from agents.flat import FlatNetwork
 from agents.heads import build_head
+from agents.networks import is_large_image
 from agents.normaliser import CLIP, RewardNormaliser
 from agents.ppo_acting import Noise, build_acting
 from agents.ppo_loss import explained_variance
@@ -73,7 +74,12 @@ class PPO(Agent):
             device=device,
         )
         expected = total_steps // self._rows * settings.epochs * self._parts
-        mode = compile_mode(settings.compile, device, expected)
+        mode = compile_mode(
+            settings.compile,
+            device,
+            expected,
+            large_images=is_large_image(spec.observation_shape),
+        )
         self._piece = -(-self._rows // self._parts)  # rows of the largest minibatch
         self._update = PPOUpdate(settings, self._network, self._head, mode, self._piece)
         self._next_obs: NDArray[Any] = np.zeros(

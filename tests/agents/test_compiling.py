@@ -36,6 +36,12 @@ def test_the_mode_follows_setting_device_and_length(setting, device, updates, mo
     assert compile_mode(setting, device, updates) == mode
 
 
+def test_large_images_are_left_to_their_convolutions_on_the_host():
+    assert compile_mode("auto", CPU, 10**9, large_images=True) == "eager"
+    assert compile_mode("true", CPU, 1, large_images=True) == "compiled"
+    assert compile_mode("auto", CUDA, 1, large_images=True) == "cudagraph"
+
+
 def network(seed, dueling, device):
     with torch.device("meta"):
         module = QNetwork((4,), "float32", 2, (24, 16), dueling)
