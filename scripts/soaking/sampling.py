@@ -38,6 +38,7 @@ class Soak(NamedTuple):
     exit_code: int
     samples: list[Sample]
     logged: list[dict[str, float]]  # the lines of metrics.jsonl
+    restarts: int = 0  # environments built anew, those of evaluations included
 
 
 def soak(title: str, overrides: Sequence[str], run_dir: Path, every_seconds: float) -> Soak:
@@ -58,7 +59,16 @@ def soak(title: str, overrides: Sequence[str], run_dir: Path, every_seconds: flo
             except subprocess.TimeoutExpired:
                 continue
     log.read()
-    return Soak(title, command[1:], process.returncode, samples, log.lines)
+    restarts = count_restarts(run_dir / "train.log")
+    return Soak(title, command[1:], process.returncode, samples, log.lines, restarts)
+
+
+def count_restarts(log: Path) -> int:
+    """Count the environments that were built anew."""
+    if not log.exists():
+        return 0
+    with log.open() as lines:
+        return sum("it is built anew" in line for line in lines)
 
 
 def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | None:
@@ -82,7 +92,9 @@ def _look_at(process: psutil.Process) -> tuple[float, ...] | None:
         share, times = read_share(process), process.cpu_times()
         if share is None:
             return None
-        return (*share, times.user + times.system, process.num_fds(), process.num_threads())
+        # With that of children which have ended, so that the sum never falls.
+        cpu = times.user + times.system + times.children_user + times.children_system
+        return (*share, cpu, process.num_fds(), process.num_threads())
     except psutil.Error:
         return None
 

@@ -9,16 +9,26 @@ from typing import NamedTuple
 import numpy as np
 
 from memory.growth import theil_sen
+from memory.units import MB
 from scripts.soaking.sampling import Sample, Soak
+from scripts.soaking.speed import Stretch, cpu_speed_change, speed_change, stretches
+
+_SAMPLES = 10  # below that, tenths and slopes say nothing
+_SETTLED = 0.05  # how near its last value a number is when it has settled
+# What a run's memory access and its work per step depend on.
+_SETTLING = ("buffer/fill", "train/epsilon")
 
 
 class Limits(NamedTuple):
     """What a run may do and still be called steady."""
 
     slope_mb: float  # of the memory that is the run's own, per million steps
+    growth_mb: float  # of it, from the first tenth to the last, whatever its shape
     speed_change: float  # last tenth against first tenth after the warm-up
-    warmup: float  # share of the run that is not judged
+    warmup: float  # share of the run that is not judged, at least
     shared_machine: bool  # judge the speed by CPU seconds, for others take the seconds between
+    evaluations: int = 5  # that there must have been, so that what they leave is seen
+    restarts: int = 0  # likewise
 
 
 class Check(NamedTuple):
@@ -33,28 +43,61 @@ class Check(NamedTuple):
 def judge(soak: Soak, limits: Limits) -> list[Check]:
     """Return every check, passed or not."""
     last = int(soak.logged[-1]["step"]) if soak.logged else 0
-    warm = [sample for sample in soak.samples if sample.step >= limits.warmup * last]
-    checks = [Check("exit code", str(soak.exit_code), "0", soak.exit_code == 0)]
-    if len(warm) < 10:
-        return [*checks, Check("samples after the warm-up", str(len(warm)), "≥ 10", False)]
-    slope = own_slope(warm)
-    checks.append(
-        Check("Σ PSS without mapped files, MB per million steps", f"{slope:+.2f}",
-              f"≤ {limits.slope_mb:g}", slope <= limits.slope_mb)
-    )  # fmt: skip
+    begin = settled_step(soak.logged, limits.warmup)
+    # With the last line training is over: what is seen then is how the run ends.
+    samples = [sample for sample in soak.samples if begin <= sample.step < last]
+    parts = [part for part in stretches(soak.logged) if part.end > begin]
+    evaluations = sum("eval/return_mean" in line for line in soak.logged)
+    checks = [
+        Check("exit code", str(soak.exit_code), "0", soak.exit_code == 0),
+        _at_least("evaluations", evaluations, limits.evaluations),
+        Check("judged from step", f"{begin:,}", f"≤ half of {last:,}", 2 * begin <= last),
+    ]
+    if limits.restarts:
+        checks.append(_at_least("environments rebuilt", soak.restarts, limits.restarts))
+    enough = [
+        _at_least("samples after the warm-up", len(samples), _SAMPLES),
+        _at_least("log lines after the warm-up", len(parts), _SAMPLES),
+    ]
+    if not all(check.passed for check in enough):
+        return [*checks, *enough]
+    return [*checks, *_flat(samples, parts, limits)]
+
+
+def settled_step(logged: Sequence[dict[str, float]], warmup: float) -> int:
+    """Return the step where the warm-up ends: its share is over, replay full, ε at its end."""
+    last = logged[-1]["step"] if logged else 0
+    steps = [warmup * last]
+    for tag in _SETTLING:
+        series = [(line["step"], line[tag]) for line in logged if tag in line]
+        if series:
+            final = series[-1][1]
+            steps += [s for s, value in series if abs(value - final) > _SETTLED * abs(final)][-1:]
+    return int(max(steps))
+
+
+def _at_least(name: str, count: int, limit: int) -> Check:
+    return Check(name, str(count), f"≥ {limit}", count >= limit)
+
+
+def _flat(samples: Sequence[Sample], parts: Sequence[Stretch], limits: Limits) -> list[Check]:
+    slope, growth = own_slope(samples), own_growth(samples)
     if limits.shared_machine:
-        name, change = "steps per CPU second", cpu_speed_change(warm)
+        speed, change = "steps per CPU second", cpu_speed_change(parts, samples)
     else:
-        name, change = "steps/s", speed_change(soak.logged, limits.warmup)
-    checks.append(
-        Check(f"{name}, last tenth against first", f"{change:+.1%}",
-              f"±{limits.speed_change:.0%}", abs(change) <= limits.speed_change)
-    )  # fmt: skip
+        speed, change = "steps/s", speed_change(parts)
+    checks = [
+        Check("Σ PSS without mapped files, MB per million steps", f"{slope:+.2f}",
+              f"≤ {limits.slope_mb:g}", slope <= limits.slope_mb),
+        Check("Σ PSS without mapped files, last tenth against first, MB", f"{growth:+.2f}",
+              f"≤ {limits.growth_mb:g}", growth <= limits.growth_mb),
+        Check(f"{speed}, last tenth against first", f"{change:+.1%}",
+              f"±{limits.speed_change:.0%}", abs(change) <= limits.speed_change),
+    ]  # fmt: skip
     for field in ("open_files", "threads", "children"):
-        first, now = ends([getattr(sample, field) for sample in warm])
-        checks.append(
-            Check(field.replace("_", " "), f"{first:g} → {now:g}", "no more", now <= first)
-        )
+        first, now = most([getattr(sample, field) for sample in samples])
+        words = field.replace("_", " ")
+        checks.append(Check(words, f"{first} → {now}", "no more", now <= first))
     return checks
 
 
@@ -70,26 +113,16 @@ def own_slope(samples: Sequence[Sample]) -> float:
     return theil_sen(points[:, 0], points[:, 1])  # bytes per step are MB per million steps
 
 
-def cpu_speed_change(samples: Sequence[Sample]) -> float:
-    """Return the relative change of steps per CPU second, from the first tenth to the last."""
-    tenth = max(2, len(samples) // 10)
-    first, now = (
-        (part[-1].step - part[0].step) / max(part[-1].cpu_seconds - part[0].cpu_seconds, 1e-9)
-        for part in (samples[:tenth], samples[-tenth:])
-    )
-    return now / max(first, 1e-9) - 1
+def own_growth(samples: Sequence[Sample]) -> float:
+    """Return what it has grown by, in MB: a median slope does not see what begins late."""
+    first, now = ends([sample.own for sample in samples])
+    return (now - first) / MB
 
 
-def speed_change(logged: Sequence[dict[str, float]], warmup: float) -> float:
-    """Return the relative change of steps/s from the first tenth after the warm-up to the last."""
-    last = logged[-1]["step"]
-    speeds = [
-        line["time/steps_per_second"]
-        for line in logged
-        if line["step"] >= warmup * last and "time/steps_per_second" in line
-    ]
-    first, now = ends(speeds)
-    return now / first - 1
+def most(values: Sequence[int]) -> tuple[int, int]:
+    """Return the largest of the first and of the last tenth: processes being replaced are few."""
+    tenth = max(1, len(values) // 10)
+    return max(values[:tenth]), max(values[-tenth:])
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
