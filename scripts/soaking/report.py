@@ -39,11 +39,12 @@ def markdown(results: Sequence[Result], picture: str) -> str:
     ]
     for soak, checks in results:
         seconds = soak.samples[-1].seconds if soak.samples else 0.0
+        told = [word for word in soak.command[1:] if not word.startswith("run_dir=")]
         lines += [
             "",
             f"## {soak.title}: {'steady' if all(c.passed for c in checks) else 'NOT steady'}",
             "",
-            f"`train.py {' '.join(soak.command[1:])}` "
+            f"`train.py {' '.join(told)}` "
             f"({seconds:,.0f} s, {len(soak.samples)} samples)",
             "",
             "| check | found | limit | |",
