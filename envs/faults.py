@@ -70,3 +70,15 @@ def fault(env: int, step: int, error: BaseException) -> ExpectedError:
 def not_finite(name: str, env: int, step: int) -> NonFiniteError:
     """Name the tensor that is not finite."""
     return NonFiniteError(f"{name} of environment {env} is not finite at step {step}")
+
+
+def without_context(error: BaseException, before: BaseException | None) -> None:
+    """Let the story of an error begin after `before`, which was being handled all the time.
+
+    Otherwise each replaced process would tell those of all before it, too.
+    """
+    while error.__context__ is not None:
+        if error.__context__ is before:
+            error.__context__ = None
+            return
+        error = error.__context__

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from envs.faults import without_context
 from envs.settings import EnvSettings
 from envs.shared import ActionForm, SharedArrays, describe
 from envs.slot import EnvSlot
@@ -47,6 +48,7 @@ class Job(NamedTuple):
 
 def run_worker(job: Job, pipe: Connection, inherited: Sequence[Connection]) -> None:
     """Run one environment until told to quit or until the parent is gone."""
+    before = sys.exc_info()[1]  # a fork that replaces a broken environment brings its error along
     _detach(job, inherited)
     slot = EnvSlot(job.settings, seed=job.seed, index=job.env)
     try:
@@ -58,6 +60,7 @@ def run_worker(job: Job, pipe: Connection, inherited: Sequence[Connection]) -> N
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     except BaseException as error:
+        without_context(error, before)
         _report(error, pipe)
     finally:
         slot.close()
