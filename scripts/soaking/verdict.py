@@ -14,7 +14,7 @@ from scripts.soaking.sampling import Sample, Soak
 from scripts.soaking.speed import Stretch, cpu_speed_change, speed_change, stretches
 
 _SAMPLES = 10  # below that, tenths and slopes say nothing
-_SETTLED = 0.05  # how near its last value a number is when it has settled
+_SETTLED = 0.15  # how near its last value a number is when it has settled; fill varies by a tenth
 # What a run's memory access and its work per step depend on.
 _SETTLING = ("buffer/fill", "train/epsilon")
 
