@@ -11,6 +11,7 @@ import torch
 
 from memory.process import Tree, read_own, read_rss, read_tree
 from memory.rarely import Rarely
+from memory.reclaim import trim
 from memory.settings import MonitorSettings
 from memory.tensors import LiveTensors, live_tensors
 from memory.units import MB
@@ -50,7 +51,7 @@ class Monitor:
         self._cuda = device if device.type == "cuda" else None
         self._buffers = dict(buffers)
         self._tree = Rarely(self._read_tree, settings.tree_every_seconds, clock)
-        self._tensors = Rarely(live_tensors, settings.tensors_every_seconds, clock)
+        self._tensors = Rarely(_count_tensors, settings.tensors_every_seconds, clock)
 
     def rss(self) -> int:
         """Return the resident bytes of this process; about 15 µs."""
@@ -123,3 +124,10 @@ class Monitor:
             stats["reserved_bytes.all.current"],
             stats["allocated_bytes.all.peak"],
         )
+
+
+def _count_tensors() -> LiveTensors:
+    """Count them, and hand back the megabytes that a list of all objects takes for a moment."""
+    found = live_tensors()
+    trim()
+    return found

@@ -15,7 +15,14 @@ def reclaim(device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
-    # glibc keeps what lies below a block in use, and up to 64 MB besides; others have no such call.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    trim()
+
+
+def trim() -> None:
+    """Hand freed memory back that the allocator of C keeps: milliseconds, more with a torn heap.
+
+    glibc keeps what lies below a block in use, and up to 64 MB besides; others have no such call.
+    """
+    hand_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if hand_back is not None:
+        hand_back(0)
