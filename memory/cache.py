@@ -19,6 +19,7 @@ _WORTH_SAYING = 3  # cleanings before their share of the time means anything
 _MAX_SHARE = 0.01
 _PATIENT_SHARE = 0.0025
 _FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
+_LOOK_SECONDS = 0.1  # between two looks at what could be reclaimed; each reads a file of the system
 
 
 class CacheCleaner:
@@ -40,7 +41,7 @@ class CacheCleaner:
         self._device = device
         self._updates = self._episodes = self._rollouts = 0
         self._clean_rss = rss()
-        self._start = clock()
+        self._start = self._next_look = clock()
         self._interval_seconds = self._seconds = 0.0
         self._cost = _FIRST_COST
         self._bell = Doubling()
@@ -70,16 +71,21 @@ class CacheCleaner:
     def look(self) -> bool:
         """Clean if enough can be reclaimed; return whether it did."""
         least = self._settings.min_reclaimable_mb * MB
-        if least > 0 and not (self._affordable() and self._reclaimable() >= least):
+        if least > 0 and not (self._is_time() and self._reclaimable() >= least):
             return False
         self.clean()
         return True
 
+    def _is_time(self) -> bool:
+        """Say whether cleaning may be afforded; a look itself costs, and fast runs ask often."""
+        now = self._clock()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_SECONDS
+        return self._seconds + self._cost <= _PATIENT_SHARE * (now - self._start)
+
     def _reclaimable(self) -> int:
         return max(self._rss() - self._clean_rss, self._cached())
-
-    def _affordable(self) -> bool:
-        return self._seconds + self._cost <= _PATIENT_SHARE * (self._clock() - self._start)
 
     def clean(self) -> None:
         """Give back what can be had, whatever it costs."""
