@@ -44,8 +44,7 @@ def markdown(results: Sequence[Result], picture: str) -> str:
             "",
             f"## {soak.title}: {'steady' if all(c.passed for c in checks) else 'NOT steady'}",
             "",
-            f"`train.py {' '.join(told)}` "
-            f"({seconds:,.0f} s, {len(soak.samples)} samples)",
+            f"`train.py {' '.join(told)}` ({seconds:,.0f} s, {len(soak.samples)} samples)",
             "",
             "| check | found | limit | |",
             "|---|---:|---:|---|",
