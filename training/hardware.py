@@ -38,3 +38,15 @@ def thread_count(threads: str | int, spec: EnvSpec) -> int:
     from agents.networks import is_large_image  # imports torch, as all callers have
 
     return usable_cores() if is_large_image(spec.observation_shape) else 1
+
+
+def prepare_arithmetic(threads: int) -> None:
+    """Set torch's threads, and have numbers below 1e-38 count as 0.
+
+    The moments of weights that no longer matter fade into that range, where a CPU takes many times
+    as long for each operation: a run would become slower the longer it learns.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)

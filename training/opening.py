@@ -20,7 +20,7 @@ from memory.errors import NonFiniteError
 from memory.watch import MemoryWatch
 from training import messages
 from training.evaluation import Evaluator
-from training.hardware import device_name, thread_count
+from training.hardware import device_name, prepare_arithmetic, thread_count
 from training.job import Job
 from training.logger import Logger
 from training.progress import open_progress
@@ -43,7 +43,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         signals = stack.enter_context(StopSignals())
         stack.enter_context(messages.to_terminal(console))
         device = torch.device(device_name(settings.device))
-        torch.set_num_threads(thread_count(settings.threads, job.spec))
+        prepare_arithmetic(thread_count(settings.threads, job.spec))
         env = stack.enter_context(build_env(settings.env, seed=seeds.env))
         agent = build_agent(
             job.settings.agent,

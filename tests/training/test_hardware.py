@@ -1,7 +1,8 @@
 import pytest
+import torch
 
 from envs.types import DiscreteActions, EnvSpec
-from training.hardware import thread_count
+from training.hardware import prepare_arithmetic, thread_count
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,15 @@ def test_large_images_get_the_cores_this_process_may_use(monkeypatch):
 
 def test_boards_are_too_small_to_share():
     assert thread_count("auto", EnvSpec("E", 1, (4, 10, 10), "uint8", 1, DiscreteActions(2))) == 1
+
+
+def test_numbers_that_slow_a_cpu_down_count_as_zero():
+    threads = torch.get_num_threads()
+    tiny = torch.full((4,), 2e-38)
+    try:
+        torch.set_flush_denormal(False)
+        assert (tiny * 0.1).count_nonzero() == 4
+        prepare_arithmetic(threads)
+        assert (tiny * 0.1).count_nonzero() == 0
+    finally:
+        torch.set_flush_denormal(False)
