@@ -1,5 +1,12 @@
 """Expected failures: each is one clear line for the person at the keyboard and an exit code."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+LONGEST_LINE = 500  # characters of a foreign message that are shown
+
 
 class ExpectedError(Exception):
     """A failure that is explained in one line; its traceback goes to the log only."""
@@ -29,3 +36,26 @@ class MemoryBudgetError(ExpectedError):
     """Refuse an allocation, or stop a run, that does not fit in the memory there is."""
 
     exit_code = 7
+
+
+def describe(error: BaseException) -> str:
+    """Return 'Type: message' as one printable line, whatever the error's own text does."""
+    try:
+        message = str(error)
+    except Exception:  # the text of a foreign error is foreign code
+        return f"{type(error).__name__}: its message cannot be read"
+    return f"{type(error).__name__}: {one_line(message) or 'no message'}"
+
+
+def one_line(text: str) -> str:
+    """Return foreign text as one line that cannot move the cursor or clear the screen."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    line = " ".join(printable.split())
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return 'did you mean X?' for the nearest choice, or the list of all of them."""
+    known = list(choices)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
