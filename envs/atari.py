@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.batch import BatchEnv
 from envs.episodes import Ends
+from envs.images import image_encoder
 from envs.making import find_spec, unknown_keyword
 from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
-from envs.types import DiscreteActions, EnvSpec, Episode
+from envs.types import DiscreteActions, Encoder, EnvSpec, Episode
 from memory.errors import SettingError
 
 ENTRY_POINT = "ale_py.env:AtariEnv"
@@ -42,11 +44,13 @@ class AtariVectorEnv(BatchEnv):
         kwargs = dict(settings.kwargs)
         self._lives_are_episodes = bool(kwargs.pop("episodic_life", False))
         self._env = _make(settings, kwargs, num_envs)
+        encoder = _encoder(self._env.single_observation_space)
+        self._encode = encoder.write
         spec = EnvSpec(
             id=settings.id,
             num_envs=num_envs,
-            frame_shape=_frame_shape(self._env.single_observation_space.shape),
-            dtype="uint8",
+            frame_shape=encoder.shape,
+            dtype=encoder.dtype,
             frame_stack=1,
             action=DiscreteActions(int(self._env.single_action_space.n)),
         )
@@ -99,11 +103,7 @@ class AtariVectorEnv(BatchEnv):
         )
 
     def _write(self, observations: NDArray[np.uint8], rows: Rows) -> None:
-        frames = observations[:, 0]  # [N, H, W] or [N, H, W, 3]
-        if frames.ndim == 4:
-            rows.obs[...] = frames.transpose(0, 3, 1, 2)
-        else:
-            rows.obs[:, 0] = frames
+        self._encode(observations[:, 0], rows.obs, (self.spec.num_envs,))
 
 
 def _make(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
@@ -123,9 +123,9 @@ def _make(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
         raise unknown_keyword(settings, error) or error from None
 
 
-def _frame_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    _, height, width, *colours = shape
-    return (*(colours or [1]), height, width)
+def _encoder(stacks: spaces.Box) -> Encoder:
+    """Return the encoder of one frame [H, W] or [H, W, 3] of the stacks [k, H, W, …]."""
+    return image_encoder(spaces.Box(0, 255, stacks.shape[1:], np.uint8))
 
 
 def probe_atari(settings: EnvSettings) -> EnvSpec:

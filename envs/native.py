@@ -67,12 +67,7 @@ class NativeVectorEnv(BatchEnv):
         self._fill(rows, reward, terminated, truncated)
 
     def _write(self, observations: Any, rows: Rows) -> None:
-        batch = isinstance(observations, np.ndarray) and observations.shape == rows.obs.shape
-        if batch and rows.obs.dtype == np.float32:
-            rows.obs[...] = observations
-            return
-        for observation, frame in zip(observations, rows.frames, strict=True):
-            self._encode(observation, frame)
+        self._encode(observations, rows.obs, (self.spec.num_envs,))
 
     def _snapshot(self) -> dict[str, Any] | None:
         """Return numbers, arrays and generator of a simulator that consists of nothing else."""

@@ -60,8 +60,7 @@ class PoolVectorEnv(BatchEnv):
         self._fill(rows, reward, terminated, truncated)
 
     def _write(self, observations: Any, rows: Rows) -> None:
-        for observation, frame in zip(observations, rows.frames, strict=True):
-            self._encode(observation, frame)
+        self._encode(observations, rows.obs, (self.spec.num_envs,))
 
 
 def _kwargs(settings: EnvSettings) -> dict[str, Any]:

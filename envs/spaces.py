@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,30 +10,22 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.images import image_encoder, is_bounded, is_image, looks_like_an_image
 from envs.types import (
     ActionSpec,
     BoxActions,
     DiscreteActions,
+    Encoder,
     MultiBinaryActions,
     MultiDiscreteActions,
 )
 from memory.errors import SettingError
-
-Write = Callable[[Any, NDArray[Any]], None]  # (observation, row to write it to)
 
 OBSERVATIONS = (
     "Box (vectors and images), Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
     " without images"
 )
 ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
-
-
-class Encoder(NamedTuple):
-    """How one observation becomes one frame: its shape, its dtype, and the writing of it."""
-
-    shape: tuple[int, ...]
-    dtype: str  # "float32" or "uint8"
-    write: Write
 
 
 class Decoder(NamedTuple):
@@ -58,8 +51,8 @@ def encoders(
 
 def observation_encoder(space: spaces.Space[Any]) -> Encoder:
     """Build the encoder of an observation space, or refuse the space by name."""
-    if isinstance(space, spaces.Box) and _is_image(space):
-        return _image_encoder(space)
+    if isinstance(space, spaces.Box) and is_image(space):
+        return image_encoder(space)
     return _vector_encoder(space)
 
 
@@ -82,84 +75,37 @@ def _vector_encoder(space: spaces.Space[Any]) -> Encoder:
     raise _refuse("observation", type(space).__name__, OBSERVATIONS)
 
 
-def _is_image(space: spaces.Box) -> bool:
-    """Tell pictures from vectors: three axes, or two of bytes, within one range."""
-    if len(space.shape) == 2:
-        return space.dtype == np.uint8 and min(space.shape) >= 8
-    if len(space.shape) != 3:
-        return False
-    if space.dtype == np.uint8 or _is_truth(space):
-        return True
-    low, high = space.low.flat[0], space.high.flat[0]
-    uniform = bool((space.low == low).all() and (space.high == high).all())
-    return uniform and bool(np.isfinite(low) and np.isfinite(high)) and _spatial(space.shape) >= 8
-
-
-def _is_truth(space: spaces.Box) -> bool:
-    return space.dtype == np.bool_
-
-
-def _spatial(shape: tuple[int, ...]) -> int:
-    return sorted(shape)[1]
-
-
-def _image_encoder(space: spaces.Box) -> Encoder:
-    """Channels first, bytes from 0 to 255 whatever the range; the shortest axis is the channels."""
-    shape = space.shape
-    if len(shape) == 2:
-        order: tuple[int, ...] | None = None
-        out_shape: tuple[int, ...] = (1, *shape)
-    elif shape[0] == min(shape) and shape[2] != min(shape):
-        order, out_shape = None, shape
-    else:
-        order, out_shape = (2, 0, 1), (shape[2], shape[0], shape[1])
-    dtype = space.dtype
-    low = float(space.low.flat[0])
-    scale = 255.0 / (float(space.high.flat[0]) - low) if dtype.kind == "f" else 1.0
-
-    def write(observation: Any, row: NDArray[Any]) -> None:
-        image = np.asarray(observation)
-        if image.shape != shape or image.dtype.kind != dtype.kind:
-            raise ValueError(
-                f"observation is {image.dtype} {image.shape}, its space says {dtype} {shape}"
-            )
-        if order is not None:
-            image = image.transpose(order)
-        if dtype == np.uint8:
-            row[...] = image
-        elif dtype == np.bool_:
-            np.multiply(image, np.uint8(255), out=row.reshape(image.shape))
-        else:
-            if not np.isfinite(image).all():
-                raise FloatingPointError("observation holds values that are not finite")
-            row[...] = np.clip(np.rint((image - low) * scale), 0, 255)
-
-    return Encoder(out_shape, "uint8", write)
-
-
 def _box_encoder(space: spaces.Box) -> Encoder:
-    if space.dtype.kind == "c":
+    if space.dtype.kind not in "fiub":
         raise _refuse("observation", f"a Box of {space.dtype}", OBSERVATIONS)
     bytes_like = space.dtype == np.uint8 and bool((space.high == 255).all())
-    return _array_encoder(space.shape, scale=1.0 / 255.0 if bytes_like else None)
+    encoder = _array_encoder(space.shape, scale=1.0 / 255.0 if bytes_like else None)
+    if not looks_like_an_image(space) or is_bounded(space):
+        return encoder
+    return encoder._replace(
+        remark=f"observations of shape {space.shape} have no finite bounds: they are seen as "
+        "vectors; declare the bounds to have them seen as images"
+    )
 
 
 def _array_encoder(shape: tuple[int, ...], *, scale: float | None) -> Encoder:
     """Flatten numbers to float32; bytes that span 0..255 are scaled to [0, 1]."""
     flat = len(shape) == 1
 
-    def write(observation: Any, row: NDArray[Any]) -> None:
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         if type(observation) is not np.ndarray:
             observation = np.asarray(observation)
-        if observation.shape != shape:
-            raise ValueError(f"observation has shape {observation.shape}, its space says {shape}")
+        if observation.shape != lead + shape:
+            raise ValueError(
+                f"observation has shape {observation.shape}, its space says {lead + shape}"
+            )
         if observation.dtype.kind not in "fiub":
             raise TypeError(f"observation is of type {observation.dtype}, expected numbers")
-        row[:] = observation if flat else observation.reshape(-1)
+        row[...] = observation if flat else observation.reshape(row.shape)
         if scale is not None:
             row *= scale
 
-    return Encoder((int(np.prod(shape)),), "float32", write)
+    return Encoder((math.prod(shape),), "float32", write)
 
 
 def _one_hot_encoder(
@@ -167,12 +113,17 @@ def _one_hot_encoder(
 ) -> Encoder:
     offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
 
-    def write(observation: Any, row: NDArray[Any]) -> None:
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         values = np.asarray(observation)
-        if values.shape != shape or values.dtype.kind not in "iu":
+        if values.shape != lead + shape or values.dtype.kind not in "iu":
             raise ValueError(
-                f"observation is {values.dtype} {values.shape}, its space says integer {shape}"
+                f"observation is {values.dtype} {values.shape}, its space says integer "
+                f"{lead + shape}"
             )
+        if lead:
+            for one, part in zip(values, row, strict=True):
+                write(one, part)
+            return
         row[:] = 0.0
         for value, offset, size, start in zip(
             values.reshape(-1).tolist(), offsets, sizes, starts, strict=True
@@ -185,24 +136,25 @@ def _one_hot_encoder(
 
 
 def _composite_encoder(parts: list[tuple[Any, spaces.Space[Any]]]) -> Encoder:
-    encoders: list[tuple[Any, slice, Write]] = []
+    encoders: list[tuple[Any, slice, Encoder]] = []
     end = 0
     for key, part in parts:
-        if isinstance(part, spaces.Box) and _is_image(part):
+        if isinstance(part, spaces.Box) and is_image(part):
             raise _refuse("observation", f"an image {key!r} among its parts", OBSERVATIONS)
         encoder = _vector_encoder(part)
-        encoders.append((key, slice(end, end + encoder.shape[0]), encoder.write))
+        encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
         end += encoder.shape[0]
 
-    def write(observation: Any, row: NDArray[Any]) -> None:
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         if len(observation) != len(encoders):
             raise ValueError(
                 f"observation has {len(observation)} parts, its space has {len(encoders)}"
             )
-        for key, where, write_part in encoders:
-            write_part(observation[key], row[where])
+        for key, where, encoder in encoders:
+            encoder.write(observation[key], row[..., where], lead)
 
-    return Encoder((end,), "float32", write)
+    remarks = [encoder.remark for _, _, encoder in encoders if encoder.remark]
+    return Encoder((end,), "float32", write, "; ".join(remarks))
 
 
 def action_decoder(space: spaces.Space[Any]) -> Decoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -94,6 +95,19 @@ class EnvSpec:
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of what the agent sees."""
         return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
+
+
+class Encoder(NamedTuple):
+    """How one observation becomes one frame: its shape, its dtype, and the writing of it.
+
+    `write(observation, frame)` takes one, `write(observations, frames, (N,))` a batch of N as
+    Gymnasium batches them; both are the same translation.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str  # "float32" or "uint8"
+    write: Callable[..., None]
+    remark: str = ""  # what the user should know about it
 
 
 class VectorEnv(ABC):

@@ -1,0 +1,96 @@
+"""Every backend shows the same for the same observation, whatever the space."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from shown_spaces import LENGTH, SPACES, sample
+from toy_environments import settings
+
+from envs.factory import build_env, probe
+from envs.spaces import observation_encoder
+
+ENVS = 2
+
+
+def frame(space, observation):
+    encoder = observation_encoder(space)
+    row = np.zeros(encoder.shape, encoder.dtype)
+    encoder.write(observation, row)
+    return row
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("kind", SPACES)
+def test_what_is_seen_is_the_encoded_observation(backend, kind):
+    config = settings("shown_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
+    expected = [frame(SPACES[kind], sample(kind, 0, step)) for step in range(LENGTH + 1)]
+    with build_env(config, seed=0, num_envs=ENVS) as env:
+        assert env.spec.frame_shape == probe(config).frame_shape == expected[0].shape
+        assert env.spec.dtype == probe(config).dtype == expected[0].dtype
+        np.testing.assert_array_equal(env.reset(), [expected[0]] * ENVS)
+        for step in [*range(1, LENGTH + 1), 0, 1]:
+            seen = env.step(np.zeros(ENVS, np.int64)).obs
+            np.testing.assert_array_equal(seen, [expected[step]] * ENVS)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_batch_is_its_observations(kind):
+    from gymnasium.vector.utils import concatenate, create_empty_array
+
+    space = SPACES[kind]
+    observations = [sample(kind, env, 0) for env in range(3)]
+    batch = concatenate(space, observations, create_empty_array(space, 3))
+    encoder = observation_encoder(space)
+    rows = np.zeros((3, *encoder.shape), encoder.dtype)
+    encoder.write(batch, rows, (3,))
+    np.testing.assert_array_equal(rows, [frame(space, one) for one in observations])
+
+
+@pytest.mark.parametrize("wrong", [1, 4])
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_batch_of_another_number_is_refused(kind, wrong):
+    from gymnasium.vector.utils import concatenate, create_empty_array
+
+    space = SPACES[kind]
+    batch = concatenate(space, [sample(kind, 0, 0)] * wrong, create_empty_array(space, wrong))
+    encoder = observation_encoder(space)
+    with pytest.raises(ValueError, match="space says"):
+        encoder.write(batch, np.zeros((3, *encoder.shape), encoder.dtype), (3,))
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"grayscale": False}])
+def test_ale_shows_what_its_games_show(kwargs):
+    ale = pytest.importorskip("ale_py.vector_env")
+    from envs.seeding import episode_seed
+
+    config = settings("ALE/Pong-v5", backend="ale", kwargs=kwargs)
+    raw = ale.AtariVectorEnv("pong", ENVS, stack_num=1, reward_clipping=False, **kwargs)
+    seeds = [episode_seed(3, env, 0) % (2**31 - 1) for env in range(ENVS)]
+    with build_env(config, seed=3, num_envs=ENVS) as env:
+        pairs = [(env.reset().copy(), raw.reset(seed=np.array(seeds))[0])]
+        for _ in range(5):
+            action = np.full(ENVS, 2)
+            pairs.append((env.step(action).obs.copy(), raw.step(action)[0]))
+    for ours, theirs in pairs:
+        expected = theirs[:, 0] if theirs.ndim == 4 else theirs[:, 0].transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(ours.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "Pong-v5"])
+def test_envpool_shows_what_its_environments_show(env_id):
+    envpool = pytest.importorskip("envpool")
+    from envs.seeding import episode_seed
+
+    more = {"stack_num": 1} if env_id == "Pong-v5" else {}
+    seed = episode_seed(3, 0, 0) % (2**31 - 1)
+    raw = envpool.make(env_id, env_type="gymnasium", num_envs=ENVS, seed=seed, **more)
+    config = settings(env_id, backend="envpool")
+    with build_env(config, seed=3, num_envs=ENVS) as env:
+        pairs = [(env.reset().copy(), raw.reset()[0])]
+        for _ in range(5):
+            action = np.zeros(ENVS, raw.action_space.dtype)
+            pairs.append((env.step(action).obs.copy(), raw.step(action)[0]))
+    for ours, theirs in pairs:
+        space = raw.observation_space
+        np.testing.assert_array_equal(ours, [frame(space, one) for one in theirs])
