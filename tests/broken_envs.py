@@ -1,5 +1,7 @@
 """Environments that misbehave, found by `env.id=broken_envs:Name-v0`."""
 
+import os
+
 import gymnasium as gym
 import numpy as np
 
@@ -59,3 +61,19 @@ class Hoarder(Bad):
 
 
 gym.register("Hoarder-v0", Hoarder)
+
+
+class Wanderer(Bad):
+    """Change the working directory as soon as it is made, and with every episode."""
+
+    def __init__(self, to):
+        super().__init__()
+        self.to = to
+        os.chdir(to)
+
+    def reset(self, *, seed=None, options=None):
+        os.chdir(self.to)
+        return super().reset(seed=seed)
+
+
+gym.register("Wanderer-v0", Wanderer)

@@ -21,7 +21,8 @@ from memory.errors import ExpectedError, SettingError
 from training.hardware import refuse_missing_device
 from training.help import help_text
 from training.job import Job
-from training.settings import load_settings
+from training.run_directory import absolute, default_path
+from training.settings import Settings, load_settings
 from training.typed import nearest
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -83,12 +84,14 @@ def accept(config: DictConfig) -> Job:
     assert isinstance(values, dict)
     settings = load_settings(values)  # type: ignore[arg-type]
     refuse_missing_device(settings.run.device)
+    # Before any code of an environment runs, which may change the working directory.
+    directory = absolute(_directory(settings))
     try:
         spec = probe(settings.run.env)
     except SettingError as error:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
     settings.agent.refuse_unfit(spec)
-    return Job(settings, spec, values, _hydra_files(config), _sweep_directory())  # type: ignore[arg-type]
+    return Job(settings, spec, values, _hydra_files(config), directory)  # type: ignore[arg-type]
 
 
 def _hydra_files(config: DictConfig) -> dict[str, Any]:
@@ -100,9 +103,13 @@ def _hydra_files(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def _sweep_directory() -> Path | None:
-    h = HydraConfig.get()
-    return Path(h.runtime.output_dir) if h.mode == RunMode.MULTIRUN else None
+def _directory(settings: Settings) -> Path:
+    h, run = HydraConfig.get(), settings.run
+    if run.run_dir:
+        return Path(run.run_dir)
+    if h.mode == RunMode.MULTIRUN:
+        return Path(h.runtime.output_dir)
+    return default_path(run.env.id, settings.agent.name, run.seed)
 
 
 def explain(error: Exception) -> str:

@@ -16,4 +16,4 @@ class Job(NamedTuple):
     spec: EnvSpec
     config: dict[str, Any]  # composed and resolved, for config.yaml
     hydra: dict[str, Any]  # what .hydra/ keeps: config, hydra, overrides
-    directory: Path | None  # chosen by a sweep; None: a new one of the run's own
+    directory: Path  # absolute: where the run is kept

@@ -25,7 +25,7 @@ from training.job import Job
 from training.logger import Logger
 from training.progress import open_progress
 from training.run import Parts, Run
-from training.run_directory import RunDirectory, default_path
+from training.run_directory import RunDirectory
 from training.seeding import spawn
 from training.signals import StopSignals
 from training.summary import Summary
@@ -65,23 +65,18 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         stack.callback(watch.close)
         logger = stack.enter_context(closing(Logger(directory.path)))
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
-        parts = Parts(logger, progress, evaluator, signals, watch)
+        parts = Parts(directory, logger, progress, evaluator, signals, watch)
         run = Run(job.settings, agent, parts, _summary(job, directory.path))
         with _ending(run, directory.path, progress):
             yield run, env, agent
 
 
 def _open_directory(job: Job) -> RunDirectory:
-    s = job.settings
-    chosen = s.run.run_dir or job.directory
-    directory = RunDirectory(
-        Path(chosen) if chosen else default_path(s.run.env.id, s.agent.name, s.run.seed)
-    )
-    OmegaConf.save(job.config, directory.path / "config.yaml")
-    (directory.path / ".hydra").mkdir(exist_ok=True)
-    for name, content in job.hydra.items():
-        OmegaConf.save(content, directory.path / ".hydra" / f"{name}.yaml")
-    return directory
+    kept = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
+    # Last, because it says that the directory holds a run.
+    kept["config.yaml"] = job.config
+    texts = {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
+    return RunDirectory(job.directory, texts)
 
 
 def _summary(job: Job, path: Path) -> Summary:

@@ -17,6 +17,7 @@ from training.evaluation import Evaluation, Evaluator
 from training.intervals import Interval
 from training.logger import Logger
 from training.progress import Bar, Lines, Status
+from training.run_directory import RunDirectory
 from training.settings import Settings
 from training.signals import StopSignals
 from training.summary import Summary, rss_mb_peak, weights_hash
@@ -30,6 +31,7 @@ EPISODES_IN_MEAN = 100
 class Parts(NamedTuple):
     """What a run reports through and listens to."""
 
+    directory: RunDirectory
     logger: Logger
     progress: Bar | Lines
     evaluator: Evaluator | None
@@ -132,6 +134,7 @@ class Run:
         self._next = self._next_event()
 
     def _write(self, scalars: dict[str, float]) -> None:
+        self._parts.directory.refuse_lost()
         self._parts.logger.write(self.steps, scalars, time.perf_counter() - self._begin)
         self._logged_step = self.steps
 

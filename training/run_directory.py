@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from memory.errors import ExpectedError, SettingError
 
 LOCK = ".lock"
+CONFIG = "config.yaml"  # its presence says that a directory holds a run
 
 
 class RunDirectoryInUseError(ExpectedError):
     """Another process holds the run directory."""
 
     exit_code = 6
+
+
+class RunDirectoryLostError(ExpectedError):
+    """The run directory is no longer there: nothing of the run would be kept."""
+
+    exit_code = 2
 
 
 def default_path(env: str, agent: str, seed: int) -> Path:
@@ -26,24 +36,60 @@ def default_path(env: str, agent: str, seed: int) -> Path:
     return Path("outputs") / safe / agent / f"{stamp}-s{seed}-{uuid.uuid4().hex[:6]}"
 
 
-class RunDirectory:
-    """A locked run directory; released when closed or when the process dies."""
+def absolute(path: Path) -> Path:
+    """Return the place that `path` names now, or refuse what can hold no run.
 
-    def __init__(self, path: Path) -> None:
+    Environments may change the working directory later, and a refusal should not wait for torch.
+    """
+    try:
+        path = Path(os.path.abspath(path.expanduser()))
+        found = next(each for each in (path, *path.parents) if each.exists())
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such home
+        raise _unusable(path, error) from None
+    if not found.is_dir():
+        raise SettingError("run_dir", path, f"{found} is a file; choose another directory")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise SettingError("run_dir", path, f"{found} cannot be written to; choose another")
+    return path
+
+
+def _unusable(path: Path, error: Exception) -> SettingError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return SettingError("run_dir", path, f"cannot be used: {reason}; choose another directory")
+
+
+class RunDirectory:
+    """A locked run directory; released when closed or when the process dies.
+
+    It begins with `files` (name → text), or it is left as it was found.
+    """
+
+    def __init__(self, path: Path, files: Mapping[str, str] | None = None) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        # lockf and not flock: a worker process that outlives a killed run must not keep the lock.
-        self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self._made: list[Path] = []  # what was not there before, in the order it was made
+        self._lock = -1
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise RunDirectoryInUseError(
-                f"run_dir={path}: another run is using this directory; choose another"
-            ) from None
-        if (path / "config.yaml").exists():
-            self.close()
-            raise SettingError("run_dir", path, "holds a run already; choose another directory")
+            self._make(path)
+            self._take_lock()
+            if (path / CONFIG).exists():
+                raise SettingError("run_dir", path, "holds a run already; choose another directory")
+            for name, text in (files or {}).items():
+                self._write(path / name, text)
+        except OSError as error:
+            self._undo()
+            raise _unusable(path, error) from None
+        except BaseException:
+            self._undo()
+            raise
+
+    def refuse_lost(self) -> None:
+        """Raise RunDirectoryLostError where the directory was deleted, moved or replaced."""
+        with suppress(OSError):  # a disk that does not answer is not a directory that is gone
+            if not (self.path / CONFIG).exists():
+                raise RunDirectoryLostError(
+                    f"run_dir={self.path}: was deleted or moved while the run was using it, "
+                    "so nothing of the run can be kept there: start it again"
+                )
 
     def close(self) -> None:
         """Let the directory go."""
@@ -55,4 +101,39 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make(self, path: Path) -> None:
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        for each in reversed(missing):
+            with suppress(FileExistsError):  # another run has just made it
+                each.mkdir()
+                self._made.append(each)
+
+    def _take_lock(self) -> None:
+        lock = self.path / LOCK
+        is_new = not lock.exists()
+        self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            # lockf and not flock: a worker that outlives a killed run must not keep the lock.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise RunDirectoryInUseError(
+                f"run_dir={self.path}: another run is using this directory; choose another"
+            ) from None
+        if is_new:
+            self._made.append(lock)
+
+    def _write(self, path: Path, text: str) -> None:
+        self._make(path.parent)
+        with path.open("x", encoding="utf-8") as file:
+            self._made.append(path)
+            file.write(text)
+
+    def _undo(self) -> None:
+        for each in reversed(self._made):
+            with suppress(OSError):  # another run may have come in
+                each.rmdir() if each.is_dir() else each.unlink()
         self.close()

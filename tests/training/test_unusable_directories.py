@@ -1,0 +1,158 @@
+"""A directory that cannot hold a run is refused in one line, and left as it was found."""
+
+import errno
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+from command import run, start
+
+from memory.errors import SettingError
+from training.run_directory import RunDirectory, RunDirectoryInUseError, RunDirectoryLostError
+
+FILES = {".hydra/overrides.yaml": "[]\n", "config.yaml": "seed: 0\n"}
+
+
+def refused(folder, *overrides, code=2):
+    """Return the only line that such a command prints."""
+    process = start(folder, *overrides)
+    out, err = process.communicate()
+    assert process.returncode == code, out + err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in out + err, out + err
+    return errors[0]
+
+
+@contextmanager
+def small_disk(folder, options):
+    """Mount a file system with these limits."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk):
+    """Leave not one byte."""
+    with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.parametrize("given", ["passwd", "passwd/below", "x" * 300, "~nobody-of-this-name/x"])
+def test_a_name_that_can_be_no_directory(tmp_path, given):
+    (tmp_path / "passwd").write_text("root\n")
+    before = sorted(tmp_path.rglob("*"))
+    assert "run_dir=" in refused(tmp_path, f"run_dir={given}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_outputs_that_is_a_file(tmp_path):
+    (tmp_path / "outputs").write_text("mine\n")
+    assert "outputs is a file" in refused(tmp_path)
+    assert (tmp_path / "outputs").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("options", ["size=64k", "nr_inodes=6"])
+def test_a_full_disk_leaves_nothing_that_blocks_the_next_try(tmp_path, options):
+    with small_disk(tmp_path, options) as disk:
+        if options.startswith("size"):
+            fill(disk)
+        else:
+            (disk / "filler").write_text("")
+        before = sorted(disk.rglob("*"))
+        line = refused(tmp_path, f"run_dir={disk / 'runs' / 'first'}")
+        assert os.strerror(errno.ENOSPC) in line
+        assert sorted(disk.rglob("*")) == before
+        (disk / "filler").unlink()
+        if options.startswith("size"):
+            RunDirectory(disk / "runs" / "first", FILES).close()
+
+
+def test_a_disk_that_is_full_when_the_config_is_written_leaves_a_given_directory_empty(tmp_path):
+    with small_disk(tmp_path, "size=64k") as disk:
+        (disk / "mine").mkdir()
+        fill(disk)
+        with pytest.raises(SettingError, match="No space left"):
+            RunDirectory(disk / "mine", FILES)
+        assert list((disk / "mine").iterdir()) == []
+        (disk / "filler").unlink()
+        with RunDirectory(disk / "mine", FILES) as directory:
+            assert (directory.path / "config.yaml").read_text() == FILES["config.yaml"]
+
+
+def test_a_read_only_disk(tmp_path):
+    with small_disk(tmp_path, "size=64k") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert "cannot be written to" in refused(tmp_path, f"run_dir={disk / 'run'}")
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SettingError, match="run_dir"):
+        RunDirectory(tmp_path / "run")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_refusal_keeps_what_another_run_has_there(tmp_path):
+    with RunDirectory(tmp_path / "run", FILES):
+        before = sorted(tmp_path.rglob("*"))
+        code = "import sys; from pathlib import Path; from training.run_directory import *\n"
+        code += "RunDirectory(Path(sys.argv[1]))"
+        other = subprocess.run(
+            ["python", "-c", code, str(tmp_path / "run")], capture_output=True, text=True
+        )
+        assert RunDirectoryInUseError.__name__ in other.stderr
+        assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(SettingError, match="holds a run already"):
+        RunDirectory(tmp_path / "run", FILES)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+def test_a_directory_that_is_gone_is_noticed(tmp_path, how):
+    with RunDirectory(tmp_path / "run", FILES) as directory:
+        directory.refuse_lost()
+        directory.path.rename(tmp_path / "moved")
+        if how == "replaced":
+            directory.path.mkdir()
+        with pytest.raises(RunDirectoryLostError, match="deleted or moved"):
+            directory.refuse_lost()
+
+
+def test_a_run_whose_directory_is_deleted_ends_at_its_next_log(tmp_path):
+    overrides = ("run_dir=here", "total_steps=1e8", "eval.every=0")
+    process = start(tmp_path, *overrides)
+    for line in process.stdout:
+        if line.startswith("step"):
+            break
+    (tmp_path / "here").rename(tmp_path / "gone")  # it may be writing there just now
+    shutil.rmtree(tmp_path / "gone")
+    out, err = process.communicate()
+    assert process.returncode == 2, out + err
+    assert f"error: run_dir={tmp_path / 'here'}: was deleted" in err
+
+
+def test_an_environment_that_changes_the_working_directory_moves_nothing(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    overrides = (
+        "env.id=broken_envs:Wanderer-v0",
+        f"env.kwargs.to={tmp_path / 'elsewhere'}",
+        "env.backend=sync",
+        "total_steps=600",
+        "agent.learning_starts=500",
+    )
+    directory, summary, _ = run(tmp_path, *overrides, "run_dir=here")
+    assert directory == tmp_path / "here" and summary["run_dir"] == str(directory)
+    names = {path.name for path in directory.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "summary.json", "train.log"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
