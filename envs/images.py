@@ -14,6 +14,7 @@ from envs.types import Encoder
 LEVELS = 256
 SMALLEST_SIDE = 8  # below it three axes of other things than bytes are a table, not a picture
 WIDE = ("int32", "int64", "uint32", "uint64")  # whose own limits stand for "no bounds"
+EXACT = 2**53  # the numbers up to here are exact as float64
 
 
 def is_image(space: spaces.Box) -> bool:
@@ -41,6 +42,8 @@ def is_bounded(space: spaces.Box) -> bool:
         limits = np.iinfo(space.dtype.name)
         endless = (limits.min < 0 and space.low == limits.min) | (space.high == limits.max)
         if np.any(endless):
+            return False
+        if max(abs(int(space.low.min())), abs(int(space.high.max()))) > EXACT:
             return False
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(_number(space.high) - _number(space.low)).all())

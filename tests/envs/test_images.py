@@ -40,7 +40,7 @@ def levels_of(space, values):
 def whole_boxes(draw):
     dtype = np.dtype(draw(st.sampled_from(WHOLE)))
     limits = np.iinfo(dtype)
-    bounds = st.integers(int(limits.min) // 4, int(limits.max) // 4)
+    bounds = st.integers(max(int(limits.min) // 4, -(2**52)), min(int(limits.max) // 4, 2**52))
     low = draw(bounds)
     high = low + draw(st.integers(1, min(int(limits.max) - low, 100_000)))
     return spaces.Box(low, high, (SIDE, SIDE, 3), dtype), low, high
@@ -130,6 +130,7 @@ def test_a_larger_whole_type_than_the_space_says_does_not_wrap():
         spaces.Box(-np.inf, np.inf, (SIDE, SIDE, 3), np.float32),
         spaces.Box(0, np.inf, (SIDE, SIDE, 3), np.float32),
         spaces.Box(-np.inf, np.inf, (SIDE, SIDE, 3), np.int64),
+        spaces.Box(2**62, 2**62 + 1, (SIDE, SIDE, 3), np.int64),
         spaces.Box(-1e308, 1e308, (SIDE, SIDE, 3), np.float64),
     ],
 )
