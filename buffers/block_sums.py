@@ -2,7 +2,9 @@
 
 A deep tree would cost several launches a level; here a draw is a scan over the block sums and a
 scan over one block, for all draws at once and without asking the host. Sums are recomputed, never
-adjusted, and a leaf of 0 cannot be drawn whatever the rounding of a parallel scan.
+adjusted, and a leaf of 0 cannot be drawn whatever the rounding of a parallel scan. Scalars of the
+host are arguments of kernels here (`masked_fill`, `index_fill_`), never operands: those would be
+copied to the device, and the copy waited for.
 """
 
 from __future__ import annotations
@@ -15,9 +17,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.priority import EPSILON, check_shapes
-from buffers.refusals import Refusals
-from buffers.uplink import send
+from buffers.sum_tree import EPSILON, check_shapes, refuse
+
+ALIGNMENT = 16  # bytes; views of the packed parts need their own
+
+
+def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:
+    """Return arrays as tensors on the device, in one copy that is not waited for.
+
+    Pinned memory comes from torch's cache, which keeps a block back until its copy is done.
+    """
+    begins, size = [], 0
+    for array in arrays:
+        begins.append(size)
+        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    packed = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    parts = []
+    for begin, array in zip(begins, arrays, strict=True):
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        part = packed[begin : begin + array.nbytes].view(kind).view(array.shape)
+        np.copyto(part.numpy(), array)
+        parts.append((begin, array.nbytes, kind, array.shape))
+    sent = packed.to(device, non_blocking=True)
+    return [sent[at : at + count].view(kind).view(shape) for at, count, kind, shape in parts]
 
 
 def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:
@@ -30,7 +52,7 @@ def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:
     beyond = (sums > target[:, None]) & positive
     first = beyond.byte().argmax(-1)
     places = torch.arange(values.shape[-1], device=values.device)
-    last = torch.where(positive, places, 0).amax(-1)
+    last = (places * positive).amax(-1)
     return torch.where(beyond.any(-1), first, last)
 
 
@@ -46,7 +68,7 @@ class BlockSums:
         self._sums = torch.zeros(blocks, **options)
         self._minima = torch.full((blocks,), math.inf, **options)
         self._peak = torch.ones((), **options)  # the largest raw priority seen
-        self._refusals = Refusals(device)
+        self._deferred = DeferredCheck(device)
 
     @staticmethod
     def _shape(slots: int) -> tuple[int, int]:
@@ -72,14 +94,14 @@ class BlockSums:
     def revise(self, born: Tensor, dead: Tensor) -> None:
         """Let new ids in at the largest priority seen, and dead ones out."""
         self._flat[born] = self._peak**self.alpha
-        self._flat[dead] = 0.0
+        self._flat.index_fill_(0, dead, 0.0)
         self._refresh(torch.cat((born, dead)))
 
     def draw(self, uniform: NDArray[np.float64], beta: float) -> tuple[Tensor, Tensor]:
         """Return one id and its importance weight per number in [0, 1), [B] each."""
         strata = (np.arange(len(uniform)) + uniform) / len(uniform)
         sums = self._sums.cumsum(0)
-        target = send(strata, self._device) * sums[-1]
+        target = send(self._device, strata)[0] * sums[-1]
         block = first_beyond(sums, self._sums, target)
         target = target - (sums[block] - self._sums[block])
         leaves = self._leaves[block]
@@ -93,12 +115,12 @@ class BlockSums:
         check_shapes(index, td_error)
         error = td_error.detach().to(self._device, torch.float64)
         index = index.to(self._device)
-        finite = self._refusals.check(index, error, self.slots)
+        finite = self._deferred.check(index, error, self.slots)
         raw = error.abs() + EPSILON
         current = self._flat[index]
         changes = (current > 0) & finite
         self._flat[index] = torch.where(changes, raw**self.alpha, current)
-        self._peak.copy_(torch.where(finite, raw, 0.0).amax().maximum(self._peak))
+        self._peak.copy_(raw.masked_fill(~finite, 0.0).amax().maximum(self._peak))
         self._refresh(index)
 
     def clear(self) -> None:
@@ -125,4 +147,47 @@ class BlockSums:
         block = index // self._width
         leaves = self._leaves[block]
         self._sums[block] = leaves.sum(1)
-        self._minima[block] = torch.where(leaves > 0, leaves, math.inf).amin(1)
+        self._minima[block] = leaves.masked_fill(leaves <= 0, math.inf).amin(1)
+
+
+class DeferredCheck:
+    """Look at errors [B] as they come.
+
+    On the CPU a wrong one raises at once. On CUDA it is left out at once and raises at one of the
+    next calls, when the news has reached the host by itself.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_host = device.type != "cuda"
+        if self._on_host:
+            return
+        # Whether there was a wrong one; the first: its place, id and error. Stays once set.
+        self._first = torch.zeros(4, dtype=torch.float64, device=device)
+        self._news = torch.zeros(4, dtype=torch.float64, pin_memory=True)
+        self._sent: torch.cuda.Event | None = None
+
+    def check(self, index: Tensor, error: Tensor, slots: int) -> Tensor:
+        """Return which errors are finite, [B]; raise for one that is not, here or seen before."""
+        finite = error.isfinite()
+        if self._on_host:
+            wrong = ~finite | (index < 0) | (index >= slots)
+            if wrong.any():
+                place = int(wrong.byte().argmax())
+                raise refuse(place, int(index[place]), float(error[place]), slots)
+            return finite
+        self._listen(slots)
+        first = (~finite).byte().argmax(keepdim=True)  # [1]; indexing with it asks nothing back
+        parts = ((~finite).any()[None], first, index[first], error[first])
+        seen = torch.cat([part.double() for part in parts])
+        self._first.copy_(torch.where(self._first[0] > 0, self._first, seen))
+        self._news.copy_(self._first, non_blocking=True)
+        if self._sent is None:
+            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._sent.record(torch.cuda.current_stream(error.device))
+        return finite
+
+    def _listen(self, slots: int) -> None:
+        if self._sent is not None and self._sent.query():  # type: ignore[no-untyped-call]
+            wrong, place, index, error = self._news.tolist()
+            if wrong:
+                raise refuse(int(place), int(index), error, slots)

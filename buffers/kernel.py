@@ -1,11 +1,20 @@
-"""Compile a function with Numba, cached on disk where the disk allows it."""
+"""What host kernels are made of: compilation, arrays that are really there, and prefetching."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import DTypeLike, NDArray
+
+CACHE_LINE = 64  # bytes
+READ, KEEP, DATA = 0, 3, 1  # arguments of LLVM's prefetch: not to write, in all caches, not code
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,3 +28,35 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     except RuntimeError:  # Numba found no place that it may write to
         compiled = njit(**options)(function)
     return compiled
+
+
+def touched_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
+    """Return zeros that start on a cache line and whose pages exist, so that use adds none."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    raw = np.empty(size + CACHE_LINE, np.uint8)
+    raw.fill(0)  # `np.zeros` would leave the pages to be mapped during training
+    skip = -raw.ctypes.data % CACHE_LINE
+    return raw[skip : skip + size].view(kind).reshape(shape)
+
+
+def _declare(typing_context: Any, array: Any, place: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.args[0]
+        made = context.make_array(kind)(context, builder, arguments[0])
+        address = cgutils.get_item_pointer(
+            context, builder, kind, made, [arguments[1]], wraparound=False
+        )
+        pointer = builder.bitcast(address, ir.IntType(8).as_pointer())
+        number = ir.IntType(32)
+        shape = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], shape)
+        builder.call(function, [pointer, number(READ), number(KEEP), number(DATA)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+# In kernels: prefetch(array, place) asks for the cache line of array[place] (one axis, no
+# wrap-around) before it is needed: draws wait for memory, not for sums.
+prefetch: Any = intrinsic(_declare)

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from buffers.batch import ReplayBatch
 from buffers.block_sums import BlockSums
-from buffers.device import DeviceHome
-from buffers.home import Home
-from buffers.host import HostHome
-from buffers.layout import ReplayLayout
 from buffers.settings import ReplaySettings
 from buffers.sum_tree import SumTree
-from buffers.timeline import Timeline
+from buffers.timeline import ReplayLayout, Timeline
 from memory.budget import available_bytes, require
 from memory.errors import SettingError
+from memory.state import Stateful
 
+NOTHING_YET = "replay: there is no complete transition to draw yet"
 AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations need the rest
 
 
-class ReplayBuffer:
-    """Store each observation once; rebuild stacks, n-step returns and successors when drawn."""
+class ReplayBuffer(Stateful, ABC):
+    """Store each observation once; rebuild stacks, n-step returns and successors when drawn.
 
-    def __init__(self, layout: ReplayLayout, timeline: Timeline, home: Home, seed: int) -> None:
-        self._layout, self._timeline, self._home = layout, timeline, home
+    One class keeps the rows on the host, one on an accelerator. They give and take the same
+    state and draw the same transitions, so what one saved the other can continue.
+    """
+
+    def __init__(
+        self, layout: ReplayLayout, priorities: SumTree | BlockSums | None, seed: int
+    ) -> None:
+        self._layout, self._timeline = layout, Timeline(layout)
+        self._priorities = priorities
         self._random = np.random.Generator(np.random.PCG64(seed))
-        self._uniform: NDArray[np.float64] = np.empty(1)
-        self._stacked = layout.frame_stack > 1
         self._newest = -layout.frame_shape[0]  # where the newest frame begins in a stack
         self._expected = (layout.num_envs, *layout.observation_shape)
 
@@ -47,19 +54,15 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes held, all included but the batch handed out."""
-        return self._timeline.nbytes + self._home.nbytes
+        priorities = self._priorities.nbytes if self._priorities else 0
+        rows = sum(part.nbytes for part in self._stored().values())
+        return self._timeline.nbytes + rows + priorities
 
+    @abstractmethod
     def start(self, obs: NDArray) -> None:
         """Take the first observations [N, *stacked shape]; what was under way is cut off."""
-        self._check(obs)
-        if self._timeline.row < 0:
-            self._timeline.begin()
-        else:
-            slot = self._timeline.slot
-            born, dead = self._timeline.cut()
-            self._home.revise(slot, born, dead)
-        self._home.put_frame(self._timeline.slot, obs[:, self._newest :])
 
+    @abstractmethod
     def add(
         self,
         action: NDArray,
@@ -70,50 +73,41 @@ class ReplayBuffer:
         next_obs: NDArray,
     ) -> None:
         """Store a row: arrays [N], and next_obs [N, *stacked shape] of which one frame is kept."""
-        if next_obs.shape != self._expected:
-            self._check(next_obs)
-        timeline, home = self._timeline, self._home
-        if timeline.row < 0:
-            raise RuntimeError("replay: call start() with the first observations before add()")
-        slot = timeline.slot
-        born, dead = timeline.advance(terminated, truncated, valid)
-        home.put_row(slot, action, reward)
-        home.put_frame(timeline.slot, next_obs[:, self._newest :] if self._stacked else next_obs)
-        home.revise(slot, born, dead)
 
+    @abstractmethod
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
         """Draw n transitions, with repetition; the batch is reused by the next call."""
-        if not self._timeline.count:
-            raise RuntimeError("replay: there is no complete transition to draw yet")
-        if len(self._uniform) != n:
-            self._uniform = np.empty(n)
-        self._random.random(out=self._uniform)
-        return self._home.sample(self._uniform, beta)
 
+    @abstractmethod
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
         """Set priorities from TD errors [B]; drawn transitions that are gone are left out."""
-        self._home.update_priorities(index, td_error)
 
     def clear(self) -> None:
         """Forget everything; the memory and the generator stay."""
-        self._timeline.clear()
-        self._home.clear()
+        self._timeline.clear()  # rows that it does not know are never read
+        if self._priorities is not None:
+            self._priorities.clear()
 
     def release(self) -> None:
         """Free all memory; the buffer is not used afterwards."""
-        del self._timeline, self._home
+        vars(self).clear()
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the plain state; tensors share the buffer's memory, only filled rows are in it."""
-        return {
+        # Tensors share the buffer's memory: there may be no room for it twice.
+        rows = self._filled()
+        state = {
             "layout": self._layout.to_plain(),
             "random": self._random.bit_generator.state,
             "timeline": self._timeline.state_dict(),
-            "home": self._home.state_dict(self._filled(self._timeline.row)),
+            **{name: part[:rows] for name, part in self._stored().items()},
         }
+        if self._priorities is not None:
+            state["priorities"] = self._priorities.state_dict(rows * self._layout.num_envs)
+        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave to a buffer of the same shape."""
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         theirs, ours = state["layout"], self._layout.to_plain()
         wrong = [
             f"{key}={theirs.get(key)} (here {ours[key]})"
@@ -124,15 +118,22 @@ class ReplayBuffer:
             raise ValueError(f"replay: saved with another shape: {', '.join(wrong)}")
         self.clear()
         self._timeline.load_state_dict(state["timeline"])
-        self._home.load_state_dict(state["home"], self._filled(self._timeline.row))
+        rows = self._filled()
+        for name, part in self._stored().items():
+            part[:rows].copy_(state[name])
+        if self._priorities is not None:
+            self._priorities.load_state_dict(state["priorities"])
         self._random.bit_generator.state = state["random"]
 
-    def _filled(self, row: int) -> int:
-        return min(row + 1, self._layout.rows)
+    @abstractmethod
+    def _stored(self) -> dict[str, Tensor]:
+        """Return what is saved of the rows, sharing memory: frames, action, reward."""
 
-    def _check(self, obs: NDArray) -> None:
-        if obs.shape != self._expected:
-            raise ValueError(f"replay: observations {obs.shape} should be {self._expected}")
+    def _filled(self) -> int:
+        return min(self._timeline.row + 1, self._layout.rows)
+
+    def _misfit(self, obs: NDArray) -> Exception:
+        return ValueError(f"replay: observations {obs.shape} should be {self._expected}")
 
 
 def build_replay(
@@ -148,6 +149,9 @@ def build_replay(
     seed: int,
 ) -> ReplayBuffer:
     """Build the replay that the settings ask for; refuse it first if it cannot fit."""
+    from buffers.device_replay import DeviceReplay  # here: both build on this module
+    from buffers.host_replay import HostReplay
+
     layout = ReplayLayout(
         capacity=settings.capacity,
         frame_shape=frame_shape,
@@ -157,26 +161,28 @@ def build_replay(
         n_step=n_step,
         prioritized=settings.prioritized,
     )
-    alpha = settings.alpha
-    where = choose_home(settings, layout, device)
-    home: Home
-    if where is None:
-        needed = HostHome.bytes_needed(layout)
-        require("replay", needed, unit_bytes=needed / settings.capacity)
-        timeline = Timeline(layout)
-        tree = SumTree(layout.slots, alpha) if layout.prioritized else None
-        home = HostHome(layout, timeline, tree, gamma=gamma, device=device)
-    else:
-        needed = DeviceHome.bytes_needed(layout)
-        require("replay", needed, unit_bytes=needed / settings.capacity, device=where)
-        timeline = Timeline(layout)
-        blocks = BlockSums(layout.slots, alpha, where) if layout.prioritized else None
-        home = DeviceHome(layout, timeline, blocks, gamma=gamma, device=where)
-    return ReplayBuffer(layout, timeline, home, seed)
+    where = choose_accelerator(settings, DeviceReplay.bytes_needed(layout), device)
+    made = HostReplay if where is None else DeviceReplay
+    require_room(layout, made.bytes_needed, where)
+    return made(layout, alpha=settings.alpha, gamma=gamma, device=device, seed=seed)
 
 
-def choose_home(
-    settings: ReplaySettings, layout: ReplayLayout, device: torch.device
+def require_room(
+    layout: ReplayLayout, bytes_needed: Callable[[ReplayLayout], int], device: torch.device | None
+) -> None:
+    """Refuse a replay that does not fit, naming the capacity that does if there is one."""
+    if device is not None:
+        require("the replay's bookkeeping", Timeline.bytes_needed(layout))
+    smallest = bytes_needed(replace(layout, capacity=1))
+    if smallest > available_bytes(device):
+        reach = f"{layout.n_step:,} steps ahead and {layout.frame_stack:,} frames"
+        require(f"a replay that reads {reach}, of a single transition,", smallest, device=device)
+    needed = bytes_needed(layout)
+    require("replay", needed, unit_bytes=needed / layout.capacity, device=device)
+
+
+def choose_accelerator(
+    settings: ReplaySettings, needed: int, device: torch.device
 ) -> torch.device | None:
     """Return the accelerator that the replay lives on, or None for the host."""
     if settings.device == "cpu":
@@ -188,5 +194,4 @@ def choose_home(
         return device
     if device.type != "cuda":
         return None
-    needed = DeviceHome.bytes_needed(layout)
     return device if needed <= AUTO_SHARE * available_bytes(device) else None

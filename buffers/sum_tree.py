@@ -8,19 +8,40 @@ every level is padded with zeros to whole lines.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from buffers.arrays import touched_zeros
-from buffers.kernel import kernel
-from buffers.prefetch import prefetch
-from buffers.priority import EPSILON, check_shapes, refuse
+from buffers.kernel import kernel, prefetch, touched_zeros
+from memory.errors import NonFiniteError
+
+EPSILON = 1e-6  # keeps a transition without error drawable; ε in Schaul et al. 2016, §3.3
 
 WIDTH = 8  # children of a node
 BITS = 3  # log2(WIDTH)
+
+
+def check_shapes(index: Tensor | NDArray, td_error: Tensor | NDArray) -> None:
+    """Refuse [B, 1] beside [B], which would broadcast to B × B."""
+    if index.shape != td_error.shape or index.ndim != 1:
+        raise ValueError(
+            f"update_priorities: index {tuple(index.shape)} and td_error {tuple(td_error.shape)}"
+            " must both be [B]"
+        )
+
+
+def refuse(place: int, index: int, error: float, slots: int) -> Exception:
+    """Return the exception for a refused (id, error) pair."""
+    if math.isfinite(error):
+        return IndexError(f"update_priorities: index[{place}]={index} is not in [0, {slots})")
+    return NonFiniteError(
+        f"td_error[{place}]={error} for transition {index}: a priority must be a finite number;"
+        " lower the learning rate or look for infinite rewards"
+    )
 
 
 def level_offsets(slots: int) -> list[int]:

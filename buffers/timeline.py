@@ -7,19 +7,78 @@ is complete or its episode has ended, and *dead* before the ring overwrites anyt
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from buffers.arrays import touched_zeros
-from buffers.kernel import kernel
-from buffers.layout import ReplayLayout
+from buffers.kernel import kernel, touched_zeros
+from memory.state import Stateful
 
 VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a row's flags
 OPEN, FIRST, COUNT = 0, 1, 2  # rows of `cursors`
 IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of `given`
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayLayout:
+    """The ring of rows: `span` rows of whole transitions and the rows their windows read."""
+
+    capacity: int
+    frame_shape: tuple[int, ...]
+    dtype: str
+    frame_stack: int
+    num_envs: int
+    n_step: int
+    prioritized: bool
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "frame_stack", "num_envs", "n_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"replay: {name}={getattr(self, name)} must be at least 1")
+        if not self.frame_shape:
+            raise ValueError("replay: frame_shape must have at least one axis")
+
+    @property
+    def span(self) -> int:
+        """Transitions kept per environment."""
+        return -(-self.capacity // self.num_envs)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the ring: a window reaches n_step rows ahead and frame_stack − 1 back."""
+        return self.span + self.n_step + self.frame_stack - 1
+
+    @property
+    def slots(self) -> int:
+        """Transition ids: row * num_envs + environment."""
+        return self.rows * self.num_envs
+
+    @property
+    def frame_size(self) -> int:
+        """Numbers in one frame."""
+        return math.prod(self.frame_shape)
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of what the agent sees: frames side by side on the first axis."""
+        return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
+
+    @property
+    def row_type(self) -> np.dtype[Any]:
+        """Type of a row's place in the ring: the smallest that holds them all."""
+        return np.dtype(np.int32 if self.rows <= np.iinfo(np.int32).max else np.int64)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of what is stored per slot: frame, action and reward."""
+        return self.frame_size * np.dtype(self.dtype).itemsize + 8 + 4
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what a saved replay must agree on, as plain values."""
+        return {**asdict(self), "frame_shape": list(self.frame_shape)}
 
 
 @kernel
@@ -101,16 +160,18 @@ def pick_uniform(alive, cursors, uniform, index):  # type: ignore[no-untyped-def
         index[b] = alive[env, (cursors[FIRST, env] + place) % span] * envs + env
 
 
-class Timeline:
+class Timeline(Stateful):
     """Flags, episode cursors and the sampleable rows of a replay; always on the host."""
+
+    state_names: ClassVar[tuple[str, ...]] = ("row", "count", "flags", "_alive", "_cursors")
 
     def __init__(self, layout: ReplayLayout) -> None:
         envs, n_step = layout.num_envs, layout.n_step
-        self.layout = layout
+        self._rows, self._n_step = layout.rows, n_step
         self.row = -1  # nothing observed yet
         self.count = 0  # sampleable starts, over all environments
         self.flags: NDArray[np.uint8] = touched_zeros((layout.rows, envs), np.uint8)
-        self._alive: NDArray[np.int32] = touched_zeros((envs, layout.span), np.int32)
+        self._alive: NDArray[np.integer] = touched_zeros((envs, layout.span), layout.row_type)
         self._cursors: NDArray[np.int64] = touched_zeros((3, envs), np.int64)
         self._born: NDArray[np.int64] = touched_zeros((envs * n_step,), np.int64)
         self._dead: NDArray[np.int64] = touched_zeros((envs * (n_step + 1),), np.int64)
@@ -120,7 +181,8 @@ class Timeline:
     def bytes_needed(layout: ReplayLayout) -> int:
         """Return the bytes of a timeline, flags included."""
         envs = layout.num_envs
-        return layout.slots + 4 * envs * layout.span + envs * (8 * (4 + 2 * layout.n_step) + 3)
+        alive = layout.row_type.itemsize * envs * layout.span
+        return layout.slots + alive + envs * (8 * (4 + 2 * layout.n_step) + 3)
 
     @property
     def nbytes(self) -> int:
@@ -133,31 +195,24 @@ class Timeline:
     @property
     def slot(self) -> int:
         """Where in the ring the pending row is."""
-        return self.row % self.layout.rows
-
-    def begin(self) -> None:
-        """Open the first row."""
-        self.row = 0
+        return self.row % self._rows
 
     def advance(
         self, terminated: NDArray, truncated: NDArray, valid: NDArray
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Close the pending row; return the ids born and dead (those in both are dead)."""
+        """Close the pending row; return the ids born and dead (those in both are dead).
+
+        Rows begin, or begin anew after a cut, with one that is valid in no environment.
+        """
+        if self.row < 0 and np.any(valid):
+            raise RuntimeError("replay: call start() with the first observations before add()")
         given = self._given  # our own copy: one dtype and layout, so one compilation
         given[IS_TERMINATED] = terminated
         given[IS_TRUNCATED] = truncated
         given[IS_VALID] = valid
-        return self._close()
-
-    def cut(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Close the pending row as invalid in every environment."""
-        self._given.fill(False)
-        return self._close()
-
-    def _close(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         born, dead = close_row(
-            self.flags, self._alive, self._cursors, self._born, self._dead, self._given,
-            self.row, self.layout.n_step,
+            self.flags, self._alive, self._cursors, self._born, self._dead, given,
+            self.row, self._n_step,
         )  # fmt: skip
         if born < 0:
             raise ValueError(
@@ -178,20 +233,3 @@ class Timeline:
         self.count = 0
         for array in (self.flags, self._alive, self._cursors):
             array.fill(0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the plain state; tensors share the timeline's memory."""
-        return {
-            "row": self.row,
-            "flags": torch.from_numpy(self.flags),
-            "alive": torch.from_numpy(self._alive),
-            "cursors": torch.from_numpy(self._cursors),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self.row = int(state["row"])
-        np.copyto(self.flags, state["flags"].cpu().numpy())
-        np.copyto(self._alive, state["alive"].cpu().numpy())
-        np.copyto(self._cursors, state["cursors"].cpu().numpy())
-        self.count = int(self._cursors[COUNT].sum())

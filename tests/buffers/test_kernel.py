@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from buffers import kernel as kernel_module
-from buffers.arrays import CACHE_LINE, touched_zeros
+from buffers.kernel import CACHE_LINE, touched_zeros
 
 PROBE = """
 from probe.double import double

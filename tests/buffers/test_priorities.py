@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffers.block_sums import BlockSums, first_beyond
-from buffers.priority import EPSILON
-from buffers.sum_tree import SumTree
+from buffers.sum_tree import EPSILON, SumTree
 from memory.errors import NonFiniteError
 
 CPU = torch.device("cpu")
@@ -20,7 +19,7 @@ NONE = np.empty(0, np.int64)
 
 
 class Tree:
-    """One face for both homes' priorities."""
+    """One face for both places' priorities."""
 
     def __init__(self, kind: str, slots: int, alpha: float = 1.0) -> None:
         self.kind = kind
@@ -90,7 +89,7 @@ def test_frequencies_follow_the_priorities(kind):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), slots=st.integers(1, 700))
-def test_both_homes_hold_the_same_and_draw_the_same(seed, slots):
+def test_both_places_hold_the_same_and_draw_the_same(seed, slots):
     random = np.random.default_rng(seed)
     trees = [Tree("host", slots, 0.7), Tree("device", slots, 0.7)]
     alive: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from homes import HOMES, make_replay
+from places import PLACES, make_replay
 from traffic import Scene, Traffic
 
 from buffers.replay import build_replay
@@ -42,8 +42,8 @@ def build(chosen: ReplaySettings, scene: Scene = SCENE, device: torch.device = C
     )
 
 
-def filled(home: str, *, prioritized: bool = True, rows: int = 60, seed: int = 0):
-    replay, _ = make_replay(home, SCENE, 50, 3, 0.9, prioritized, seed=seed)
+def filled(place: str, *, prioritized: bool = True, rows: int = 60, seed: int = 0):
+    replay, _ = make_replay(place, SCENE, 50, 3, 0.9, prioritized, seed=seed)
     traffic = Traffic(SCENE, 5)
     replay.start(traffic.first())
     for row in traffic.rows(rows):
@@ -56,8 +56,8 @@ def copy_of(batch) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_both_homes_draw_the_same_batches(prioritized):
-    (host, traffic), (device, _) = (filled(home, prioritized=prioritized) for home in HOMES)
+def test_both_places_draw_the_same_batches(prioritized):
+    (host, traffic), (device, _) = (filled(place, prioritized=prioritized) for place in PLACES)
     errors = np.random.default_rng(2)
     for row in traffic.rows(80):
         batches = []
@@ -73,10 +73,10 @@ def test_both_homes_draw_the_same_batches(prioritized):
 
 
 @pytest.mark.parametrize("rows", [1, 7, 60])
-@pytest.mark.parametrize("target", HOMES)
-@pytest.mark.parametrize("source", HOMES)
+@pytest.mark.parametrize("target", PLACES)
+@pytest.mark.parametrize("source", PLACES)
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_saved_replay_continues_the_same_in_either_home(source, target, prioritized, rows):
+def test_a_saved_replay_continues_the_same_in_either_place(source, target, prioritized, rows):
     replay, traffic = filled(source, prioritized=prioritized, rows=rows)
     if prioritized and len(replay):
         replay.update_priorities(replay.sample(8).index, torch.linspace(-2, 2, 8))
@@ -102,10 +102,10 @@ def test_a_replay_of_another_shape_is_refused_with_what_differs():
         replay.load_state_dict(plain.state_dict())
 
 
-@pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_sampling_changes_nothing_but_the_generator(home, prioritized):
-    replay, _ = filled(home, prioritized=prioritized)
+def test_sampling_changes_nothing_but_the_generator(place, prioritized):
+    replay, _ = filled(place, prioritized=prioritized)
 
     def tensors(state) -> list[torch.Tensor]:
         if isinstance(state, dict):
@@ -120,15 +120,15 @@ def test_sampling_changes_nothing_but_the_generator(home, prioritized):
     assert not np.array_equal(first[-1], replay.sample(16).index.numpy())
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_a_cleared_replay_is_as_good_as_new(home):
-    replay, traffic = filled(home)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_cleared_replay_is_as_good_as_new(place):
+    replay, traffic = filled(place)
     row = traffic.step()
     replay.clear()
     assert len(replay) == 0
     with pytest.raises(RuntimeError, match="call start"):
         replay.add(*row)
-    fresh, _ = make_replay(home, SCENE, 50, 3, 0.9, True)
+    fresh, _ = make_replay(place, SCENE, 50, 3, 0.9, True)
     fresh.load_state_dict({**fresh.state_dict(), "random": replay.state_dict()["random"]})
     for some in (replay, fresh):
         traffic = Traffic(SCENE, 8)
@@ -139,9 +139,9 @@ def test_a_cleared_replay_is_as_good_as_new(home):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_uniform_draws_reach_everything_alike(home):
-    replay, _ = filled(home, prioritized=False)
+@pytest.mark.parametrize("place", PLACES)
+def test_uniform_draws_reach_everything_alike(place):
+    replay, _ = filled(place, prioritized=False)
     count = len(replay)
     drawn = torch.cat([replay.sample(500).index.clone() for _ in range(40)])
     ids, times = drawn.unique(return_counts=True)
@@ -156,7 +156,7 @@ def test_an_update_after_the_ring_moved_on_is_left_out():
     for row in traffic.rows(8):
         replay.add(*row)
     replay.update_priorities(index, torch.full((16,), 50.0))
-    leaves = replay.state_dict()["home"]["priorities"]["leaves"]
+    leaves = replay.state_dict()["priorities"]["leaves"]
     assert torch.count_nonzero(leaves) == len(replay)
 
 
@@ -204,7 +204,7 @@ def test_a_replay_that_cannot_fit_is_refused_with_the_capacity_that_does():
 
 
 def test_the_training_device_decides_where_auto_and_cuda_are():
-    assert build(settings(device="auto")).state_dict()["home"]["frames"].device == CPU
+    assert build(settings(device="auto")).state_dict()["frames"].device == CPU
     with pytest.raises(SettingError, match="the run trains on cpu"):
         build(settings(device="cuda"))
 
@@ -238,4 +238,4 @@ def test_capacity_is_rounded_up_to_whole_rows_and_never_exceeded():
 def test_release_frees_the_memory():
     replay, _ = filled("host")
     replay.release()
-    assert not [part for part in vars(replay) if part in ("_home", "_timeline")]
+    assert not vars(replay)

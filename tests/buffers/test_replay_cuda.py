@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from homes import make_replay
+from places import make_replay
 from traffic import Scene, Traffic
 
 from buffers.replay import build_replay
@@ -26,8 +26,8 @@ CUDA = torch.device("cuda")
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_the_device_and_the_host_deliver_the_same(prioritized):
     replays = [
-        make_replay(home, SCENE, 60, 3, 0.9, prioritized, device=device)[0]
-        for home, device in (("host", torch.device("cpu")), ("host", CUDA), ("device", CUDA))
+        make_replay(place, SCENE, 60, 3, 0.9, prioritized, device=device)[0]
+        for place, device in (("host", torch.device("cpu")), ("host", CUDA), ("device", CUDA))
     ]
     traffic = Traffic(SCENE, 5)
     first = traffic.first()
@@ -87,7 +87,7 @@ def test_auto_chooses_the_accelerator_when_it_fits():
     shape = {"frame_shape": (8,), "dtype": "float32", "frame_stack": 1, "num_envs": 1}
     settings = ReplaySettings(capacity=1000, device="auto", **plain)
     replay = build_replay(settings, **shape, n_step=3, gamma=0.9, device=CUDA, seed=0)
-    assert replay.state_dict()["home"]["frames"].device.type == "cuda"
+    assert replay.state_dict()["frames"].device.type == "cuda"
 
 
 def test_a_rollout_on_the_device_equals_the_host():

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from homes import HOMES, make_replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_replay import NaiveReplay
+from places import PLACES, make_replay
 from traffic import Scene, Traffic
 
 GAMMA = 0.93
@@ -22,7 +22,7 @@ class Case:
     capacity: int
     n_step: int
     prioritized: bool
-    home: str
+    place: str
     seed: int
 
 
@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn) -> Case:
         capacity=draw(st.integers(1, 70)),
         n_step=draw(st.integers(1, 10)),
         prioritized=draw(st.booleans()),
-        home=draw(st.sampled_from(HOMES)),
+        place=draw(st.sampled_from(PLACES)),
         seed=draw(st.integers(0, 2**32 - 1)),
     )
 
@@ -76,12 +76,12 @@ def assert_same(replay, naive: NaiveReplay) -> None:
 
 
 def replay_is_prioritized(replay) -> bool:
-    return "priorities" in replay.state_dict()["home"]
+    return "priorities" in replay.state_dict()
 
 
 def leaves_alive(replay) -> set[int]:
     """The ids with a priority."""
-    leaves = replay.state_dict()["home"]["priorities"]["leaves"]
+    leaves = replay.state_dict()["priorities"]["leaves"]
     return set(torch.nonzero(leaves).flatten().tolist())
 
 
@@ -91,7 +91,7 @@ def test_same_transitions_as_whole_transitions_in_lists(case: Case) -> None:
     scene = case.scene
     traffic = Traffic(scene, case.seed)
     replay, layout = make_replay(
-        case.home, scene, case.capacity, case.n_step, GAMMA, case.prioritized, seed=case.seed
+        case.place, scene, case.capacity, case.n_step, GAMMA, case.prioritized, seed=case.seed
     )
     naive = NaiveReplay(scene.num_envs, layout.span, layout.rows, case.n_step, GAMMA)
     errors = np.random.default_rng(case.seed)

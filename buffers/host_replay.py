@@ -1,0 +1,231 @@
+"""The replay in host memory: NumPy arrays shared with torch, read by Numba kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from buffers.batch import ReplayBatch
+from buffers.kernel import kernel, prefetch, touched_zeros
+from buffers.replay import NOTHING_YET, ReplayBuffer
+from buffers.sum_tree import SumTree
+from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout, Timeline
+
+
+@kernel
+def stack_slots(flags, slot, chosen):  # type: ignore[no-untyped-def]
+    """Write the slots of the frames that make the stack at `slot`, oldest first.
+
+    Before the episode's first frame (the row after an invalid one) it is repeated.
+    """
+    stack = chosen.shape[0]
+    envs = flags.shape[1]
+    slots = flags.size
+    flat = flags.reshape(slots)
+    started = False
+    for place in range(stack - 1, -1, -1):
+        chosen[place] = slot
+        before = slot - envs if slot >= envs else slot - envs + slots
+        started = started or not flat[before] & VALID
+        if not started:
+            slot = before
+
+
+@kernel
+def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type: ignore[no-untyped-def]
+    """Ask for the lines that full windows at `index` begin and end with; all arrays flat."""
+    slots = flags.size
+    for b in range(index.shape[0]):
+        start = index[b]
+        end = start + reach if start + reach < slots else start + reach - slots
+        prefetch(flags, start)
+        prefetch(rewards, start)
+        prefetch(actions, start)
+        prefetch(frames, start * size)
+        prefetch(frames, end * size)
+
+
+@kernel
+def read_windows(  # type: ignore[no-untyped-def]
+    flags, frames, actions, rewards, gammas, index, chosen, obs, next_obs, action, reward, discount
+):
+    """Gather B transitions whose n-step windows begin at `index`.
+
+    flags, actions and rewards [rows, N], frames [rows * N, F], gammas [n + 1] powers of γ;
+    obs and next_obs [B, stack, F]. R = Σ_{k<m} γ^k r_k, discount = γ^m (1 − terminated), where m
+    is n or what is left of the episode.
+    """
+    envs, slots = flags.shape[1], flags.size
+    n_step = gammas.shape[0] - 1
+    stack, size = obs.shape[1], obs.shape[2]
+    flat_flags, flat_rewards = flags.reshape(slots), rewards.reshape(slots)
+    flat_actions = actions.reshape(slots)
+    fetch_windows(
+        flat_flags,
+        frames.reshape(slots * size),
+        flat_actions,
+        flat_rewards,
+        index,
+        n_step * envs,
+        size,
+    )
+    for b in range(index.shape[0]):
+        start = slot = index[b]
+        steps, total = 0, 0.0
+        while True:
+            total += gammas[steps] * flat_rewards[slot]
+            state = flat_flags[slot]
+            steps += 1
+            slot = slot + envs if slot + envs < slots else slot + envs - slots
+            if steps == n_step or state & ENDED:
+                break
+        action[b] = flat_actions[start]
+        reward[b] = total
+        discount[b] = 0.0 if state & TERMINATED else gammas[steps]
+        chosen[0, stack - 1], chosen[1, stack - 1] = start, slot
+        if stack > 1:
+            stack_slots(flags, start, chosen[0])
+            stack_slots(flags, slot, chosen[1])
+        for place in range(stack):
+            frame, next_frame = chosen[0, place], chosen[1, place]
+            for i in range(size):
+                obs[b, place, i] = frames[frame, i]
+            for i in range(size):
+                next_obs[b, place, i] = frames[next_frame, i]
+
+
+class _Output(NamedTuple):
+    """A batch of one size: its tensors, the arrays that share their memory, and its draws."""
+
+    batch: ReplayBatch
+    uniform: NDArray[np.float64]
+    obs: NDArray  # [B, stack, F]
+    action: NDArray[np.int64]
+    reward: NDArray[np.float32]
+    discount: NDArray[np.float32]
+    next_obs: NDArray  # [B, stack, F]
+    weight: NDArray[np.float32]
+    drawn: NDArray[np.int64]
+
+
+class HostReplay(ReplayBuffer):
+    """Keep the rows on the host and hand batches over to where they are learned from."""
+
+    _priorities: SumTree | None
+
+    def __init__(
+        self, layout: ReplayLayout, *, alpha: float, gamma: float, device: torch.device, seed: int
+    ) -> None:
+        super().__init__(layout, SumTree(layout.slots, alpha) if layout.prioritized else None, seed)
+        rows, envs = layout.rows, layout.num_envs
+        self._frames: NDArray = touched_zeros((rows, envs, *layout.frame_shape), layout.dtype)
+        self._frames_flat = self._frames.reshape(rows * envs, layout.frame_size)
+        self._action: NDArray[np.int64] = touched_zeros((rows, envs), np.int64)
+        self._reward: NDArray[np.float32] = touched_zeros((rows, envs), np.float32)
+        self._gammas = gamma ** np.arange(layout.n_step + 1, dtype=np.float64)
+        self._chosen = np.zeros((2, layout.frame_stack), np.int64)
+        self._device = device
+        self._copied: torch.cuda.Event | None = None  # the last batch has left for the device
+        self._output = self._make_output(1)
+
+    @staticmethod
+    def bytes_needed(layout: ReplayLayout) -> int:
+        """Return the bytes of such a replay, before any is taken."""
+        tree = SumTree.bytes_needed(layout.slots) if layout.prioritized else 0
+        scratch = 8 * (layout.n_step + 1) + 16 * layout.frame_stack
+        return layout.slots * layout.row_bytes + Timeline.bytes_needed(layout) + tree + scratch
+
+    @override
+    def start(self, obs: NDArray) -> None:
+        nothing = np.zeros(self._layout.num_envs, np.bool_)
+        self.add(nothing, nothing, nothing, nothing, nothing, obs)
+
+    @override
+    def add(
+        self,
+        action: NDArray,
+        reward: NDArray,
+        terminated: NDArray,
+        truncated: NDArray,
+        valid: NDArray,
+        next_obs: NDArray,
+    ) -> None:
+        if next_obs.shape != self._expected:
+            raise self._misfit(next_obs)
+        slot = self._timeline.slot
+        born, dead = self._timeline.advance(terminated, truncated, valid)
+        self._action[slot] = action
+        self._reward[slot] = reward
+        self._frames[self._timeline.slot] = next_obs[:, self._newest :]
+        if self._priorities is not None:
+            self._priorities.revise(born, dead)
+
+    @override
+    def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
+        if not self._timeline.count:
+            raise RuntimeError(NOTHING_YET)
+        if self._copied is not None:
+            self._copied.synchronize()
+        if n != len(self._output.drawn):
+            self._output = self._make_output(n)
+        out = self._output
+        self._random.random(out=out.uniform)
+        if self._priorities is None:
+            self._timeline.pick(out.uniform, out.drawn)
+        else:
+            self._priorities.draw(out.uniform, beta, out.drawn, out.weight)
+        read_windows(
+            self._timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
+            out.drawn, self._chosen, out.obs, out.next_obs, out.action, out.reward, out.discount,
+        )  # fmt: skip
+        return out.batch if self._device.type != "cuda" else self._deliver(out.batch)
+
+    @override
+    def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
+        if self._priorities is not None:
+            mine = self._output
+            drawn = mine.drawn if index is mine.batch.index else index.numpy(force=True)
+            self._priorities.update(drawn, td_error.numpy(force=True))
+
+    @override
+    def _stored(self) -> dict[str, Tensor]:
+        arrays = {"frames": self._frames, "action": self._action, "reward": self._reward}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _deliver(self, batch: ReplayBatch) -> ReplayBatch:
+        """Return the batch on the training device; its index stays here."""
+        moved = {
+            name: part.to(self._device, non_blocking=True)
+            for name, part in batch._asdict().items()
+            if name != "index"
+        }
+        if self._copied is None:
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record(torch.cuda.current_stream(self._device))
+        return batch._replace(**moved)
+
+    def _make_output(self, size: int) -> _Output:
+        shape = self._expected[1:]
+        empty = partial(torch.empty, pin_memory=self._device.type == "cuda")
+        stacked = (size, self._layout.frame_stack, self._frames_flat.shape[1])
+        dtype = torch.from_numpy(self._frames[:0]).dtype
+        batch = ReplayBatch(
+            obs=empty((size, *shape), dtype=dtype),
+            action=empty(size, dtype=torch.int64),
+            reward=empty(size),
+            discount=empty(size),
+            next_obs=empty((size, *shape), dtype=dtype),
+            weight=empty(size).fill_(1.0),
+            index=torch.empty(size, dtype=torch.int64),
+        )
+        arrays: dict[str, Any] = {name: part.numpy() for name, part in batch._asdict().items()}
+        arrays["obs"] = arrays["obs"].reshape(stacked)
+        arrays["next_obs"] = arrays["next_obs"].reshape(stacked)
+        arrays["drawn"] = arrays.pop("index")
+        return _Output(batch, np.empty(size), **arrays)

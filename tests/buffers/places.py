@@ -1,0 +1,39 @@
+"""Build a replay on the host or on an accelerator, which is the CPU unless a test has one."""
+
+from __future__ import annotations
+
+import torch
+from traffic import Scene
+
+from buffers.device_replay import DeviceReplay
+from buffers.host_replay import HostReplay
+from buffers.replay import ReplayBuffer
+from buffers.timeline import ReplayLayout
+
+PLACES = ("host", "device")
+CPU = torch.device("cpu")
+
+
+def make_replay(
+    place: str,
+    scene: Scene,
+    capacity: int,
+    n_step: int,
+    gamma: float,
+    prioritized: bool,
+    *,
+    alpha: float = 0.6,
+    seed: int = 0,
+    device: torch.device = CPU,
+) -> tuple[ReplayBuffer, ReplayLayout]:
+    layout = ReplayLayout(
+        capacity=capacity,
+        frame_shape=scene.frame_shape,
+        dtype=scene.dtype,
+        frame_stack=scene.frame_stack,
+        num_envs=scene.num_envs,
+        n_step=n_step,
+        prioritized=prioritized,
+    )
+    kind = HostReplay if place == "host" else DeviceReplay
+    return kind(layout, alpha=alpha, gamma=gamma, device=device, seed=seed), layout
