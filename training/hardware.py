@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 from envs.types import EnvSpec
 from memory.errors import SettingError
 from memory.process import usable_cores
+from training.settings import RunSettings
 
 
-def refuse_missing_device(device: str) -> None:
-    """Refuse `cuda` where no driver is, before torch (slow to import) is asked."""
-    if device != "cuda":
-        return
+def refuse_unfit_machine(settings: RunSettings) -> None:
+    """Refuse what this machine does not have, before torch (slow to import) is asked."""
+    _refuse_threads(settings.threads)
+    if settings.device == "cuda":
+        _refuse_missing_driver(settings.device)
+
+
+def _refuse_threads(threads: str | int) -> None:
+    cores = os.cpu_count() or 1
+    if isinstance(threads, int) and threads > cores:
+        raise SettingError("threads", threads, f"this machine has {cores} cores; use threads=auto")
+
+
+def _refuse_missing_driver(device: str) -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
 TEXT = """Train DQN or PPO on a Gymnasium environment.
@@ -29,3 +31,11 @@ def help_text(configs: Path) -> str:
         indent = " " * (len(folder.name) + 1)
         groups.append(textwrap.fill(f"{folder.name}={names}", 96, subsequent_indent=indent))
     return TEXT.format(groups="\n".join(groups))
+
+
+def version() -> str:
+    """Return the name and version of what is installed."""
+    try:
+        return f"steadyrl {installed_version('steadyrl')}"
+    except PackageNotFoundError:
+        return "steadyrl, from a checkout that is not installed"

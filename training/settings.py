@@ -10,7 +10,7 @@ from agents.registry import AgentSettings, settings_type
 from envs.settings import EnvSettings
 from memory.errors import SettingError
 from memory.settings import MemorySettings
-from training.typed import build
+from training.typed import build, convert, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,12 @@ class RunSettings:
             raise SettingError("seed", self.seed, "must be 0 or more")
         if self.threads != "auto" and self.threads < 1:
             raise SettingError("threads", self.threads, "must be auto, or 1 or more")
+        if self.env.num_envs > self.total_steps:
+            raise SettingError(
+                "env.num_envs",
+                self.env.num_envs,
+                f"one row would be more than total_steps={self.total_steps}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +80,13 @@ class Settings:
 def load_settings(values: Mapping[str, Any]) -> Settings:
     """Build the settings from a composed, resolved configuration."""
     rest = dict(values)
-    agent = rest.pop("agent")
+    agent = rest.pop("agent", "")
     if not isinstance(agent, Mapping):
-        raise SettingError("agent", agent, "is a group: choose a file of configs/agent")
+        raise SettingError(
+            "agent", show(agent), "is a group of keys; choose a file of configs/agent"
+        )
     try:
-        cls = settings_type(agent.get("name"))
+        cls = settings_type(convert(str, agent.get("name"), "name"))
     except SettingError as error:
         raise SettingError(f"agent.{error.field}", error.value, error.reason) from None
     return Settings(run=build(RunSettings, rest), agent=build(cls, agent, "agent."))

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+import sys
 import types
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from memory.errors import SettingError
+from memory.errors import SettingError, nearest
 
 T = TypeVar("T")
 
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts", bool: "trues and falses"}
 
-def nearest(name: str, choices: list[str]) -> str:
-    """Return '; did you mean X?' for the nearest choice, or the list of all of them."""
-    close = get_close_matches(name, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(choices)}"
+# As people write numbers; float() would also read the digits of every other script.
+NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?(\d[\d_]*)?([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
+# Counters of 64 bits hold more; no run does.
+LARGEST = {int: 10**18, float: 3e38}  # of floats: what the networks' single precision holds
+LONGEST_SHOWN = 60  # characters of a value in a message
+
+
+class UnknownKeyError(SettingError):
+    """Refuse a key that the settings do not have."""
 
 
 def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
@@ -27,7 +35,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
         if key not in hints:
             known = [path + name for name in hints]
             hint = nearest(path + str(key), known)
-            raise SettingError(f"{path}{key}", show(values[key]), f"no such key; {hint}")
+            raise UnknownKeyError(f"{path}{key}", show(values[key]), f"no such key; {hint}")
     missing = [path + name for name in hints if name not in values]
     if missing:
         raise SettingError(missing[0], "", "is missing")
@@ -48,7 +56,10 @@ def show(value: Any) -> Any:
         return "[" + ",".join(str(show(item)) for item in value) + "]"
     if isinstance(value, float):
         return f"{value:g}"
-    return value
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{show(item)}" for key, item in value.items()) + "}"
+    text = str(value)
+    return value if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:
@@ -65,17 +76,13 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         item = get_args(hint)[0]
         if not isinstance(value, list | tuple):
-            raise SettingError(path, show(value), f"must be a list of {_name(item)}s")
+            raise SettingError(path, show(value), f"must be a list of {PLURALS[item]}")
         return tuple(convert(item, each, path) for each in value)
     if origin is dict:
         if not isinstance(value, Mapping):
             raise SettingError(path, show(value), "must be a mapping, such as {key: value}")
         return dict(value)
     return _scalar(hint, value, path)
-
-
-def _name(hint: Any) -> str:
-    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[hint]
 
 
 def _union(hint: Any, value: Any, path: str) -> Any:
@@ -103,22 +110,36 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:
-    refused = SettingError(path, show(value), f"must be a {_name(hint)}")
+    refused = SettingError(path, show(value), f"must be {NAMES[hint]}")
     if hint is bool or hint is str:
         if not isinstance(value, hint):
             raise refused
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise refused
-    try:
-        number = float(value)
-    except ValueError:
-        raise refused from None
-    if not math.isfinite(number):
-        raise SettingError(path, show(value), "must be finite")
+    if isinstance(value, str) and not NUMBER.fullmatch(value):
+        raise refused
+    if hint is int and isinstance(value, int):
+        number: float = value
+    else:
+        number = _number(value, refused)
+    if abs(number) > LARGEST[hint]:
+        raise SettingError(path, show(value), "is too large")
     if hint is float:
         return number
     # 1e6 is a fine way to write a whole number; 1.5 is not one.
-    if not number.is_integer():
+    if number != int(number):
         raise refused
-    return value if isinstance(value, int) else int(number)
+    return int(number)
+
+
+def _number(value: int | float | str, refused: SettingError) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.copysign(sys.float_info.max, int(value))
+    except ValueError:
+        raise refused from None
+    if not math.isfinite(number):
+        raise SettingError(refused.field, refused.value, "must be finite")
+    return number

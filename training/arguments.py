@@ -1,0 +1,122 @@
+"""What is typed after the command, and what of it is put right before Hydra reads it."""
+
+from __future__ import annotations
+
+import argparse
+import unicodedata
+from typing import NamedTuple, NoReturn
+
+from memory.errors import ExpectedError
+
+# Mappings whose keys nobody can list: they go to the environment as they are.
+FREE_FORM = ("env.kwargs.", "env.kwargs=")
+# One of these at a time: each does something else than training once.
+INSTEAD = ("multirun", "cfg", "info", "hydra_help", "shell_completion")
+PARTS_OF_CONFIG = ("job", "hydra", "all")
+PARTS_OF_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+class CommandError(ExpectedError):
+    """Refuse a command that cannot be read, or does not compose to a configuration."""
+
+    exit_code = 2
+
+
+class Arguments(NamedTuple):
+    """A command line that was read: for Hydra the options come first."""
+
+    options: list[str]
+    overrides: list[str]
+    wants_help: bool
+    wants_version: bool
+    multirun: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message}; see --help")
+
+
+def read(given: list[str]) -> Arguments:
+    """Read what was typed, options anywhere; refuse in a line what cannot be meant."""
+    for argument in given:
+        _refuse_unprintable(argument)
+    # `steadyrl train …` says the same as `steadyrl …`.
+    typed, unknown = _parser().parse_known_intermixed_args(given[given[:1] == ["train"] :])
+    if unknown:
+        raise CommandError(_no_such_option(unknown[0], given))
+    instead = [name for name in INSTEAD if getattr(typed, name)]
+    if len(instead) > 1:
+        names = " and ".join(_spelled(name) for name in instead)
+        raise CommandError(f"{names} cannot be combined: each does something of its own")
+    if typed.resolve and not typed.cfg:
+        raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
+    overrides = [
+        _arranged(text, multirun=typed.multirun)
+        for text in typed.overrides
+        if text != "experiment=null"  # as the default is printed; Hydra would not read it
+    ]
+    return Arguments(_options(typed), overrides, typed.help, typed.version, typed.multirun)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for names in (
+        ("-h", "--help"),
+        ("-m", "--multirun"),
+        ("-r", "--run"),
+        ("-sc", "--shell-completion"),
+        ("--hydra-help",),
+        ("--resolve",),
+        ("--version",),
+    ):
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument("-c", "--cfg", choices=PARTS_OF_CONFIG)
+    parser.add_argument("-i", "--info", choices=PARTS_OF_INFO, nargs="?", const="all")
+    parser.add_argument("-p", "--package")
+    parser.add_argument("-cd", "--config-dir")
+    parser.add_argument("-cn", "--config-name")
+    parser.add_argument("overrides", nargs="*")
+    return parser
+
+
+def _options(typed: argparse.Namespace) -> list[str]:
+    """Return the options as Hydra reads them."""
+    flags = ("multirun", "run", "shell_completion", "hydra_help", "resolve")
+    named = ("cfg", "info", "package", "config_dir", "config_name")
+    options = [_spelled(name) for name in flags if getattr(typed, name)]
+    values = {name: getattr(typed, name) for name in named}
+    return options + [f"{_spelled(n)}={value}" for n, value in values.items() if value is not None]
+
+
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _arranged(override: str, *, multirun: bool) -> str:
+    if override.startswith(FREE_FORM):
+        return f"++{override}"
+    key, _, value = override.partition("=")
+    key = key.lstrip("+")
+    if key == "hydra.run.dir" and not multirun:
+        return f"run_dir={value}"
+    if key.startswith("hydra.output_subdir"):
+        raise CommandError(f"{override}: .hydra/ always lies in the run's own directory")
+    return override
+
+
+def _refuse_unprintable(argument: str) -> None:
+    for position, character in enumerate(argument):
+        if unicodedata.category(character) in ("Cc", "Cs"):
+            raise CommandError(
+                f"{argument!r}: character {position + 1} is not text; control characters and "
+                "bytes that are not UTF-8 are not read"
+            )
+
+
+def _no_such_option(option: str, given: list[str]) -> str:
+    name, equals, value = option.lstrip("-").partition("=")
+    if not equals:
+        following = given[given.index(option) + 1 :] if option in given else []
+        value = following[0] if following and following[0][:1] not in ("-", "") else "…"
+    return f"{option}: no such option; keys are written without dashes: {name}={value}"
