@@ -23,9 +23,8 @@ def train(job: Job) -> float | None:
 
     with open_run(job) as (run, env, agent):
         loop(run, env, agent, env.reset())
-        run.learned(agent.update())
-    if run.signal is not None:
-        sys.exit(128 + run.signal)
+    if run.exit_code:
+        sys.exit(run.exit_code)
     return run.summary.eval_return_mean
 
 
@@ -36,6 +35,11 @@ def loop(run: Run, env: VectorEnv, agent: Agent, obs: NDArray[Any]) -> NDArray[A
     while not run.done:
         with block("collect"):
             decision = agent.act(obs)
+        if run.due:
+            # Between deciding and stepping: what is learned for it here is what would be learned
+            # below, so nothing changes by it but the time.
+            run.report()
+        with block("collect"):
             env.send(decision.action.numpy(force=True))
         # Learning from earlier rows goes on while the environments work on this one.
         with block("update"):

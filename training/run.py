@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from agents.base import Agent
 from envs.types import Step
 from memory.history import History
 from memory.metrics import MetricAccumulator, Metrics
+from memory.profile import block
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluation, Evaluator
 from training.intervals import Interval
@@ -63,57 +65,84 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether the loop should end: all steps done, or asked to stop."""
-        return self.steps >= self._total or self.signal is not None
+        return self.steps >= self._total or self._stopped
+
+    @property
+    def due(self) -> bool:
+        """Whether these steps are to be logged or evaluated before the next row."""
+        return self.steps >= self._next
+
+    @property
+    def exit_code(self) -> int:
+        """What the process should end with: 0, or the code of the signal that cut the run short."""
+        signal = self._parts.signals.received
+        return 0 if signal is None or self.summary.status == "finished" else 128 + signal
+
+    @property
+    def _stopped(self) -> bool:
+        return self._parts.signals.received is not None
 
     def record(self, step: Step, metrics: Metrics | None) -> None:
-        """Count a row and what was learned from it; log and evaluate when due."""
+        """Count a row and what was learned meanwhile."""
         self.steps += int(np.count_nonzero(step.valid))
-        watch = self._parts.watch
-        if metrics is not None:
-            self._metrics.add(metrics)
-            updates = self._agent.updates
-            watch.on_update(updates - self._updates)
-            self._updates = updates
-            if not self._agent.overlaps:
-                watch.on_rollout()
-        watch.on_episodes(len(step.episodes))
+        self._learned(metrics)
+        self._parts.watch.on_episodes(len(step.episodes))
         for episode in step.episodes:
             self._returns.append(episode.return_)
             self._lengths.append(episode.length)
             self.summary.episodes += 1
-        if self.steps >= self._next:
-            self._events()
 
-    def learned(self, metrics: Metrics | None) -> None:
-        """Take the metrics of learning that was still due after the last row."""
-        if metrics is not None:
-            self._metrics.add(metrics)
+    def report(self) -> None:
+        """Learn what these steps made due, so that it is what gets evaluated and logged."""
+        with block("update"):
+            metrics = self._agent.update()
+        self._learned(metrics)
+        with block("log"):
+            scalars: dict[str, float] = {}
+            if self._eval_due.due(self.steps):
+                scalars |= self._evaluate()
+            if self._log_due.due(self.steps):
+                scalars |= self._scalars()
+            if scalars:
+                self._write(scalars)
+        self._next = self._next_event()
 
-    @property
-    def signal(self) -> int | None:
-        """The signal that asked the run to stop, if one did."""
-        return self._parts.signals.received
+    def _learned(self, metrics: Metrics | None) -> None:
+        if metrics is None:
+            return
+        self._metrics.add(metrics)
+        watch, updates = self._parts.watch, self._agent.updates
+        watch.on_update(updates - self._updates)
+        self._updates = updates
+        if not self._agent.overlaps:
+            watch.on_rollout()
 
     def finish(self) -> None:
-        """Log what is left and close the summary."""
+        """Learn, evaluate and log what is left, unless asked to stop; close the summary."""
+        scalars: dict[str, float] = {}
+        whole = not self._stopped
+        if whole:
+            self._learned(self._agent.update())
+            if self._parts.evaluator is not None:
+                scalars = self._evaluate()
+                whole = bool(scalars)
         if self.steps > self._logged_step:
-            self._write(self._scalars())
-        now = time.perf_counter()
-        s = self.summary
-        s.status = "finished" if self.steps >= self._total else "interrupted"
-        s.weights_sha256 = weights_hash(self._agent.weights())
-        s.wall_seconds = now - self._begin
-        s.steps_per_second = self.steps / max(s.wall_seconds - self._away, 1e-9)
-        self._count()
+            self._write(scalars | self._scalars())
+        self.summary.status = "finished" if whole else "interrupted"
+        self._close()
 
     def fail(self, status: str) -> None:
         """Write down how far a run came that ends in an error."""
         self.summary.status = status
-        self.summary.wall_seconds = time.perf_counter() - self._begin
-        self._count()
+        self._close()
 
-    def _count(self) -> None:
+    def _close(self) -> None:
         s = self.summary
+        # After a failure of the device, or of memory, there may be no weights to read.
+        with suppress(RuntimeError, MemoryError):
+            s.weights_sha256 = weights_hash(self._agent.weights())
+        s.wall_seconds = time.perf_counter() - self._begin
+        s.steps_per_second = self.steps / max(s.wall_seconds - self._away, 1e-9)
         s.steps = self.steps
         s.updates = self._agent.updates
         s.return_mean = self._returns.mean if len(self._returns) else None
@@ -123,16 +152,6 @@ class Run:
         upcoming = (self._log_due.next, self._eval_due.next)
         return min(step for step in (*upcoming, self._total) if step is not None)
 
-    def _events(self) -> None:
-        scalars: dict[str, float] = {}
-        if self._eval_due.due(self.steps):
-            scalars |= self._evaluate()
-        if self._log_due.due(self.steps):
-            scalars |= self._scalars()
-        if scalars:
-            self._write(scalars)
-        self._next = self._next_event()
-
     def _write(self, scalars: dict[str, float]) -> None:
         self._parts.directory.refuse_lost()
         self._parts.logger.write(self.steps, scalars, time.perf_counter() - self._begin)
@@ -141,7 +160,7 @@ class Run:
     def _evaluate(self) -> dict[str, float]:
         assert self._parts.evaluator is not None
         begin = time.perf_counter()
-        result = self._parts.evaluator.run(self._agent, lambda: self.signal is not None)
+        result = self._parts.evaluator.run(self._agent, lambda: self._stopped)
         self._away += time.perf_counter() - begin
         self._mark = (self._mark[0] + time.perf_counter() - begin, *self._mark[1:])
         if result is None:

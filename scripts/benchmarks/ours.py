@@ -35,6 +35,15 @@ class Slice:
         """Whether the slice is over."""
         return self._run.steps >= self._end
 
+    @property
+    def due(self) -> bool:
+        """Whether the run is to report."""
+        return self._run.due
+
+    def report(self) -> None:
+        """Hand on to the run."""
+        self._run.report()
+
     def record(self, step: Step, metrics: Metrics | None) -> None:
         """Hand on to the run."""
         self._run.record(step, metrics)

@@ -1,0 +1,19 @@
+"""Jobs for runs inside the test's own process, so that a test can look into them."""
+
+import hydra
+from command import QUICK
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from training.command_line import CONFIGS, accept
+
+
+def job(folder, *overrides, quick=True):
+    """Return the job that a run with these overrides is; it is kept in `folder`/run."""
+    GlobalHydra.instance().clear()
+    chosen = [*(QUICK if quick else ()), f"run_dir={folder / 'run'}", *overrides]
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = hydra.compose("config", chosen, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    del config.hydra
+    return accept(config)

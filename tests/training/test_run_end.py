@@ -1,0 +1,86 @@
+"""The end of a run: what is due is learned, the finished weights are evaluated, once."""
+
+import json
+
+import pytest
+from command import run
+from opened import job
+
+from train import train
+from training.evaluation import Evaluator
+from training.summary import weights_hash
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Collect the updates and the weights that each evaluation sees."""
+    seen = []
+    evaluate = Evaluator.run
+
+    def noting(self, agent, stopped):
+        seen.append((agent.updates, weights_hash(agent.weights())))
+        return evaluate(self, agent, stopped)
+
+    monkeypatch.setattr(Evaluator, "run", noting)
+    return seen
+
+
+def evaluated_steps(directory):
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if "eval/return_mean" in line]
+
+
+# total_steps, eval.every, steps between bursts of learning → steps evaluated, updates by then.
+ENDS = [
+    (600, 600, 600, [600], [30]),
+    (600, 300, 300, [300, 600], [30, 60]),
+    (600, 400, 300, [400, 600], [30, 60]),
+    (500, 10_000, 250, [500], [60]),
+]
+
+
+@pytest.mark.parametrize(("total", "every", "burst", "steps", "updates"), ENDS)
+def test_what_is_due_is_learned_before_it_is_evaluated(
+    tmp_path, evaluations, total, every, burst, steps, updates
+):
+    score = train(
+        job(
+            tmp_path,
+            f"total_steps={total}",
+            f"eval.every={every}",
+            f"agent.train_every={burst}",
+            "agent.updates_per_train=30",
+        )
+    )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert evaluated_steps(tmp_path / "run") == steps
+    assert [count for count, _ in evaluations] == updates
+    assert evaluations[-1] == (summary["updates"], summary["weights_sha256"])
+    assert score == pytest.approx(summary["eval_return_mean"])
+
+
+def test_learning_before_a_report_is_learning_at_its_time(tmp_path):
+    """Bursts that fall on reports, or between them, give the weights of a run without any."""
+    burst = ("total_steps=1200", "agent.train_every=50", "agent.updates_per_train=4")
+    hashes = set()
+    for i, watched in enumerate(
+        [("eval.every=0", "log.every=0"), ("eval.every=50", "log.every=1")]
+    ):
+        train(job(tmp_path / str(i), *burst, *watched))
+        summary = json.loads((tmp_path / str(i) / "run" / "summary.json").read_text())
+        hashes.add(summary["weights_sha256"])
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("rows", ["agent.rollout_steps=128", "agent.rollout_steps=100"])
+def test_ppo_evaluates_its_finished_weights_too(tmp_path, evaluations, rows):
+    chosen = ("agent=ppo", "device=cpu", "total_steps=512", "eval.every=300", "eval.episodes=2")
+    train(job(tmp_path, *chosen, rows, quick=False))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert evaluated_steps(tmp_path / "run") == [300, 512]
+    assert evaluations[-1] == (summary["updates"], summary["weights_sha256"])
+
+
+def test_without_evaluations_there_is_none_at_the_end(tmp_path):
+    directory, summary, _ = run(tmp_path, "total_steps=300", "eval.every=0")
+    assert evaluated_steps(directory) == [] and summary["eval_return_mean"] is None
