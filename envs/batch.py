@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from envs.lockstep import LockstepEnv
 from envs.rows import Rows
-from envs.types import EnvSpec
+from envs.types import EnvironmentFailedError, EnvSpec
+from memory.errors import describe
 
 LOG = logging.getLogger("steadyrl")
 
@@ -31,7 +32,10 @@ class BatchEnv(LockstepEnv):
         self._done = np.ones(spec.num_envs, np.bool_)  # whose next row is a reset
 
     def _start_all(self, rows: Rows) -> None:
-        self._begin_batch(rows, self._starts)
+        try:
+            self._begin_batch(rows, self._starts)
+        except Exception as error:
+            raise self._failure(error) from error
         self._starts += 1
         self._cut = False
         self._done[:] = False
@@ -44,8 +48,17 @@ class BatchEnv(LockstepEnv):
     def _collect(self, rows: Rows) -> None:
         if self._cut:
             self._start_all(rows)
-        else:
+            return
+        try:
             self._receive_batch(rows)
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> EnvironmentFailedError:
+        """Name the simulator and the step of what went wrong; it cannot be built anew."""
+        return EnvironmentFailedError(
+            f"{self.spec.id} failed at step {self.steps}: {describe(error)}"
+        )
 
     def _fill(
         self, rows: Rows, reward: Any, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]

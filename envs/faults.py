@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from envs.types import EnvironmentFailedError
-from memory.errors import ExpectedError, NonFiniteError
+from memory.errors import ExpectedError, NonFiniteError, describe, one_line
 
 LOG = logging.getLogger("steadyrl")
 HOUR = 3600.0
@@ -36,8 +36,9 @@ class RestartBudget:
 class WorkerError(Exception):
     """What went wrong in the process of an environment, and its traceback as text."""
 
-    def __init__(self, what: str, trace: str = "") -> None:
+    def __init__(self, what: str, trace: str = "", *, for_good: bool = False) -> None:
         super().__init__(what)
+        self.for_good = for_good  # building it anew would not help
         if trace:
             self.__cause__ = RemoteTraceback(trace)
 
@@ -52,7 +53,10 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
 def spend_or_raise(budget: RestartBudget, env: int, step: int, error: BaseException) -> None:
     """Use one restart up for this failure, or raise it when none is left."""
     failure = fault(env, step, error)
-    if not budget.spend():
+    for_good = isinstance(error, EnvironmentFailedError) or (
+        isinstance(error, WorkerError) and error.for_good
+    )
+    if for_good or not budget.spend():
         raise failure from error
     LOG.error("%s; it is built anew", failure, exc_info=error)
 
@@ -61,10 +65,15 @@ def fault(env: int, step: int, error: BaseException) -> ExpectedError:
     """Name the environment, the step and what went wrong there."""
     if isinstance(error, NonFiniteError):
         return error
-    what = " ".join(str(error).split()) or "no message"
-    if not isinstance(error, WorkerError):
-        what = f"{type(error).__name__}: {what}"
+    told = isinstance(error, WorkerError | EnvironmentFailedError)
+    what = one_line(str(error)) if told else describe(error)
     return EnvironmentFailedError(f"environment {env} failed at step {step}: {what}")
+
+
+def refuse_other_spaces(before: str, now: str) -> None:
+    """Refuse an environment that is not like the others or like itself before."""
+    if now != before:
+        raise EnvironmentFailedError(f"its spaces are {now}, but they were {before}")
 
 
 def not_finite(name: str, env: int, step: int) -> NonFiniteError:

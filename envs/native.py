@@ -11,12 +11,13 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from envs.batch import BatchEnv
+from envs.checking import Remarks
 from envs.making import find_spec
 from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
 from envs.spaces import encoders
-from envs.types import EnvironmentFailedError, EnvSpec
+from envs.types import EnvSpec
 from memory.errors import SettingError
 
 
@@ -41,6 +42,8 @@ class NativeVectorEnv(BatchEnv):
             action=decoder.spec,
         )
         super().__init__(spec, seed=seed)
+        if settings.checked:
+            Remarks(settings.id)(encoder.remark)
         self._encode, self._decode = encoder.write, decoder.decode
         self._action_dtype = env.action_space.dtype
         self._to_do: NDArray[Any] = np.zeros(0)
@@ -57,13 +60,8 @@ class NativeVectorEnv(BatchEnv):
         self._to_do = np.asarray(self._decode(action), self._action_dtype)
 
     def _receive_batch(self, rows: Rows) -> None:
-        try:
-            observations, reward, terminated, truncated, _ = self._env.step(self._to_do)
-            self._write(observations, rows)
-        except Exception as error:
-            raise EnvironmentFailedError(
-                f"{self.spec.id} failed at step {self.steps}: {type(error).__name__}: {error}"
-            ) from error
+        observations, reward, terminated, truncated, _ = self._env.step(self._to_do)
+        self._write(observations, rows)
         self._fill(rows, reward, terminated, truncated)
 
     def _write(self, observations: Any, rows: Rows) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.batch import BatchEnv
+from envs.checking import Remarks
 from envs.making import nearest, unknown_keyword
 from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
 from envs.spaces import encoders
-from envs.types import EnvSpec
+from envs.types import Encoder, EnvSpec
 from memory.errors import SettingError
 
 SEED_LIMIT = 2**31 - 1
@@ -27,8 +28,11 @@ class PoolVectorEnv(BatchEnv):
     def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
         self._settings = settings
         self._env: Any = None
-        spec, self._encode, self._decode = _inspect(settings, num_envs)
+        spec, encoder, self._decode = _inspect(settings, num_envs)
         super().__init__(spec, seed=seed)
+        self._encode = encoder.write
+        if settings.checked:
+            Remarks(settings.id)(encoder.remark)
 
     def close(self) -> None:
         """End the threads; safe to call twice and after a failure."""
@@ -71,7 +75,7 @@ def _kwargs(settings: EnvSettings) -> dict[str, Any]:
     return {**({"stack_num": 1} if "stack_num" in config else {}), **settings.kwargs}
 
 
-def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Any, Any]:
+def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Encoder, Any]:
     if importlib.util.find_spec("envpool") is None:
         raise SettingError(
             "backend", "envpool", 'needs envpool, install it with: pip install -e ".[envpool]"'
@@ -96,7 +100,7 @@ def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Any, Any]:
         frame_stack=1,
         action=decoder.spec,
     )
-    return spec, encoder.write, decoder.decode
+    return spec, encoder, decoder.decode
 
 
 def probe_pool(settings: EnvSettings) -> EnvSpec:

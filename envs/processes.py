@@ -13,13 +13,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.faults import RestartBudget, WorkerError, spend_or_raise
+from envs.checking import Remarks
+from envs.faults import RestartBudget, WorkerError, refuse_other_spaces, spend_or_raise
 from envs.making import find_spec
 from envs.replayable import ReplayableEnv
 from envs.rows import Rows
 from envs.settings import EnvSettings
-from envs.shared import ActionForm, SharedArrays, read_description
-from envs.types import EnvSpec
+from envs.shared import ActionForm, SharedArrays, read_description, read_spaces
+from envs.types import EnvironmentFailedError, EnvSpec
 from envs.worker import BEGIN, CUT, FORM, REPLAY, STEP, Job
 from envs.worker_handle import SPAWN_SECONDS, WorkerHandle, start_methods
 from memory.errors import NonFiniteError
@@ -45,6 +46,7 @@ class ProcessVectorEnv(ReplayableEnv):
         self._methods = methods or start_methods()
         self._restarts = RestartBudget(settings.max_restarts)
         self._form: ActionForm | None = None
+        self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []
         spec = self._describe(num_envs)
         context = multiprocessing.get_context(self._methods[0])
@@ -80,6 +82,7 @@ class ProcessVectorEnv(ReplayableEnv):
                     told = worker.answer(self._deadline(starting=True))
                 finally:
                     worker.kill()
+                self._spaces = read_spaces(told)
                 return read_description(told, self._settings, num_envs)
             except WorkerError as error:  # noqa: PERF203 - trying again is the point
                 spend_or_raise(self._restarts, 0, 0, error)
@@ -93,16 +96,22 @@ class ProcessVectorEnv(ReplayableEnv):
         slow = starting and self._methods[0] != "fork"
         return time.monotonic() + self._settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
 
-    def _answers(
-        self, repair: Callable[[int, WorkerError], None], *, starting: bool = False
-    ) -> None:
+    def _answers(self, repair: Callable[[int, Exception], None], *, starting: bool = False) -> None:
         """Wait for one answer of every worker, repairing those that give none."""
         deadline = self._deadline(starting=starting)
         for index, worker in enumerate(self._workers):
             try:
-                worker.answer(deadline)
-            except WorkerError as error:  # noqa: PERF203 - each one may break
+                self._hear(worker.answer(deadline), starting=starting)
+            except (WorkerError, EnvironmentFailedError) as error:  # noqa: PERF203 - each may break
                 repair(index, error)
+
+    def _hear(self, told: bytes, *, starting: bool = False) -> None:
+        """Take what comes with an answer: its spaces at the start, then remarks on its steps."""
+        if starting:
+            refuse_other_spaces(self._spaces, read_spaces(told))
+        elif told:
+            for remark in told.decode().split("\n"):
+                self._say(remark)
 
     def _replace(self, index: int, error: Exception, turn: int | None = None) -> None:
         """Put a new process in the place of a broken one and, given a row, start an episode."""
@@ -113,14 +122,14 @@ class ProcessVectorEnv(ReplayableEnv):
             try:
                 worker = self._hire(index, self.spec, self._memory)
                 self._workers[index] = worker
-                worker.answer(self._deadline(starting=True))
+                self._hear(worker.answer(self._deadline(starting=True)), starting=True)
                 if self._form is not None:
                     worker.send(FORM + self._form.encode())
                 if turn is not None:
                     worker.send(STEP + bytes([turn]))
-                    worker.answer(self._deadline())
+                    self._hear(worker.answer(self._deadline()))
                 failure = None
-            except WorkerError as again:
+            except (WorkerError, EnvironmentFailedError) as again:
                 failure = again
 
     # The timeline.

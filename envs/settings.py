@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from memory.errors import SettingError
@@ -23,11 +23,14 @@ class EnvSettings:
     step_timeout: float  # seconds one environment may take for one step; processes only
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
 
+    checked = True  # its first steps are, and what is wrong with them is said
+
     def for_evaluation(self) -> EnvSettings:
         """Return the settings under which scores are measured: whole games, not lives."""
-        if "episodic_life" not in self.kwargs:
-            return self
-        return replace(self, kwargs={**self.kwargs, "episodic_life": False})
+        kwargs = dict(self.kwargs)
+        if "episodic_life" in kwargs:
+            kwargs["episodic_life"] = False
+        return EvaluationSettings(**{**vars(self), "kwargs": kwargs})
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -39,3 +42,9 @@ class EnvSettings:
             raise SettingError("step_timeout", self.step_timeout, "must be a positive number")
         if self.max_restarts < 0:
             raise SettingError("max_restarts", self.max_restarts, "must not be negative")
+
+
+class EvaluationSettings(EnvSettings):
+    """The environments of evaluation, about which everything was said in training."""
+
+    checked = False

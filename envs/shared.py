@@ -103,13 +103,18 @@ def action_numbers(spec: ActionSpec) -> int:
 def describe(slot: EnvSlot) -> bytes:
     """Write down what the environment's spaces are."""
     encoder, action = slot.encoder, slot.decoder.spec
-    told = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
+    told = [encoder.shape, encoder.dtype, type(action).__name__, vars(action), slot.spaces]
     return json.dumps(told).encode()
+
+
+def read_spaces(text: bytes) -> str:
+    """Read what the environment's own spaces are called."""
+    return str(json.loads(text)[-1])
 
 
 def read_description(text: bytes, settings: EnvSettings, num_envs: int) -> EnvSpec:
     """Read what `describe` wrote."""
-    shape, dtype, kind, values = json.loads(text)
+    shape, dtype, kind, values, _ = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return EnvSpec(
         id=settings.id,

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 from numpy.typing import NDArray
 
+from envs.checking import Say, check_first_steps
 from envs.making import make_env
 from envs.rows import Rows
 from envs.seeding import episode_seed
@@ -21,22 +22,29 @@ LOG = logging.getLogger("steadyrl")
 class EnvSlot:
     """One environment of N: it can be built, started, stepped, replayed and built again."""
 
-    def __init__(self, settings: EnvSettings, *, seed: int, index: int) -> None:
+    def __init__(
+        self, settings: EnvSettings, *, seed: int, index: int, say: Say | None = None
+    ) -> None:
         self.seed = seed
         self.index = index
         self.episode = -1  # the episode under way
         self.over = True  # the next row is a reset
         self._settings = settings
+        self._say = say  # takes remarks on its first steps, which are then checked
         self._env: gym.Env[Any, Any] | None = None
 
     def build(self) -> None:
         """Make the environment, after closing the one there was."""
         self.close()
-        self._env = env = make_env(self._settings)
+        env = make_env(self._settings)
+        self._env = env if self._say is None else check_first_steps(env, self._say)
         self.encoder, self.decoder = encoders(
             self._settings.id, env.observation_space, env.action_space
         )
-        self._step = env.step
+        self.spaces = f"{env.observation_space} and {env.action_space}"
+        if self._say is not None:
+            self._say(self.encoder.remark)
+        self._step = self._env.step
         self._write = self.encoder.write
         env.action_space.seed(0)
         self._sample = env.action_space.sample
@@ -79,11 +87,16 @@ class EnvSlot:
             self.start(frame)
             rows.set_reset(index)
             return
+        reward: Any
         observation, reward, terminated, truncated, _ = self._step(action)
         self._write(observation, frame)
         if terminated or truncated:
             self.over = True
-        rows.reward[index] = reward
+        try:
+            rows.reward[index] = reward + 0.0  # of text NumPy would make a number, of None a NaN
+        except (TypeError, ValueError):
+            kind = type(reward).__name__
+            raise TypeError(f"its reward is {reward!r}, a {kind}, not a number") from None
         rows.terminated[index] = terminated
         rows.truncated[index] = truncated
         rows.valid[index] = True

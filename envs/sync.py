@@ -7,7 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.faults import RestartBudget, spend_or_raise
+from envs.checking import Remarks
+from envs.faults import RestartBudget, refuse_other_spaces, spend_or_raise
 from envs.replayable import ReplayableEnv
 from envs.rows import Rows
 from envs.settings import EnvSettings
@@ -25,10 +26,12 @@ class SyncVectorEnv(ReplayableEnv):
         self._seed = seed
         self._restarts = RestartBudget(settings.max_restarts)
         self._slots: list[EnvSlot] = []
+        self._spaces = ""  # of all of them, once there is one
         self._actions_to_do: list[Any] = []
         try:
             for index in range(num_envs):
-                self._add(EnvSlot(settings, seed=seed, index=index))
+                say = Remarks(settings.id) if settings.checked and index == 0 else None
+                self._add(EnvSlot(settings, seed=seed, index=index, say=say))
             first = self._slots[0]
             self._decode = first.decoder.decode
             super().__init__(first.spec(num_envs))
@@ -39,11 +42,16 @@ class SyncVectorEnv(ReplayableEnv):
     def _add(self, slot: EnvSlot) -> None:
         self._slots.append(slot)
         try:
-            slot.build()
+            self._build(slot)
         except SettingError:
             raise
         except BROKEN as error:
             self._rebuild(slot, error)
+
+    def _build(self, slot: EnvSlot) -> None:
+        slot.build()
+        self._spaces = self._spaces or slot.spaces
+        refuse_other_spaces(self._spaces, slot.spaces)
 
     def close(self) -> None:
         """Close every environment; safe to call twice and after a failure."""
@@ -81,7 +89,7 @@ class SyncVectorEnv(ReplayableEnv):
         while failure is not None:
             spend_or_raise(self._restarts, slot.index, self.steps, failure)
             try:
-                slot.build()
+                self._build(slot)
                 if frame is not None:
                     slot.start(frame)
                 failure = None
@@ -108,7 +116,7 @@ class SyncVectorEnv(ReplayableEnv):
                 slot.replay(past, rows.frames[env])
             except BROKEN:
                 LOG.warning("environment %d could not be replayed", env, exc_info=True)
-                slot.build()
+                self._build(slot)
 
     def _cut(self, env: int, episode: int) -> None:
         self._slots[env].seed = self._seed

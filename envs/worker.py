@@ -18,7 +18,7 @@ from envs.faults import without_context
 from envs.settings import EnvSettings
 from envs.shared import ActionForm, SharedArrays, describe
 from envs.slot import EnvSlot
-from envs.types import EnvSpec
+from envs.types import EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError
 
 # Commands. STEP, BEGIN and REPLAY name the row to write to (0 or 1) and are answered.
@@ -50,13 +50,16 @@ def run_worker(job: Job, pipe: Connection, inherited: Sequence[Connection]) -> N
     """Run one environment until told to quit or until the parent is gone."""
     before = sys.exc_info()[1]  # a fork that replaces a broken environment brings its error along
     _detach(job, inherited)
-    slot = EnvSlot(job.settings, seed=job.seed, index=job.env)
+    remarks: list[str] = []
+    checked = job.settings.checked and job.env == 0 and job.spec is not None
+    say = remarks.append if checked else None
+    slot = EnvSlot(job.settings, seed=job.seed, index=job.env, say=say)
     try:
         slot.build()
         slot.cut(job.episode)
         pipe.send_bytes(DONE + describe(slot))
         if job.spec is not None:
-            _Service(slot, SharedArrays(job.spec, job.memory), pipe).run()
+            _Service(slot, SharedArrays(job.spec, job.memory), pipe, remarks).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     except BaseException as error:
@@ -83,7 +86,10 @@ def _detach(job: Job, inherited: Sequence[Connection]) -> None:
 class _Service:
     """Carry commands out."""
 
-    def __init__(self, slot: EnvSlot, shared: SharedArrays, pipe: Connection) -> None:
+    def __init__(
+        self, slot: EnvSlot, shared: SharedArrays, pipe: Connection, remarks: list[str]
+    ) -> None:
+        self._remarks = remarks  # to be sent with the next answer
         self._slot, self._shared, self._pipe = slot, shared, pipe
         self._progress = shared.progress[slot.index]
         self._form = ActionForm("<i8", ())
@@ -102,7 +108,8 @@ class _Service:
             else:
                 self._write(command, rest[0], rest[1:])
                 self._progress[:] = self._slot.episode, self._slot.over
-                self._pipe.send_bytes(DONE)
+                self._pipe.send_bytes(DONE + "\n".join(self._remarks).encode())
+                self._remarks.clear()
 
     def _write(self, command: bytes, turn: int, rest: bytes) -> None:
         slot, rows = self._slot, self._shared.rows[turn]
@@ -124,11 +131,12 @@ class _Service:
 
 def _report(error: BaseException, pipe: Connection) -> None:
     """Tell the parent what broke, as text: the exception itself may not survive the journey."""
-    what = "".join(traceback.format_exception_only(type(error), error))
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     refused = None
     if isinstance(error, SettingError):
         refused = [error.field, str(error.value), error.reason]
-    text = json.dumps([" ".join(what.split()), trace, refused])
+    for_good = isinstance(error, EnvironmentFailedError)
+    what = str(error) if for_good else "".join(traceback.format_exception_only(type(error), error))
+    text = json.dumps([" ".join(what.split()), trace, refused, for_good])
     with contextlib.suppress(OSError):  # the parent may be gone
         pipe.send_bytes(BROKEN + text.encode())

@@ -57,10 +57,10 @@ class WorkerHandle:
         except (EOFError, OSError):
             raise WorkerError(self._death()) from None
         if message[:1] == BROKEN:
-            what, trace, refused = json.loads(message[1:])
+            what, trace, refused, for_good = json.loads(message[1:])
             if refused is not None:
                 raise SettingError(*refused)
-            raise WorkerError(what, trace)
+            raise WorkerError(what, trace, for_good=for_good)
         return message[1:]
 
     def _death(self) -> str:

@@ -191,5 +191,5 @@ def test_an_action_that_no_button_stands_for_is_an_error():
 def test_evaluation_plays_whole_games():
     config = game(kwargs={"episodic_life": True})
     assert config.for_evaluation().kwargs["episodic_life"] is False
-    assert settings().for_evaluation() == settings()
+    assert vars(settings().for_evaluation()) == vars(settings())
     assert probe(config).action == DiscreteActions(4)

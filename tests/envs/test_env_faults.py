@@ -6,7 +6,7 @@ from logging import Formatter
 
 import numpy as np
 import pytest
-from toy_environments import Counter, settings
+from toy_environments import Counter, CounterVector, settings
 
 from envs.factory import build_env
 from envs.faults import HOUR, RestartBudget, without_context
@@ -31,7 +31,7 @@ ANYWHERE = [
     ("step:unpicklable", EnvironmentFailedError, "UnpicklableError: cannot travel"),
     ("step:sys_exit", EnvironmentFailedError, "SystemExit: 3"),
     ("step:wrong_shape", EnvironmentFailedError, r"shape \(5,\), its space says \(2,\)"),
-    ("step:wrong_type", EnvironmentFailedError, "could not convert string"),
+    ("step:wrong_type", EnvironmentFailedError, "its reward is .much., a str"),
     ("step:nan_reward", NonFiniteError, "reward of environment 0 is not finite at step 2"),
     ("step:inf_observation", NonFiniteError, r"observation of environment 0 .* step 2"),
     ("reset:raise", EnvironmentFailedError, "environment 0 failed at step 0"),
@@ -197,3 +197,17 @@ def test_what_is_no_fault_but_a_wrong_setting_is_refused(backend):
     config = settings("CartPole-v1", backend=backend, kwargs={"sutton": 1}, max_restarts=3)
     with pytest.raises(SettingError, match="sutton"):
         build_env(config, seed=0)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_batch_that_breaks_stops_naming_the_step(monkeypatch, where):
+    def break_down(*_, **__):
+        raise RuntimeError("worn\nout")
+
+    monkeypatch.setattr(CounterVector, where, break_down)
+    with (
+        build_env(settings(backend="native"), seed=0) as env,
+        pytest.raises(EnvironmentFailedError, match="failed at step 0: RuntimeError: worn out"),
+    ):
+        env.reset()
+        env.step(ZERO)

@@ -94,3 +94,18 @@ def test_envpool_shows_what_its_environments_show(env_id):
     for ours, theirs in pairs:
         space = raw.observation_space
         np.testing.assert_array_equal(ours, [frame(space, one) for one in theirs])
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize(
+    ("kind", "remark"), [("depth", "rounded to 256"), ("no bounds", "no finite bounds")]
+)
+def test_what_the_encoder_remarks_is_said_once(kind, remark, backend, caplog):
+    config = settings("shown_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
+    for each in (config, config.for_evaluation()):
+        with build_env(each, seed=0, num_envs=ENVS) as env:
+            env.reset()
+            env.step(np.zeros(ENVS, np.int64))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert remark in said
+    assert said.startswith("shown_spaces:Show-v0: ")

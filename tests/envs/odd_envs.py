@@ -1,0 +1,65 @@
+"""Environments that do not keep to Gymnasium's interface, each in one way."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Odd(gym.Env):
+    """Keep to the interface, but for one thing.
+
+    `fuse` is a file that grows by a byte when the environment is built: some things change once it
+    was built `before` times.
+    """
+
+    def __init__(self, odd="", fuse=None, before=1, length=30):
+        self.odd, self.length = odd, length
+        built = 0
+        if fuse is not None:
+            with open(fuse, "ab") as file:
+                built = file.tell()
+                file.write(b"x")
+        self.again = built >= before and odd.startswith("other")
+        width = 1 if self.again and odd == "other shape" else 4
+        bound = 2 if self.again and odd == "other bounds" else 1
+        self.observation_space = spaces.Box(-bound, bound, (width,), np.float32)
+        self.action_space = spaces.Discrete(3 if self.again and odd == "other actions" else 2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return {
+            "reset: no info": lambda: np.zeros(4, np.float32),
+            "reset: three values": lambda: (self._see(), {}, {}),
+            "reset: info is a list": lambda: (self._see(), []),
+            "reset: outside": lambda: (self._see() + 5, {}),
+        }.get(self.odd, lambda: (self._see(), {}))()
+
+    def _see(self):
+        return np.zeros(self.observation_space.shape, np.float32)
+
+    def step(self, action):
+        self.time += 1
+        if self.odd.startswith("other") and not self.again and self.time == 3:
+            raise RuntimeError("broken")
+        row = [self._see(), 1.0, self.time >= self.length, False, {}]
+        late = self.time > 12
+        return {
+            "step: four values": lambda: (*row[:3], {}),
+            "step: a list": lambda: row,
+            "step: info is none": lambda: (*row[:4], None),
+            "step: outside": lambda: (row[0] + 5, *row[1:]),
+            "step: doubles": lambda: (row[0].astype(np.float64), *row[1:]),
+            "step: whole flag": lambda: (*row[:2], int(row[2]), *row[3:]),
+            "reward: text": lambda: (row[0], "3", *row[2:]),
+            "reward: none": lambda: (row[0], None, *row[2:]),
+            "reward: none, late": lambda: (row[0], None if late else 1.0, *row[2:]),
+            "reward: array": lambda: (row[0], np.ones(2), *row[2:]),
+            "reward: truth": lambda: (row[0], True, *row[2:]),
+        }.get(self.odd, lambda: tuple(row))()
+
+
+gym.register("Odd-v0", Odd)
+gym.register("OddBare-v0", Odd, order_enforce=False)
