@@ -16,9 +16,10 @@ class Decision(NamedTuple):
     """What was decided, and on what: everything `observe` needs to store the row."""
 
     obs: Tensor  # [N, *observation_shape] on the training device
-    action: Tensor  # [N, …]
+    action: Tensor  # [N, …] what the environment is sent
     log_prob: Tensor | None = None  # [N]
     value: Tensor | None = None  # [N]
+    chosen: Tensor | None = None  # [N, …] the action in the policy's own units
 
 
 class Agent(ABC):

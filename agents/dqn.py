@@ -19,6 +19,7 @@ from agents.networks import QNetwork, is_large_image, uniform_
 from agents.schedules import linear
 from buffers.replay import build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
+from memory.budget import require
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.reclaim import reclaim
@@ -39,7 +40,7 @@ class DQN(Agent):
         seed: int,
         total_steps: int,
     ) -> None:
-        settings.refuse_unfit(spec)
+        settings.refuse_unfit(spec, total_steps)
         assert isinstance(spec.action, DiscreteActions)
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._settings = settings
@@ -86,6 +87,8 @@ class DQN(Agent):
                 self._settings.hidden,
                 self._settings.dueling,
             )
+        # Asked for twice: weights, gradient and optimiser, and the target's.
+        require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
         module.to_empty(device="cpu")
         uniform_(module, torch.Generator().manual_seed(seed))
         return FlatNetwork(module, self._device)
@@ -109,6 +112,15 @@ class DQN(Agent):
         s = self._settings
         end = 0.0 if s.anneal_learning_rate else s.learning_rate
         return linear(s.learning_rate, end, self._total_steps, self._steps)
+
+    def _rate(self) -> float:
+        """Return the step size of an update: at the end, what its share of the steps is worth.
+
+        Learning that is due at the very last step would be for nothing at a rate of zero.
+        """
+        s = self._settings
+        last = s.learning_rate * min(1.0, s.train_every / self._total_steps)
+        return max(self.learning_rate, last)
 
     def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
         """Choose ε-greedily, one coin per environment; greedily if not explore."""
@@ -171,7 +183,7 @@ class DQN(Agent):
         s = self._settings
         beta = self.beta if s.replay.prioritized else 1.0
         batch = self._replay.sample(s.batch_size * s.grad_accumulation, beta=beta)
-        td_error, values = self._update(batch, self.learning_rate)
+        td_error, values = self._update(batch, self._rate())
         self._replay.update_priorities(batch.index, td_error)
         self.updates += 1
         # On the host a look at the loss is free; on a device it would stall the queue, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.checks import fraction, hidden_layers, positive, zero_or_more
+from agents.checks import at_most, fraction, hidden_layers, positive, zero_or_more
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec
 from memory.errors import SettingError
@@ -45,6 +45,9 @@ class DQNSettings:
         positive(self, *names, "target_every", "target_tau", "grad_accumulation")
         zero_or_more(self, "learning_starts", "max_grad_norm")
         fraction(self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau")
+        at_most(self, 1_000, "learning_rate")
+        at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
+        at_most(self, 1e30, "max_grad_norm")
         drawn = self.batch_size * self.grad_accumulation
         if self.replay.capacity < drawn:
             raise SettingError(
@@ -53,8 +56,9 @@ class DQNSettings:
                 f"must hold at least one batch (batch_size × grad_accumulation = {drawn})",
             )
 
-    def refuse_unfit(self, spec: EnvSpec) -> None:
-        """Refuse environments DQN cannot act in."""
+    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments DQN cannot act in; it learns from whatever steps there are."""
+        del total_steps
         if not isinstance(spec.action, DiscreteActions):
             kind = type(spec.action).__name__.removesuffix("Actions")
             raise SettingError(

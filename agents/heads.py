@@ -47,6 +47,10 @@ class Head(ABC):
     def greedy(self, parameters: Tensor) -> Tensor:
         """Return the most likely actions [B, *action_shape]."""
 
+    def sent(self, action: Tensor) -> Tensor:
+        """Return what the environment is sent for `action`: the same, unless units differ."""
+        return action
+
     @abstractmethod
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of `action` [B] and the entropy [B]."""
@@ -165,9 +169,10 @@ class BoxHead(Head):
 
     action_dtype = torch.float32
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, units: tuple[Tensor, Tensor] | None = None) -> None:
         self.size = 2 * size
         self.noise_shape = self.action_shape = (size,)
+        self._units = units  # what 1 and what 0 stand for, [size] each
 
     def layer(self, features: int, log_std: float) -> nn.Module:
         """Build a layer with state-independent log σ."""
@@ -182,6 +187,13 @@ class BoxHead(Head):
         mean, log_std = parameters.chunk(2, -1)
         return mean + log_std.exp() * noise
 
+    def sent(self, action: Tensor) -> Tensor:
+        """Return `action` in the units of the environment."""
+        if self._units is None:
+            return action
+        half_width, middle = self._units
+        return torch.addcmul(middle, action, half_width)
+
     def greedy(self, parameters: Tensor) -> Tensor:
         """Take the mean."""
         return parameters.chunk(2, -1)[0]
@@ -194,12 +206,29 @@ class BoxHead(Head):
         return log_prob, (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
 
 
-def build_head(action: ActionSpec, device: torch.device) -> Head:
-    """Return the head for an action space."""
+def box_units(space: BoxActions) -> tuple[Tensor, Tensor] | None:
+    """Return half the width and the middle of the bounds, so that they are −1 and 1 to the policy.
+
+    None where they are so already. Where a bound is infinite, 1 stands for 1 and 0 for 0.
+    """
+    low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
+    # float32's largest numbers as bounds mean that there are none.
+    finite = (high - low) < torch.finfo(torch.float32).max
+    half_width = torch.where(finite, (high - low) / 2, 1.0).float()
+    middle = torch.where(finite, (high + low) / 2, 0.0).float()
+    same = bool((half_width == 1).all()) and bool((middle == 0).all())
+    return None if same else (half_width, middle)
+
+
+def build_head(action: ActionSpec, device: torch.device, *, scaled: bool = True) -> Head:
+    """Return the head for an action space; `scaled`: finite bounds are [−1, 1] to the policy."""
     if isinstance(action, DiscreteActions):
         return DiscreteHead(action.n)
     if isinstance(action, MultiDiscreteActions):
         return MultiDiscreteHead(action.nvec, device)
     if isinstance(action, BoxActions):
-        return BoxHead(len(action.low))
+        units = box_units(action) if scaled else None
+        if units is not None:
+            units = units[0].to(device), units[1].to(device)
+        return BoxHead(len(action.low), units)
     return MultiBinaryHead(action.n)

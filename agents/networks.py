@@ -70,9 +70,9 @@ def nature_layers(channels: int) -> list[nn.Module]:
     ]
 
 
-def small_image_layers(channels: int) -> list[nn.Module]:
+def small_image_layers(channels: int, height: int, width: int) -> list[nn.Module]:
     """Return the one convolution that suits boards such as MinAtar's 10x10 (Young & Tian 2019)."""
-    return [nn.Conv2d(channels, 16, 3, stride=1), nn.ReLU()]
+    return [nn.Conv2d(channels, 16, (min(3, height), min(3, width))), nn.ReLU()]
 
 
 def build_trunk(
@@ -88,13 +88,14 @@ def build_trunk(
         flat = len(observation_shape) == 1
         return dense if flat else nn.Sequential(nn.Flatten(), dense), hidden[-1]
     channels, height, width = observation_shape
-    convolutions = nature_layers if is_large_image(observation_shape) else small_image_layers
-    layers = [*convolutions(channels), nn.Flatten()]
+    large = is_large_image(observation_shape)
+    layers = nature_layers(channels) if large else small_image_layers(channels, height, width)
+    layers.append(nn.Flatten())
     with torch.no_grad():
         features = nn.Sequential(*layers)(torch.zeros(1, channels, height, width)).numel()
     if dtype == "uint8":
         layers.insert(0, Scale())
-    if is_large_image(observation_shape):
+    if large:
         layers.insert(0, PixelsTogether())
     return nn.Sequential(*layers, Dense(features, hidden, activation)), hidden[-1]
 

@@ -1,7 +1,10 @@
 """Running statistics of what the agent sees and earns, over valid rows only.
 
-Both are frozen while a rollout is collected and learned from, so that a row means the same when
-it is acted on and when it is learned from; they move on between rollouts.
+A row must mean the same when it is acted on and when it is learned from. So both are frozen while
+a rollout is collected and learned from, and move on between rollouts. Only during the first one,
+before which nothing is known, those of observations move from row to row: its rows are then
+stored as they were seen, normalised already (`look`, `update`), and learned from as they are
+(`rest_`, `settle_`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ EPSILON = 1e-8
 
 
 class ObservationNormaliser(nn.Module):
-    """The first layer of the network: (x − mean) / std, clipped; the identity at first."""
+    """The first layer of the network: (x − mean) / std, clipped; the identity before any row."""
 
     count: Tensor
     mean: Tensor
@@ -38,27 +41,55 @@ class ObservationNormaliser(nn.Module):
 
     def start_(self) -> None:
         """Forget all rows."""
-        for buffer in (self.count, self.mean, self.square, self.shift):
+        for buffer in self._statistics():
             buffer.zero_()
-        self.scale.fill_(1)
+        self.rest_()
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return normalised observations [B, …]."""
         return ((obs - self.shift) * self.scale).clamp(-CLIP, CLIP)
 
     @torch.no_grad()
+    def look(self, obs: Tensor) -> None:
+        """Normalise as if rows [B, …] had been taken in, without taking them in."""
+        self._use(*self._with(obs))
+
+    @torch.no_grad()
     def update(self, obs: Tensor) -> None:
-        """Take in rows [B, …] (Chan et al. 1979, in float64)."""
+        """Take in rows [B, …]."""
+        if len(obs):
+            for mine, new in zip(self._statistics(), self._with(obs), strict=True):
+                mine.copy_(new)
+        self.settle_()
+
+    def rest_(self) -> None:
+        """Be the identity, for rows that are normalised already."""
+        self.shift.zero_()
+        self.scale.fill_(1)
+
+    def settle_(self) -> None:
+        """Normalise by the rows taken in so far; the identity where there is none."""
+        if self.count > 0:
+            self._use(*self._statistics())
+        else:
+            self.rest_()
+
+    def _statistics(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.count, self.mean, self.square
+
+    def _with(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return count, mean and Σ(x − mean)² with these rows (Chan et al. 1979, in float64)."""
         x = obs.double()
-        count = len(x)
         mean = x.mean(0)
-        total = self.count + count
         delta = mean - self.mean
-        self.square += (x - mean).square().sum(0) + delta.square() * (self.count * count / total)
-        self.mean += delta * (count / total)
-        self.count.copy_(total)
-        std = (self.square / total).sqrt()
-        self.shift.copy_(self.mean)
+        total = self.count + len(x)
+        share = len(x) / total
+        square = (x - mean).square().sum(0) + delta.square() * (self.count * share)
+        return total, self.mean + delta * share, self.square + square
+
+    def _use(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
+        std = (square / count).sqrt()
+        self.shift.copy_(mean)
         # An input that never moved carries nothing, but must not be blown up once it does.
         self.scale.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agents.actor_critic import ActorCritic
 from agents.base import Agent, Decision
-from agents.compiling import compile_mode
+from agents.compiling import Mode, compile_mode
 from agents.flat import FlatNetwork
 from agents.heads import build_head
 from agents.networks import is_large_image
@@ -43,15 +43,27 @@ class PPO(Agent):
         seed: int,
         total_steps: int,
     ) -> None:
-        settings.refuse_unfit(spec)
+        settings.refuse_unfit(spec, total_steps)
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._settings = settings
         self._device = device
         self._rows = settings.rollout_steps * spec.num_envs
         self._parts = settings.minibatches_of(self._rows)
         self._total_steps = total_steps
-        self._head = build_head(spec.action, device)
-        module = self._build_module(spec, seeds[0])
+        self._piece = -(-self._rows // self._parts)  # rows of the largest minibatch
+        self._head = build_head(spec.action, device, scaled=settings.scale_actions)
+        expected = total_steps // self._rows * settings.epochs * self._parts
+        mode = compile_mode(
+            settings.compile,
+            device,
+            expected,
+            large_images=is_large_image(spec.observation_shape),
+        )
+        module = self._build_module(spec)
+        # Before the rest, because it asks for the memory of the rest too.
+        self._rollout = self._build_rollout(spec, module, mode)
+        module.to_empty(device="cpu")
+        module.start_(torch.Generator().manual_seed(seeds[0]))
         self._network = FlatNetwork(module, device)
         self._observations = module.normaliser
         self._acting = build_acting(module, self._head, device)
@@ -64,34 +76,38 @@ class PPO(Agent):
         )
         self._shuffling = torch.Generator(device).manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
-        self._rollout = RolloutBuffer(
-            steps=settings.rollout_steps,
-            num_envs=spec.num_envs,
-            observation_shape=spec.observation_shape,
-            observation_dtype=getattr(torch, spec.dtype),
-            action_shape=self._head.action_shape,
-            action_dtype=self._head.action_dtype,
-            device=device,
-        )
-        expected = total_steps // self._rows * settings.epochs * self._parts
-        mode = compile_mode(
-            settings.compile,
-            device,
-            expected,
-            large_images=is_large_image(spec.observation_shape),
-        )
-        self._piece = -(-self._rows // self._parts)  # rows of the largest minibatch
         self._update = PPOUpdate(settings, self._network, self._head, mode, self._piece)
         self._next_obs: NDArray[Any] = np.zeros(
             (spec.num_envs, *spec.observation_shape), dtype=spec.dtype
         )
         self._steps = 0  # valid environment steps observed
+        self._begun = 0  # those before the rollout under way
         self.updates = 0
 
-    def _build_module(self, spec: EnvSpec, seed: int) -> ActorCritic:
+    def _build_rollout(self, spec: EnvSpec, module: ActorCritic, mode: Mode) -> RolloutBuffer:
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        head = self._head
+        row = math.prod(spec.observation_shape) * dtype.itemsize
+        row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
+        minibatches = self._piece * row * (1 if mode == "eager" else 2)  # a graph has its own copy
+        noise = 4 * self._rows * math.prod(head.noise_shape)
+        networks = 4 * sum(parameter.nbytes for parameter in module.parameters())
+        return RolloutBuffer(
+            steps=self._settings.rollout_steps,
+            num_envs=spec.num_envs,
+            observation_shape=spec.observation_shape,
+            observation_dtype=dtype,
+            action_shape=head.action_shape,
+            action_dtype=head.action_dtype,
+            device=self._device,
+            beside=minibatches + noise + networks,
+        )
+
+    def _build_module(self, spec: EnvSpec) -> ActorCritic:
+        """Build the network without its memory."""
         s = self._settings
         with torch.device("meta"):
-            module = ActorCritic(
+            return ActorCritic(
                 spec.observation_shape,
                 spec.dtype,
                 self._head,
@@ -101,36 +117,45 @@ class PPO(Agent):
                 normalise=s.normalize_obs,
                 log_std=s.log_std_init,
             )
-        module.to_empty(device="cpu")
-        module.start_(torch.Generator().manual_seed(seed))
-        return module
 
     @property
     def learning_rate(self) -> float:
-        """Step size of Adam at this step."""
+        """Step size of Adam in the update at the end of the rollout under way."""
         s = self._settings
         return self._annealed(s.learning_rate, s.anneal_learning_rate)
 
     @property
     def clip(self) -> float:
-        """How far the ratio may move from 1 at this step."""
+        """How far the ratio may move from 1 in the update at the end of the rollout under way."""
         return self._annealed(self._settings.clip, self._settings.anneal_clip)
 
     def _annealed(self, start: float, anneal: bool) -> float:
-        # When less than a rollout is left, the update at hand is the last one: exactly zero.
-        horizon = self._total_steps - self._rows + 1
-        return linear(start, 0.0 if anneal else start, horizon, self._steps)
+        """Anneal from rollout to rollout: by the steps of those before it, never by its own.
+
+        So the first update has the full rate and the last one its share: after k of K whole
+        rollouts it is 1 − k/K (Huang et al. 2022, detail 4).
+        """
+        return linear(start, 0.0 if anneal else start, self._total_steps, self._begun)
 
     def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
         """Sample actions; if not explore, take the most likely ones."""
-        return self._acting.sample(obs, self._noise) if explore else self._acting.greedy(obs)
+        if not explore:
+            return self._acting.greedy(obs)
+        if self._observations is not None and self._begun == 0:
+            self._observations.look(torch.from_numpy(obs).to(self._device))
+        return self._acting.sample(obs, self._noise)
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
         reward = np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward
+        assert decision.chosen is not None
+        obs = decision.obs
+        if self._observations is not None and self._begun == 0:
+            obs = self._observations(obs)
+            self._observations.update(decision.obs[torch.from_numpy(step.valid).to(obs.device)])
         self._rollout.add(
-            decision.obs,
-            decision.action,
+            obs,
+            decision.chosen,
             decision.log_prob,
             decision.value,
             reward,
@@ -148,9 +173,12 @@ class PPO(Agent):
         if not self._rollout.full:
             return None
         self._finish_rollout()
-        rows = next(self._rollout.minibatches(1, self._shuffling), None)
-        metrics = None if rows is None else self._learn(rows)
+        metrics = None
+        if len(self._rollout.valid):
+            metrics = self._learn()
+            self._move_on()
         self._rollout.clear()
+        self._begun = self._steps
         return metrics
 
     def _finish_rollout(self) -> None:
@@ -158,14 +186,17 @@ class PPO(Agent):
         rollout, s = self._rollout, self._settings
         if s.normalize_reward:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
-        self._acting.score(rollout, self._piece)
         with torch.inference_mode():
             obs = torch.from_numpy(self._next_obs).to(self._device, non_blocking=True)
+            if self._observations is not None and self._begun == 0:
+                obs = self._observations(obs)
+                self._observations.rest_()
+            self._acting.score(rollout, self._piece)
             _, last_value = self._network.module(obs)
         rollout.finish(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
 
-    def _learn(self, rows: RolloutBatch) -> Metrics:
-        """Take the epochs over the rollout; let the normaliser move on with all its rows."""
+    def _learn(self) -> Metrics:
+        """Take the epochs over the rollout."""
         sums = torch.zeros(len(METRICS), device=self._device)
         before = self.updates
         self._update.set_rates(self.learning_rate, self.clip)
@@ -179,11 +210,22 @@ class PPO(Agent):
         # the metrics' next flush finds it.
         if sums.device.type == "cpu" and not math.isfinite(sums[0].item()):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
-        if self._observations is not None:
-            self._observations.update(rows.obs)
-        explained = explained_variance(rows.value, rows.return_)
+        old = (self._rollout.value[:-1], self._rollout.return_)
+        valid = self._rollout.valid
+        explained = explained_variance(*(part.flatten().index_select(0, valid) for part in old))
         values = torch.cat((sums / (self.updates - before), explained.unsqueeze(0)))
         return Metrics((*METRICS, "train/explained_variance"), values)
+
+    def _move_on(self) -> None:
+        """Let the statistics of observations move on; those of the first rollout have done so."""
+        if self._observations is None:
+            return
+        if self._begun == 0:
+            self._observations.settle_()
+            return
+        obs = self._rollout.obs.flatten(0, 1)
+        for rows in self._rollout.valid.split(self._piece):
+            self._observations.update(obs.index_select(0, rows))
 
     def _minibatches(self) -> Iterator[RolloutBatch]:
         for _ in range(self._settings.epochs):
@@ -200,7 +242,10 @@ class PPO(Agent):
 
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the rollout and of weights, gradient and optimiser."""
-        return {"rollout": self._rollout.nbytes, "networks": 4 * self._network.weights.nbytes}
+        return {
+            "rollout": self._rollout.nbytes + self._noise.nbytes,
+            "networks": 4 * self._network.weights.nbytes,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, normalisers, optimiser, rollout, generators and counters."""
@@ -215,6 +260,7 @@ class PPO(Agent):
             "noise": self._noise.state_dict(),
             "shuffling": self._shuffling.get_state(),
             "steps": self._steps,
+            "begun": self._begun,
             "updates": self.updates,
         }
 
@@ -230,6 +276,7 @@ class PPO(Agent):
         self._noise.load_state_dict(state["noise"])
         self._shuffling.set_state(state["shuffling"])
         self._steps = state["steps"]
+        self._begun = state["begun"]
         self.updates = state["updates"]
 
     def release(self) -> None:

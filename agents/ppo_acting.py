@@ -26,6 +26,11 @@ class Noise:
         self._rows = torch.zeros((rows, num_envs, *head.noise_shape), device=device)
         self._next = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._rows.nbytes
+
     def row(self) -> Tensor:
         """Return the next row [N, *noise_shape]."""
         if self._next == 0:
@@ -71,13 +76,14 @@ class ActingOnDevice:
         observed = self._observed(obs)
         parameters, value = self._network(observed)
         action = self._head.sample(parameters, noise.row())
-        return Decision(observed, action, self._head.log_prob(parameters, action), value)
+        log_prob = self._head.log_prob(parameters, action)
+        return Decision(observed, self._head.sent(action), log_prob, value, action)
 
     @torch.inference_mode()
     def greedy(self, obs: NDArray[Any]) -> Decision:
         """Take the most likely actions."""
         observed = self._observed(obs)
-        return Decision(observed, self._head.greedy(self._network(observed)[0]))
+        return Decision(observed, self._head.sent(self._head.greedy(self._network(observed)[0])))
 
     def score(self, rollout: RolloutBuffer, piece: int) -> None:
         """Add nothing: the rows came complete."""
@@ -99,12 +105,13 @@ class ActingOnHost:
     def sample(self, obs: NDArray[Any], noise: Noise) -> Decision:
         """Sample actions."""
         parameters = torch.from_numpy(self._policy(obs))
-        return Decision(torch.from_numpy(obs), self._head.sample(parameters, noise.row()))
+        action = self._head.sample(parameters, noise.row())
+        return Decision(torch.from_numpy(obs), self._head.sent(action), chosen=action)
 
     def greedy(self, obs: NDArray[Any]) -> Decision:
         """Take the most likely actions."""
         parameters = torch.from_numpy(self._policy(obs))
-        return Decision(torch.from_numpy(obs), self._head.greedy(parameters))
+        return Decision(torch.from_numpy(obs), self._head.sent(self._head.greedy(parameters)))
 
     @torch.inference_mode()
     def score(self, rollout: RolloutBuffer, piece: int) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.checks import fraction, hidden_layers, positive, zero_or_more
+from agents.checks import at_most, fraction, hidden_layers, positive, zero_or_more
 from envs.types import EnvSpec
 from memory.errors import SettingError
+
+LARGEST_LOG_STD = 20  # e^20 is half a billion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,7 @@ class PPOSettings:
     activation: Literal["tanh", "relu"]
     shared_trunk: bool | None
     log_std_init: float
+    scale_actions: bool
     learning_rate: float
     anneal_learning_rate: bool
     gamma: float
@@ -49,14 +52,27 @@ class PPOSettings:
                 positive(self, name)
         zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm")
         fraction(self, "gamma", "gae_lambda")
+        at_most(self, 1_000, "learning_rate", "epochs")
+        at_most(self, 1e6, "clip", "entropy_coef", "value_coef", "grad_accumulation")
+        at_most(self, 1e30, "max_grad_norm", "target_kl")
+        if abs(self.log_std_init) > LARGEST_LOG_STD:
+            reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
+            raise SettingError("log_std_init", self.log_std_init, reason)
         if self.clip_reward and self.normalize_reward:
             raise SettingError(
                 "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
             )
 
-    def refuse_unfit(self, spec: EnvSpec) -> None:
-        """Refuse environments that these settings do not fit."""
+    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments and run lengths that these settings do not fit."""
         rows = self.rollout_steps * spec.num_envs
+        if -(-total_steps // spec.num_envs) < self.rollout_steps:
+            raise SettingError(
+                "total_steps",
+                total_steps,
+                f"is shorter than one rollout of {rows:,} steps, nothing would be learned: raise "
+                "it, or lower agent.rollout_steps or env.num_envs",
+            )
         name = "minibatches" if self.batch_size is None else "batch_size"
         if getattr(self, name) > rows:
             raise SettingError(

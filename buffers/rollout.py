@@ -33,7 +33,9 @@ class RolloutBuffer:
         action_shape: tuple[int, ...],
         action_dtype: torch.dtype,
         device: torch.device,
+        beside: int = 0,
     ) -> None:
+        """Ask for the memory of all rows, and for what the owner needs `beside` it, in bytes."""
         self._steps, self._envs, self._device = steps, num_envs, device
         self._pinned = device.type == "cuda"
         rows = (steps, num_envs)
@@ -41,9 +43,9 @@ class RolloutBuffer:
             math.prod(observation_shape) * observation_dtype.itemsize
             + math.prod(action_shape) * action_dtype.itemsize
             + 5 * 4  # log-probability, value, advantage, return, reward
-            + 3 + 2 * 8 + 8  # flags, factors, indices
+            + 3 + 2 * 8 + 3 * 8  # flags, factors, indices and their order in an epoch
         )  # fmt: skip
-        require("rollout", needed, device=device if self._pinned else None)
+        require("rollout", needed + beside, device=device if self._pinned else None)
         self.obs = self._on_device((*rows, *observation_shape), observation_dtype)
         self.action = self._on_device((*rows, *action_shape), action_dtype)
         self.log_prob = self._on_device(rows, torch.float32)
@@ -61,12 +63,19 @@ class RolloutBuffer:
         self._decided: list[Any] = [part.numpy() if self._on_numpy else part for part in kept]
         self._copied: torch.cuda.Event | None = None  # host memory may be written again
         self._position = 0
-        self._valid: Tensor | None = None  # indices of rows to learn from, once finished
+        self._valid: Tensor | None = None  # see `valid`
 
     @property
     def full(self) -> bool:
         """Whether all rows are there."""
         return self._position == self._steps
+
+    @property
+    def valid(self) -> Tensor:
+        """The indices [M], among all T·N rows, of those to learn from; once it is finished."""
+        if self._valid is None:
+            raise RuntimeError("rollout: finish it before learning from it")
+        return self._valid
 
     @property
     def nbytes(self) -> int:
@@ -136,10 +145,9 @@ class RolloutBuffer:
 
         With fewer valid rows than parts there are fewer parts: none is empty.
         """
-        if self._valid is None:
-            raise RuntimeError("rollout: finish it before learning from it")
-        shuffled = torch.randperm(len(self._valid), generator=generator, device=generator.device)
-        order = self._valid[shuffled.to(self._device)]
+        valid = self.valid
+        shuffled = torch.randperm(len(valid), generator=generator, device=generator.device)
+        order = valid[shuffled.to(self._device)]
         parts = (self.obs, self.action, self.log_prob, self.value[:-1])
         flat = [part.flatten(0, 1) for part in (*parts, self.advantage, self.return_)]
         for rows in order.tensor_split(max(1, min(count, len(order)))):

@@ -112,7 +112,7 @@ def accept(config: DictConfig) -> Job:
         spec = probe(settings.run.env)
     except SettingError as error:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
-    settings.agent.refuse_unfit(spec)
+    settings.agent.refuse_unfit(spec, settings.run.total_steps)
     return Job(settings, spec, values, _hydra_files(config), directory)
 
 

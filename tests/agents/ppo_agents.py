@@ -32,6 +32,7 @@ SETTINGS = PPOSettings(
     activation="tanh",
     shared_trunk=None,
     log_std_init=0.0,
+    scale_actions=True,
     learning_rate=1e-3,
     anneal_learning_rate=True,
     gamma=0.9,

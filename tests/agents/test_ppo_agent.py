@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from ppo_agents import SETTINGS, SPACES, Episodes, build, collect, learn
 
 from agents.ppo_update import METRICS
-from envs.types import DiscreteActions, EnvSpec, Step
+from envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 from memory.errors import NonFiniteError, SettingError
 
 
@@ -116,19 +117,46 @@ def test_only_valid_rows_are_counted_and_seen_by_the_normaliser():
     np.testing.assert_allclose(agent._observations.mean.numpy(), truth, rtol=1e-6)
 
 
-def test_rates_fall_to_exactly_zero_at_the_last_update_and_not_before():
-    agent = build(3, total=10 * 48, anneal_clip=True)
+def rates_of(agent, env, total):
+    """Go through a whole run; return each update's learning rate, in thousandths, and clip."""
+    found, obs = [], env.reset()
+    while agent._steps < total:
+        obs = collect(agent, env, obs, 1)
+        rates, before = (agent.learning_rate * 1e3, agent.clip), agent.updates
+        weights = agent._network.weights.clone()
+        agent.update()
+        if agent.updates > before:
+            found.append(rates)
+            assert not torch.equal(agent._network.weights, weights)
+    return found
+
+
+@pytest.mark.parametrize("beyond", [0, 3, 45])
+@pytest.mark.parametrize("rollouts", [1, 2, 10])
+def test_the_first_update_has_the_full_rate_and_the_last_one_a_positive_one(rollouts, beyond):
+    total = rollouts * 48 + beyond
+    agent = build(total=total, anneal_clip=True)
     seen = spy(agent)
-    env = Episodes(mean_length=1e9)
-    _, obs = learn(agent, env, env.reset(), 9)
-    before = agent._network.weights.clone()
-    learn(agent, env, obs, 1)
-    assert torch.equal(agent._network.weights, before)
-    assert agent.learning_rate == agent.clip == 0
-    clips = [rates.clip for *_, rates in seen][:: 2 * 4]
-    assert clips == sorted(clips, reverse=True)
-    assert clips[-2] > 0 == clips[-1]
-    assert clips[0] == pytest.approx(0.2 * (1 - 48 / 433))
+    found = rates_of(agent, Episodes(mean_length=1e9), total)
+    expected = [1 - k * 48 / total for k in range(rollouts)]
+    np.testing.assert_allclose(found, [(share, 0.2 * share) for share in expected], rtol=1e-12)
+    first = seen[0][2]
+    assert first.clip == pytest.approx(0.2)
+
+
+def test_rates_stay_positive_where_resets_make_more_rollouts():
+    total = 10 * 48
+    found = rates_of(build(total=total), Episodes(mean_length=3), total)
+    rates = [rate for rate, _ in found]
+    assert len(rates) > 10
+    assert rates[0] == 1
+    assert all(before > after > 0 for before, after in pairwise(rates))
+
+
+def test_a_run_that_is_too_short_for_a_rollout_is_refused():
+    with pytest.raises(SettingError, match=r"one rollout of 48 steps.*agent\.rollout_steps"):
+        build(total=45)
+    build(total=46)  # 16 rows of 3 environments
 
 
 def test_rates_stay_where_they_are_unless_annealed():
@@ -146,8 +174,8 @@ def test_schedules_follow_steps_whatever_the_number_of_environments(envs):
     while agent._steps < 500:
         obs = collect(agent, env, obs, 1)
         agent.update()
-    horizon = 1000 - 10 * envs + 1
-    assert agent.learning_rate == pytest.approx(1e-3 * (1 - agent._steps / horizon))
+    assert 450 < agent._begun <= 510
+    assert agent.learning_rate == pytest.approx(1e-3 * (1 - agent._begun / 1000))
 
 
 def test_the_target_kl_ends_the_epochs():
@@ -269,6 +297,69 @@ def test_rewards_are_scaled_or_clipped_for_learning():
         )
 
 
+def play(agent, seen):
+    """Play through a rollout that sees these rows [T, N, …]; none ends an episode."""
+    no = np.zeros(seen.shape[1], dtype=bool)
+    for t, obs in enumerate(seen):
+        after = seen[min(t + 1, len(seen) - 1)]
+        reward = np.ones(len(no), dtype=np.float32)
+        agent.observe(agent.act(obs), Step(after, reward, no, no, ~no, ()))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("envs", [1, 3])
+def test_the_first_rollout_is_normalised_by_what_it_has_seen(envs, shared):
+    """On the host and on a device: acted on and learned from as seen, far values kept apart."""
+    agent = build(envs, shape=(1,), normalize_obs=True, shared_trunk=shared)
+    rows = np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
+    play(agent, rows)
+    agent._finish_rollout()
+    assert agent._rollout.obs.abs().max() < 6
+    late, seen = rows[8:] > 100, agent._rollout.obs[8:].numpy()
+    assert seen[late].min() - seen[~late].max() > 1
+    batch = next(agent._rollout.minibatches(4, torch.Generator()))
+    with torch.no_grad():
+        parameters, value = agent._network.module(batch.obs)
+        log_prob, _ = agent._head.evaluate(parameters, batch.action)
+    torch.testing.assert_close(log_prob, batch.log_prob, atol=1e-6, rtol=0)
+    torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)
+    agent._observations.settle_()
+    agent.update()
+    truth = (rows - rows.mean()) / rows.std()
+    ours = agent._observations(torch.from_numpy(rows)).numpy()
+    np.testing.assert_allclose(ours, truth, atol=1e-4)
+
+
+def test_statistics_stand_still_from_the_second_rollout_on():
+    agent = build(normalize_obs=True)
+    env = Episodes(scale=7.0)
+    _, obs = learn(agent, env, env.reset(), 1)
+    before = {name: t.clone() for name, t in agent.weights().items() if "normaliser" in name}
+    assert before["normaliser.count"] > 0
+    collect(agent, env, obs, 15)
+    now = agent.weights()
+    assert all(torch.equal(tensor, now[name]) for name, tensor in before.items())
+
+
+def test_actions_are_sent_in_the_units_of_their_bounds_and_judged_in_the_policys():
+    inf = float("inf")
+    space = BoxActions((-2.0, 0.0, -inf, -1.0), (2.0, 10.0, 3.0, 1.0))
+    agent = build(2, space, log_std_init=0.5)
+    obs = np.zeros((2, 4), dtype=np.float32)
+    decision = agent.act(obs)
+    unit, sent = decision.chosen, decision.action
+    half, middle = torch.tensor([2.0, 5.0, 1.0, 1.0]), torch.tensor([0.0, 5.0, 0.0, 0.0])
+    torch.testing.assert_close(sent, unit * half + middle)
+    no = np.zeros(2, dtype=bool)
+    agent.observe(decision, Step(obs, np.ones(2, np.float32), no, no, ~no, ()))
+    assert torch.equal(agent._rollout.action[0], unit)
+    # The most likely action is near the middle of the bounds, whatever they are.
+    greedy = agent.act(obs, explore=False).action
+    torch.testing.assert_close(greedy, middle.expand(2, 4), atol=0.2, rtol=0)
+    raw = build(2, space, log_std_init=0.5, scale_actions=False).act(obs)
+    assert torch.equal(raw.action, unit), "the same draw, in the environment's own units"
+
+
 def test_the_memory_of_the_rollout_is_allocated_once():
     agent = build()
     env = Episodes()
@@ -313,14 +404,14 @@ def test_images_are_learned_from():
 def test_settings_that_do_not_fit_the_environment_are_refused():
     spec = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
     images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
-    SETTINGS.refuse_unfit(spec)
+    SETTINGS.refuse_unfit(spec, 1000)
     for changes, where, key in (
         ({"minibatches": 33}, spec, "agent.minibatches"),
         ({"batch_size": 33}, spec, "agent.batch_size"),
         ({"normalize_obs": True}, images, "agent.normalize_obs"),
     ):
         with pytest.raises(SettingError, match=key):
-            replace(SETTINGS, **changes).refuse_unfit(where)
+            replace(SETTINGS, **changes).refuse_unfit(where, 1000)
 
 
 @pytest.mark.parametrize(
@@ -339,6 +430,16 @@ def test_settings_that_do_not_fit_the_environment_are_refused():
         ("target_kl", 0.0),
         ("grad_accumulation", 0),
         ("hidden", ()),
+        ("hidden", (10**30,)),
+        ("learning_rate", 1e308),
+        ("epochs", 10**30),
+        ("clip", 1e308),
+        ("entropy_coef", 1e308),
+        ("value_coef", 1e308),
+        ("max_grad_norm", 1e308),
+        ("target_kl", 1e308),
+        ("grad_accumulation", 10**30),
+        ("log_std_init", 1e308),
     ],
 )
 def test_settings_out_of_range_are_refused(field, value):

@@ -71,6 +71,15 @@ def test_the_capacity_that_is_said_to_fit_does(request, tmp_path):
     assert json.loads(summary.read_text())["updates"] > 0
 
 
+def test_a_rollout_beyond_the_address_space_is_refused_in_one_line(request, tmp_path):
+    huge = ("agent=ppo", "agent.rollout_steps=1e9", "total_steps=1e10")
+    out = train(request, tmp_path, *huge, preexec=limited)
+    assert out.returncode == 7, out.stderr
+    (error,) = (line for line in out.stderr.splitlines() if line.startswith("error:"))
+    assert "rollout needs" in error and "address space limit 2.00 GB" in error
+    assert not list(tmp_path.rglob("summary.json"))
+
+
 def test_a_run_that_reaches_its_limit_ends_with_a_summary(request, tmp_path):
     out = train(request, tmp_path, "memory.limit_mb=150", "total_steps=20000")
     assert out.returncode == 7, out.stderr
