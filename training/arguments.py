@@ -31,6 +31,12 @@ class Arguments(NamedTuple):
     wants_version: bool
     multirun: bool
 
+    @property
+    def plain(self) -> bool:
+        """Whether this is one run, without anything that concerns Hydra itself."""
+        hydras = any(text.lstrip("+~").startswith("hydra") for text in self.overrides)
+        return not (self.options or hydras)
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:

@@ -68,19 +68,38 @@ def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments
                 raise expected from error
             fail(expected)
 
-    application = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")
-    typed = sys.argv
     # Otherwise Hydra prints its own errors over several lines and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        sys.argv = [*typed[:1], *arguments.options, *arguments.overrides]
-        application(task)()
+        if arguments.plain:
+            config = compose_one(arguments.overrides)
+        else:
+            run_hydra(task, arguments)
+            return
     except ExpectedError:
         raise
     except Exception as error:  # `task` raises expected errors only: the rest is about composing
         sweep = arguments.multirun
         reason = explain(error, arguments.overrides, CONFIGS, multirun=sweep)
         raise CommandError(reason) from error
+    task(config)
+
+
+def compose_one(overrides: list[str]) -> DictConfig:
+    """Return the configuration of a single run, without what Hydra does for sweeps."""
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = hydra.compose("config", overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    del config.hydra
+    return config
+
+
+def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) -> None:
+    """Let Hydra do what its options ask for: a sweep, or printing the configuration."""
+    typed = sys.argv
+    try:
+        sys.argv = [*typed[:1], *arguments.options, *arguments.overrides]
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
     finally:
         sys.argv = typed
 
