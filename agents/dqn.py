@@ -20,9 +20,9 @@ from agents.schedules import linear
 from buffers.replay import build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
 from memory.budget import require
+from memory.cache import reclaim
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
-from memory.reclaim import reclaim
 
 
 class DQN(Agent):

@@ -26,9 +26,9 @@ from agents.schedules import linear
 from buffers.batch import RolloutBatch
 from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
+from memory.cache import reclaim
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
-from memory.reclaim import reclaim
 
 
 class PPO(Agent):

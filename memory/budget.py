@@ -1,17 +1,17 @@
-"""What memory there is, and the refusal of what does not fit in it."""
+"""What memory there is, control groups counted in, and the refusal of what does not fit."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import psutil
 import torch
 
-from memory.cgroup import cgroup_limits
 from memory.errors import MemoryBudgetError
-from memory.units import readable
+from memory.process import UNREADABLE, readable
 
 # Kept free of buffers for what else a run needs: stacks, libraries, compiled kernels.
 _RESERVE_FRACTION = 0.05
@@ -23,6 +23,9 @@ _UNTOUCHED_BYTES = 150_000_000
 _UNTOUCHED_BYTES_PER_CORE = 150_000_000
 _UNTOUCHED_SHARE = 0.25  # of the limit at most: with many cores, small runs must still start
 
+# v1 writes "no limit" as the largest page-aligned 64-bit number.
+_UNLIMITED = 1 << 60
+
 
 class Room(NamedTuple):
     """The tightest bound on new memory: what sets it, and how many bytes are left below it."""
@@ -31,15 +34,18 @@ class Room(NamedTuple):
     free: int
 
 
+# Where nothing can be read, nothing can be refused.
+_UNKNOWN = Room("unknown", 1 << 62)
+
+
 def room(device: torch.device | None = None) -> Room:
     """Return the tightest of all bounds that apply to new memory on a device (None = host)."""
     if device is not None and device.type == "cuda":
         return _cuda_room(device)
-    rooms = [Room("memory of this machine", psutil.virtual_memory().available)]
+    rooms = _machine_room()
     rooms += [Room(f"cgroup limit {readable(c.limit)}", c.free) for c in cgroup_limits()]
-    if sys.platform != "win32":
-        rooms += _address_space_room()
-    return min(rooms, key=lambda candidate: candidate.free)
+    rooms += _address_space_room()
+    return min(rooms, key=lambda candidate: candidate.free, default=_UNKNOWN)
 
 
 def available_bytes(device: torch.device | None = None) -> int:
@@ -88,14 +94,22 @@ def _cuda_room(device: torch.device) -> Room:
     return Room(f"{readable(total)} on {device}", free + cached)
 
 
-def _address_space_room() -> list[Room]:
-    import resource  # not on Windows
+def _machine_room() -> list[Room]:
+    try:
+        return [Room("memory of this machine", psutil.virtual_memory().available)]
+    except UNREADABLE:
+        return []
 
+
+def _address_space_room() -> list[Room]:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return []
     to_come = _UNTOUCHED_BYTES + _UNTOUCHED_BYTES_PER_CORE * (psutil.cpu_count() or 1)
-    mapped = int(psutil.Process().memory_info().vms)
+    try:
+        mapped = int(psutil.Process().memory_info().vms)
+    except UNREADABLE:
+        return []
     free = max(0, limit - mapped - min(to_come, int(_UNTOUCHED_SHARE * limit)))
     return [Room(f"address space limit {readable(limit)}", free)]
 
@@ -104,3 +118,99 @@ def _round_down(count: int) -> int:
     """Keep three digits: a number to type, and on the safe side."""
     scale = int(10 ** max(0, len(str(count)) - 3))
     return (count // scale) * scale
+
+
+class CgroupLimit(NamedTuple):
+    """One group with a limit: how much, and how much of it is not in use."""
+
+    limit: int
+    free: int
+
+
+class _Files(NamedTuple):
+    limit: str
+    usage: str
+    reclaimable: str  # page cache that the kernel gives up before it kills anyone
+
+
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file")
+
+
+def cgroup_limits(proc: Path = Path("/proc/self")) -> list[CgroupLimit]:
+    """Return every limit on the way from this process's group to the topmost visible one."""
+    found = []
+    for mount, group, files in _memory_groups(proc):
+        directory = mount / group
+        while True:
+            limit = _read_limit(directory, files)
+            if limit is not None:
+                found.append(limit)
+            if directory == mount:
+                break
+            directory = directory.parent
+    return found
+
+
+def _memory_groups(proc: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
+    """Yield mount point, group below it, and file names for each memory hierarchy."""
+    paths = _group_paths(proc)
+    for line in _lines(proc / "mountinfo"):
+        # 36 35 98:0 /root /mount/point options … - fstype source superoptions
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or not kind:
+            continue
+        if kind[0] == "cgroup2":
+            controller, files = "", _V2
+        elif kind[0] == "cgroup" and "memory" in kind[-1].split(","):
+            controller, files = "memory", _V1
+        else:
+            continue
+        if controller in paths:
+            yield Path(fields[4]), _below(paths[controller], fields[3]), files
+
+
+def _group_paths(proc: Path) -> dict[str, str]:
+    """Map controller name ("" for v2) to the group of this process."""
+    paths = {}
+    for line in _lines(proc / "cgroup"):
+        parts = line.split(":", 2)  # 4:memory:/docker/abc or 0::/user.slice
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                paths[controller] = parts[2]
+    return paths
+
+
+def _below(group: str, mount_root: str) -> PurePosixPath:
+    """Return the group relative to what is mounted; outside of it means the mount itself."""
+    path, root = PurePosixPath(group), PurePosixPath(mount_root)
+    if ".." in path.parts or not path.is_relative_to(root):
+        return PurePosixPath()
+    return path.relative_to(root)
+
+
+def _read_limit(directory: Path, files: _Files) -> CgroupLimit | None:
+    limit = _read_int(directory / files.limit)
+    usage = _read_int(directory / files.usage)
+    if limit is None or usage is None or limit >= _UNLIMITED:
+        return None
+    reclaimable = 0
+    for line in _lines(directory / "memory.stat"):
+        key, _, value = line.partition(" ")
+        if key == files.reclaimable:
+            reclaimable = int(value)
+    return CgroupLimit(limit, max(0, limit - max(0, usage - reclaimable)))
+
+
+def _read_int(path: Path) -> int | None:
+    """Return a number, or None for "max" and for files that are not there."""
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 
-from memory.growth import Doubling
-from memory.reclaim import reclaim
+from memory.leak import DoublingAlarm
+from memory.process import MB
 from memory.settings import CacheSettings
-from memory.units import MB
 
 log = logging.getLogger("steadyrl")
 
@@ -26,8 +28,9 @@ class CacheCleaner:
     """Look at counts of updates, episodes and rollouts; clean when there is something to reclaim.
 
     Reclaimable is what the accelerator's allocator holds without using, and what the process has
-    grown by since the last cleaning (garbage in cycles would hide there). Unless it is forced
-    (`min_reclaimable_mb=0`), cleaning waits until it costs less than 1/400 of the run's time.
+    grown by (garbage in cycles would hide there), each above what the last cleaning left: pools
+    of CUDA graphs are held for ever, and cleaning again would not give them back. Unless it is
+    forced (`min_reclaimable_mb=0`), it waits until it costs less than 1/400 of the run's time.
     """
 
     def __init__(
@@ -36,15 +39,16 @@ class CacheCleaner:
         device: torch.device,
         rss: Callable[[], int],
         clock: Callable[[], float] = time.perf_counter,
+        unused: Callable[[torch.device], int] | None = None,
     ) -> None:
         self._settings, self._rss, self._clock = settings, rss, clock
-        self._device = device
+        self._device, self._unused = device, unused or unused_by_allocator
         self._updates = self._episodes = self._rollouts = 0
-        self._clean_rss = rss()
+        self._clean_rss, self._clean_unused = rss(), self._unused(device)
         self._start = self._next_look = clock()
         self._interval_seconds = self._seconds = 0.0
         self._cost = _FIRST_COST
-        self._bell = Doubling()
+        self._bell = DoublingAlarm()
         self.cleanings = 0
 
     def on_updates(self, count: int) -> None:
@@ -85,13 +89,15 @@ class CacheCleaner:
         return self._seconds + self._cost <= _PATIENT_SHARE * (now - self._start)
 
     def _reclaimable(self) -> int:
-        return max(self._rss() - self._clean_rss, self._cached())
+        unused = self._unused(self._device)
+        self._clean_unused = min(self._clean_unused, unused)
+        return max(self._rss() - self._clean_rss, unused - self._clean_unused)
 
     def clean(self) -> None:
         """Give back what can be had, whatever it costs."""
         start = self._clock()
         reclaim(self._device)
-        self._clean_rss = self._rss()
+        self._clean_rss, self._clean_unused = self._rss(), self._unused(self._device)
         self.cleanings += 1
         now = self._clock()
         self._cost = now - start
@@ -104,12 +110,6 @@ class CacheCleaner:
         milliseconds, self._interval_seconds = self._interval_seconds * 1e3, 0.0
         return milliseconds
 
-    def _cached(self) -> int:
-        if self._device.type != "cuda":
-            return 0
-        held = torch.cuda.memory_reserved(self._device)
-        return held - torch.cuda.memory_allocated(self._device)
-
     def _warn_if_costly(self, run_seconds: float) -> None:
         share = self._seconds / max(run_seconds, 1e-9)
         if self.cleanings < _WORTH_SAYING or share <= _MAX_SHARE:
@@ -121,3 +121,29 @@ class CacheCleaner:
                 100 * share,
                 self.cleanings,
             )
+
+
+def unused_by_allocator(device: torch.device) -> int:
+    """Return the bytes that the accelerator's allocator holds and no tensor lies in."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def reclaim(device: torch.device) -> None:
+    """Collect garbage first: it may be what keeps the allocators' blocks."""
+    gc.collect()
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+    trim()
+
+
+def trim() -> None:
+    """Hand freed memory back that the allocator of C keeps: milliseconds, more with a torn heap.
+
+    glibc keeps what lies below a block in use, and up to 64 MB besides; others have no such call.
+    """
+    hand_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if hand_back is not None:
+        hand_back(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from itertools import islice
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from memory.process import readable
 from memory.tensors import LiveTensors, live_tensors, of_types, slot_names, storage_bytes
-from memory.units import readable
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 _SMALL = 16  # containers below this many elements are not remembered
@@ -163,4 +164,16 @@ def _grown_types(before: Census, now: Census) -> list[str]:
         f"({', '.join(f'{count:,} {kind}' for kind, count in kinds.most_common(3))})"
         for package, kinds in ranked
         if kinds.total() > _NAMED
+    ]
+
+
+def grown_lines(before: tracemalloc.Snapshot) -> list[str]:
+    """Name the lines of code whose allocations have grown since `before`."""
+    now = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(False, tracemalloc.__file__)]
+    )
+    return [
+        f"{line.traceback[0].filename}:{line.traceback[0].lineno} +{readable(line.size_diff)}"
+        for line in now.compare_to(before, "lineno")[:4]
+        if line.size_diff > 0
     ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, SupportsFloat
 
+from typing_extensions import override
 
-class History:
+from memory.state import Stateful
+
+
+class History(Stateful):
     """The last `maxlen` numbers; older ones are forgotten."""
-
-    __slots__ = ("_values",)
 
     def __init__(self, maxlen: int) -> None:
         if maxlen < 1:
@@ -47,11 +49,12 @@ class History:
     def __iter__(self) -> Iterator[float]:
         return iter(self._values)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers, oldest first."""
         return {"values": list(self._values)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the numbers back; a shorter history than the saved one keeps the newest."""
         self._values.clear()
         self._values.extend(float(value) for value in state["values"])

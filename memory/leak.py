@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median, median_low
 
-from memory.census import Census, growers
-from memory.growth import Doubling, Growth
-from memory.process import Tree
+import numpy as np
+
+from memory.census import Census, growers, grown_lines
+from memory.process import MB, Tree, Worker, readable
 from memory.settings import LeakSettings
-from memory.units import MB, readable
 
 _HANDLES = {
     "threads": "a thread that is started anew and never joined",
@@ -17,15 +19,115 @@ _HANDLES = {
     "open_files": "a file, socket or pipe that is opened and never closed",
 }
 
+_SETTLED = 3  # samples whose median stands for "now", so that one spike is no growth
+_TREND_SAMPLES = 8  # below that, a trend is a guess
+_STILL = 0.25  # of its growth a leak brings in each half; what settles brings it in the first
 
-_TREND_SAMPLES = 8  # below that, a slope is a guess
+
+def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
+    """Return the median slope over all pairs of points [n]: a third of them may be outliers."""
+    first, second = np.triu_indices(len(steps), 1)
+    run = steps[second] - steps[first]
+    moved = run != 0
+    if not moved.any():
+        return 0.0
+    return float(np.median((values[second] - values[first])[moved] / run[moved]))
+
+
+def steady_gain(values: Sequence[float]) -> float:
+    """Return by how much the last third lies above the first; 0 unless both halves of it rose.
+
+    One step up is no leak, however high it is, nor is what rises ever more slowly.
+    """
+    third = len(values) // 3
+    if third == 0:
+        return 0.0
+    parts = (values[:third], values[third:-third], values[-third:])
+    first, middle, last = (median_low(part) for part in parts)
+    gain = last - first
+    return gain if min(middle - first, last - middle) > _STILL * gain > 0 else 0.0
+
+
+class Growth:
+    """What a series has grown since its warm-up, how steeply, and whether it goes on."""
+
+    def __init__(self, *, warmup: int, window: int) -> None:
+        self._warmup = warmup
+        self._early: deque[float] = deque(maxlen=min(warmup, 5))
+        self._window: deque[tuple[int, float]] = deque(maxlen=window)
+        self._all: list[float] = []  # since the warm-up, every so many of them
+        self._stride, self._seen = 1, 0
+        self._slope: float | None = 0.0  # None: to be computed
+        self.baseline = 0.0
+        self.since_step = 0
+
+    def add(self, step: int, value: float) -> None:
+        """Take a sample."""
+        self._seen += 1
+        if self._seen <= self._warmup:
+            self._early.append(value)
+            self.baseline, self.since_step = median(self._early), step
+            return
+        self._window.append((step, value))
+        self._slope = None
+        if (self._seen - self._warmup) % self._stride == 0:
+            self._all.append(value)
+            if len(self._all) > 2 * (self._window.maxlen or 0):
+                self._all, self._stride = self._all[1::2], 2 * self._stride
+
+    @property
+    def warm(self) -> bool:
+        """Whether the warm-up is over: the next sample counts."""
+        return self._seen >= self._warmup
+
+    @property
+    def samples(self) -> int:
+        """Samples in the window."""
+        return len(self._window)
+
+    @property
+    def total(self) -> float:
+        """Growth since the warm-up."""
+        if len(self._window) < _SETTLED:
+            return 0.0
+        newest = list(self._window)[-_SETTLED:]
+        return median(value for _, value in newest) - self.baseline
+
+    @property
+    def slope(self) -> float:
+        """Growth per step over the window; 0 until there are enough samples."""
+        if self._slope is None:
+            points = np.array(self._window, dtype=np.float64)
+            settled = len(points) >= _SETTLED
+            self._slope = theil_sen(points[:, 0], points[:, 1]) if settled else 0.0
+        return self._slope
+
+    @property
+    def steady(self) -> float:
+        """Growth that goes on: over the window, the newer half of all samples, or all of them."""
+        window = [value for _, value in self._window]
+        return max(map(steady_gain, (window, self._all[len(self._all) // 2 :], self._all)))
+
+
+class DoublingAlarm:
+    """Ring at a level, and then only at each doubling of what rang."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def rings(self, value: float) -> bool:
+        """Return whether to speak up about `value`, which is over its limit."""
+        if value < self._next:
+            return False
+        self._next = 2 * value
+        return True
 
 
 class LeakDetector:
-    """Watch bytes (host, accelerator) and handles; speak once per doubling.
+    """Watch bytes (host, accelerator, each worker) and handles; speak once per doubling.
 
-    Bytes leak when they have grown by `max_growth_mb` since the warm-up and still rise, or rise
-    by more than `max_growth_mb_per_million_steps` and a quarter of `max_growth_mb` in the window.
+    Bytes leak when they go on growing by more than a quarter of `max_growth_mb`, and have either
+    grown by all of it since the warm-up or rise by more than `max_growth_mb_per_million_steps`.
     """
 
     def __init__(
@@ -36,18 +138,23 @@ class LeakDetector:
     ) -> None:
         """Take `census` to compare with after the warm-up, once it is `affordable`."""
         self._settings, self._census, self._affordable = settings, census, affordable
-        self._warm = False
-        self._bytes: dict[str, tuple[Growth, Doubling]] = {}
-        self._handles: dict[str, tuple[int, Doubling]] = {}
-        self._before: Census | None = None
-        self._lines: tracemalloc.Snapshot | None = None
         self._tracing = settings.tracemalloc and not tracemalloc.is_tracing()
         if self._tracing:
             tracemalloc.start()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget everything and warm up again: from now on the run does more than before."""
+        self._warm = False
+        self._bytes: dict[str, tuple[Growth, DoublingAlarm]] = {}
+        self._workers: dict[int, tuple[Growth, DoublingAlarm]] = {}
+        self._handles: dict[str, tuple[int, DoublingAlarm]] = {}
+        self._before: Census | None = None
+        self._lines: tracemalloc.Snapshot | None = None
 
     def observe_bytes(self, name: str, step: int, nbytes: int) -> str | None:
         """Take a sample of memory in use; return a warning if it is due."""
-        growth, bell = self._bytes.setdefault(name, (self._new_growth(), Doubling()))
+        growth, alarm = self._bytes.setdefault(name, (self._new_growth(), DoublingAlarm()))
         growth.add(step, nbytes)
         self._warm = self._warm or growth.warm
         leaks = self._leaks(growth)
@@ -55,24 +162,52 @@ class LeakDetector:
             # A leak that comes this early is told at the next sample, with what grew until then.
             self._remember()
             return None
-        if not leaks or not bell.rings(growth.total):
+        if not leaks or not alarm.rings(growth.total):
+            return None
+        return f"{name} {_told(growth, step)} {self._names()}"
+
+    def observe_tree(self, tree: Tree, step: int) -> list[str]:
+        """Take a reading of the workers and of the handles; return what is to be said."""
+        alive = {worker.pid for worker in tree.workers}
+        self._workers = {pid: found for pid, found in self._workers.items() if pid in alive}
+        warnings = [self._observe_worker(worker, step) for worker in tree.workers]
+        return [said for said in warnings if said] + self._observe_handles(tree)
+
+    def slope(self, name: str) -> float:
+        """Return the growth in MB per million steps; the host's is that of all processes."""
+        series = [self._bytes[name][0]] if name in self._bytes else []
+        if name == "host":
+            series += [growth for growth, _ in self._workers.values()]
+        return sum(growth.slope for growth in series) * 1e6 / MB
+
+    def close(self) -> None:
+        """Stop tracing if it was started here, and forget what was counted."""
+        if self._tracing:
+            tracemalloc.stop()
+            self._tracing = False
+        self.begin_anew()
+
+    def _observe_worker(self, worker: Worker, step: int) -> str | None:
+        # Each by itself: one that is built anew begins with its own warm-up.
+        growth, alarm = self._workers.setdefault(worker.pid, (self._new_growth(), DoublingAlarm()))
+        growth.add(step, worker.heap)
+        if not self._leaks(growth) or not alarm.rings(growth.total):
             return None
         return (
-            f"{name} memory grew by {readable(growth.total)} since step {growth.since_step:,} "
-            f"and grows by {growth.slope * 1e6 / MB:,.0f} MB per million steps (step {step:,}). "
-            f"{self._names()}"
+            f"{worker.name} (process {worker.pid}): its {_told(growth, step)} What grew is in "
+            "that process: the environment's own code or its libraries; with env.backend=sync "
+            f"and memory.leak.tracemalloc=true it is named, {_STOP}"
         )
 
-    def observe_tree(self, tree: Tree) -> list[str]:
-        """Take a reading of threads, children and open files; return what is to be said."""
+    def _observe_handles(self, tree: Tree) -> list[str]:
         if not self._warm:
             return []
         warnings = []
         for name, hint in _HANDLES.items():
             count = getattr(tree, name)
-            baseline, bell = self._handles.setdefault(name, (count, Doubling()))
+            baseline, alarm = self._handles.setdefault(name, (count, DoublingAlarm()))
             more = count - baseline
-            if more > self._settings.max_extra_handles and bell.rings(more):
+            if more > self._settings.max_extra_handles and alarm.rings(more):
                 words = name.replace("_", " ")
                 warnings.append(
                     f"{count} {words} are {more} more than after the warm-up: look for {hint}. "
@@ -80,28 +215,19 @@ class LeakDetector:
                 )
         return warnings
 
-    def slope(self, name: str) -> float:
-        """Return the growth in MB per million steps."""
-        return self._bytes[name][0].slope * 1e6 / MB if name in self._bytes else 0.0
-
-    def close(self) -> None:
-        """Stop tracing if it was started here, and forget what was counted."""
-        if self._tracing:
-            tracemalloc.stop()
-            self._tracing = False
-        self._before = self._lines = None
-
     def _new_growth(self) -> Growth:
         settings = self._settings
         return Growth(warmup=settings.warmup_samples, window=settings.window_samples)
 
     def _leaks(self, growth: Growth) -> bool:
-        settings, slope = self._settings, growth.slope
+        settings = self._settings
         limit = settings.max_growth_mb * MB
-        if slope <= 0 or growth.samples < min(_TREND_SAMPLES, settings.window_samples):
+        if growth.samples < min(_TREND_SAMPLES, settings.window_samples):
             return False
-        steep = slope * 1e6 / MB > settings.max_growth_mb_per_million_steps
-        return growth.total > limit or (steep and min(growth.total, growth.in_window) > limit / 4)
+        if growth.total <= limit / 4 or growth.steady <= limit / 4:
+            return False
+        steep = growth.slope * 1e6 / MB > settings.max_growth_mb_per_million_steps
+        return steep or growth.total > limit
 
     def _remember(self) -> None:
         """Count what is there, to compare with when something grows."""
@@ -113,14 +239,11 @@ class LeakDetector:
         if self._before is None:
             return "It is too early to say what grew."
         found = growers(self._before)
+        knob = _STOP
         if self._lines is not None:
-            found += _grown_lines(self._lines)
-            knob = "memory.leak.action=stop ends the run here"
+            found += grown_lines(self._lines)
         else:
-            knob = (
-                "memory.leak.tracemalloc=true names the lines of code, "
-                "memory.leak.action=stop ends the run here"
-            )
+            knob = f"memory.leak.tracemalloc=true names the lines of code, {_STOP}"
         if not found:
             found = [
                 "no Python object: a library's own memory, or the allocator's "
@@ -129,12 +252,11 @@ class LeakDetector:
         return f"What grew: {'; '.join(found)}. {knob}"
 
 
-def _grown_lines(before: tracemalloc.Snapshot) -> list[str]:
-    now = tracemalloc.take_snapshot().filter_traces(
-        [tracemalloc.Filter(False, tracemalloc.__file__)]
+_STOP = "memory.leak.action=stop ends the run here"
+
+
+def _told(growth: Growth, step: int) -> str:
+    return (
+        f"memory grew by {readable(growth.total)} since step {growth.since_step:,} "
+        f"and grows by {growth.slope * 1e6 / MB:,.0f} MB per million steps (step {step:,})."
     )
-    return [
-        f"{line.traceback[0].filename}:{line.traceback[0].lineno} +{readable(line.size_diff)}"
-        for line in now.compare_to(before, "lineno")[:4]
-        if line.size_diff > 0
-    ]

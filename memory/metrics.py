@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from memory.errors import NonFiniteError
+from memory.state import Stateful
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,10 +47,8 @@ class _Sum:
     count: int
 
 
-class MetricAccumulator:
+class MetricAccumulator(Stateful):
     """Means over a log interval: summed in place on the device, read with one transfer."""
-
-    __slots__ = ("_sums",)
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, ...], _Sum] = {}
@@ -58,6 +59,8 @@ class MetricAccumulator:
         if known is None:
             total = torch.zeros_like(metrics.values, dtype=torch.float64)
             known = self._sums[metrics.names] = _Sum(total, 0)
+        elif known.total.device != metrics.values.device:  # it comes from a file
+            known.total = known.total.to(metrics.values.device)
         known.total.add_(metrics.values)
         known.count += 1
 
@@ -88,6 +91,22 @@ class MetricAccumulator:
         if check_step is not None:
             _refuse_non_finite(means, check_step)
         return means
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        sums = [
+            {"names": list(names), "total": known.total.clone(), "count": known.count}
+            for names, known in self._sums.items()
+            if known.count
+        ]
+        return {"sums": sums}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sums = {
+            tuple(saved["names"]): _Sum(saved["total"].clone(), saved["count"])
+            for saved in state["sums"]
+        }
 
 
 def _refuse_non_finite(means: dict[str, float], step: int) -> None:

@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from functools import cached_property
+from typing import Generic, NamedTuple, TypeVar
 
 import psutil
 import torch
 
-from memory.process import Tree, read_own, read_rss, read_tree
-from memory.rarely import Rarely
-from memory.reclaim import trim
+from memory.cache import trim
+from memory.errors import describe
+from memory.process import MB, UNREADABLE, Tree, read_heap, read_rss, read_tree
 from memory.settings import MonitorSettings
 from memory.tensors import LiveTensors, live_tensors
-from memory.units import MB
+
+log = logging.getLogger("steadyrl")
+T = TypeVar("T")
+
+# A costly reading waits until at least this many times its own duration has passed.
+_PATIENCE = 400
+
+
+class RareReading(Generic[T]):
+    """The newest result of a costly function.
+
+    It is called again only `every_seconds` after the last call, and never so often that it takes
+    more than 1/400 of the time; `every_seconds=0` calls it every time.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], T],
+        every_seconds: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._read, self._every, self._clock = read, every_seconds, clock
+        self.value = self.refresh()
+
+    def refresh(self) -> T:
+        """Call now."""
+        start = self._clock()
+        self.value = self._read()
+        end = self._clock()
+        self.cost = end - start
+        wait = max(self._every, _PATIENCE * self.cost) if self._every else 0.0
+        self._due = end + wait
+        return self.value
+
+    def poll(self) -> bool:
+        """Call if it is time; return whether the value is new."""
+        if self._clock() < self._due:
+            return False
+        self.refresh()
+        return True
 
 
 class Cuda(NamedTuple):
@@ -30,7 +71,7 @@ class Reading(NamedTuple):
 
     rss: int
     used: int  # estimate of Σ PSS now
-    own: int  # estimate of its part that no other program's coming and going can change
+    heap: int  # of this process now; no other program's coming and going can change it
     tree: Tree
     tree_is_new: bool
     tensors: LiveTensors
@@ -38,7 +79,10 @@ class Reading(NamedTuple):
 
 
 class Monitor:
-    """Read RSS every time, the process tree and the live tensors rarely."""
+    """Read RSS every time, the process tree and the live tensors rarely.
+
+    A run must not end because it cannot be looked at: what cannot be read keeps its last value.
+    """
 
     def __init__(
         self,
@@ -47,42 +91,47 @@ class Monitor:
         buffers: Mapping[str, int],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._process = psutil.Process()
         self._cuda = device if device.type == "cuda" else None
         self._buffers = dict(buffers)
-        self._tree = Rarely(self._read_tree, settings.tree_every_seconds, clock)
-        self._tensors = Rarely(_count_tensors, settings.tensors_every_seconds, clock)
+        self._settings, self._clock = settings, clock
+        self._rss = self._used = 0
+        self._silent = False
 
     def rss(self) -> int:
         """Return the resident bytes of this process; about 15 µs."""
-        return read_rss(self._process)
+        try:
+            self._rss = read_rss(self._process)
+        except UNREADABLE as error:
+            self._rest(error)
+        return self._rss
 
     def used(self) -> int:
         """Estimate the tree's memory cheaply: the last Σ PSS and what RSS has moved since."""
-        return self._estimate(self.rss())
+        try:
+            self._used = self._estimate(read_rss(self._process))
+        except UNREADABLE as error:
+            self._rest(error)
+        return self._used
 
     def brief(self) -> dict[str, float]:
         """Return the one number that is logged every time."""
         return {"memory/rss_mb": self.rss() / MB}
 
-    def sample(self) -> Reading:
-        """Read what is due."""
-        tree_is_new = self._tree.poll()
-        self._tensors.poll()
-        rss = self.rss()
-        return Reading(
-            rss,
-            self._estimate(rss),
-            self._tree.value.own + read_own(self._process) - self._own_then,
-            self._tree.value,
-            tree_is_new,
-            self._tensors.value,
-            self._read_cuda(),
-        )
+    def sample(self) -> Reading | None:
+        """Read what is due; None when it cannot be read."""
+        try:
+            return self._sample()
+        except UNREADABLE as error:
+            self._rest(error)
+            return None
 
     def refresh_tree(self) -> int:
         """Measure the tree now and return its Σ PSS."""
-        return self._tree.refresh().pss
+        try:
+            self._used = self._tree.refresh().pss
+        except UNREADABLE as error:
+            self._rest(error)
+        return self._used
 
     @property
     def tensors_cost(self) -> float:
@@ -107,12 +156,50 @@ class Monitor:
             scalars["memory/cuda_peak_mb"] = cuda.peak / MB
         return scalars | {f"memory/{name}_mb": n / MB for name, n in self._buffers.items()}
 
+    # Made when they are first asked for: each of them reads, and may fail.
+
+    @cached_property
+    def _process(self) -> psutil.Process:
+        return psutil.Process()
+
+    @cached_property
+    def _tree(self) -> RareReading[Tree]:
+        return RareReading(self._read_tree, self._settings.tree_every_seconds, self._clock)
+
+    @cached_property
+    def _tensors(self) -> RareReading[LiveTensors]:
+        return RareReading(_count_tensors, self._settings.tensors_every_seconds, self._clock)
+
+    def _sample(self) -> Reading:
+        tree_is_new = self._tree.poll()
+        self._tensors.poll()
+        rss = self._rss = read_rss(self._process)
+        return Reading(
+            rss,
+            self._estimate(rss),
+            self._tree.value.heap + read_heap(self._process) - self._heap_then,
+            self._tree.value,
+            tree_is_new,
+            self._tensors.value,
+            self._read_cuda(),
+        )
+
+    def _rest(self, error: Exception) -> None:
+        if not self._silent:
+            self._silent = True
+            log.warning(
+                "memory cannot be read (%s): training goes on; the numbers under memory/, the "
+                "search for leaks and memory.limit_mb rest until it can",
+                describe(error),
+            )
+
     def _estimate(self, rss: int) -> int:
         return self._tree.value.pss + rss - self._rss_then
 
     def _read_tree(self) -> Tree:
-        self._rss_then, self._own_then = self.rss(), read_own(self._process)
-        return read_tree(self._process)
+        tree = read_tree(self._process)
+        self._rss_then, self._heap_then = read_rss(self._process), read_heap(self._process)
+        return tree
 
     def _read_cuda(self) -> Cuda | None:
         if self._cuda is None:

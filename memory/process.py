@@ -1,7 +1,8 @@
-"""What this process and its children hold: cores, memory, threads, open files."""
+"""What this process and its children hold (memory, threads, open files), and bytes in words."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -9,15 +10,44 @@ from typing import NamedTuple
 
 import psutil
 
+# Decimal units, as on the label of a memory module or a disk.
+MB = 1_000_000
+
+# What reading fails with: a process that ends meanwhile, one of somebody else, no /proc, and no
+# file descriptor left to read it with.
+UNREADABLE = (psutil.Error, OSError)
+
+
+class Share(NamedTuple):
+    """What one process takes of the machine.
+
+    A page that k processes share counts 1/k in `pss` and `own`. In `heap` it counts in full: a
+    worker that writes to a page it shares with its parent gets a copy, which moves the shares of
+    both, but is no growth of either.
+    """
+
+    pss: int
+    own: int  # of it, what is no mapped file: heaps, stacks and shared memory
+    heap: int  # heaps and stacks in full, and the share of shared memory
+
+
+class Worker(NamedTuple):
+    """A process below this one, by the name that says what it is for."""
+
+    pid: int
+    name: str
+    heap: int
+
 
 class Tree(NamedTuple):
     """The process tree: its memory with shared pages counted once, and its handles."""
 
     pss: int
-    own: int  # of it, what is no mapped file: heaps, stacks and shared memory
+    heap: int  # of this process
     children: int
     threads: int  # of this process
     open_files: int  # of this process: files, sockets, pipes
+    workers: tuple[Worker, ...] = ()
 
 
 def usable_cores() -> int:
@@ -30,26 +60,30 @@ def read_rss(process: psutil.Process) -> int:
     return int(process.memory_info().rss)
 
 
+def read_heap(process: psutil.Process) -> int:
+    """Return the resident bytes of one process that are no mapped file; microseconds."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared) if sys.platform == "linux" else int(memory.rss)
+
+
 def read_tree(process: psutil.Process) -> Tree:
     """Measure the tree; milliseconds per process, and a child that vanishes is no error."""
-    alive = [s for s in map(read_share, process.children(recursive=True)) if s is not None]
-    shares = [read_share(process) or Share(0, 0), *alive]
-    pss, own = (sum(column) for column in zip(*shares, strict=True))
-    return Tree(pss, own, len(alive), process.num_threads(), open_files(process))
+    names = {child.pid: child.name for child in multiprocessing.active_children()}
+    own = read_share(process) or Share(0, 0, 0)
+    pss, workers = own.pss, []
+    for child in process.children(recursive=True):
+        share = read_share(child)
+        if share is not None:
+            pss += share.pss
+            workers.append(Worker(child.pid, names.get(child.pid, "a child"), share.heap))
+    return Tree(
+        pss, own.heap, len(workers), process.num_threads(), open_files(process), tuple(workers)
+    )
 
 
 def open_files(process: psutil.Process) -> int:
-    """Count open file descriptors (handles on Windows)."""
-    if sys.platform == "win32":
-        return int(process.num_handles())
+    """Count open file descriptors."""
     return int(process.num_fds())
-
-
-class Share(NamedTuple):
-    """What one process takes of the machine: a page shared by k processes counts 1/k in each."""
-
-    pss: int
-    own: int
 
 
 def read_share(process: psutil.Process) -> Share | None:
@@ -58,13 +92,15 @@ def read_share(process: psutil.Process) -> Share | None:
         if sys.platform == "linux":
             sizes = _rollup(process.pid)
             if sizes:
-                return Share(sizes["Pss"], sizes.get("Pss_Anon", 0) + sizes.get("Pss_Shmem", 0))
-        # Elsewhere what is the process's own is the nearest there is to both.
+                shared_memory = sizes.get("Pss_Shmem", 0)
+                own = sizes.get("Pss_Anon", 0) + shared_memory
+                return Share(sizes["Pss"], own, sizes.get("Anonymous", own) + shared_memory)
+        # Elsewhere what is the process's own is the nearest there is to all of them.
         uss = int(process.memory_full_info().uss)
-        return Share(uss, uss)
+        return Share(uss, uss, uss)
     except psutil.AccessDenied:
         rss = read_rss(process)
-        return Share(rss, rss)
+        return Share(rss, rss, rss)
     except psutil.NoSuchProcess:  # a zombie among them
         return None
 
@@ -79,7 +115,14 @@ def _rollup(pid: int) -> dict[str, int]:
     return {key.rstrip(":"): int(kilobytes) * 1024 for key, kilobytes, *_ in fields}
 
 
-def read_own(process: psutil.Process) -> int:
-    """Return the resident bytes of one process that are no mapped file; microseconds."""
-    memory = process.memory_info()
-    return int(memory.rss - memory.shared) if sys.platform == "linux" else int(memory.rss)
+def readable(nbytes: float) -> str:
+    """Return 7_056_000_000 as "7.06 GB"."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if abs(nbytes) >= size:
+            return f"{_three_digits(nbytes / size)} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f}"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memory.history import History
+from memory.process import MB
 from memory.scope import MemoryScope, ScopeReport
-from memory.units import MB
 
 _OFF = nullcontext()
 

@@ -14,8 +14,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import psutil
 import torch
 
-from memory.process import read_rss
-from memory.units import readable
+from memory.process import UNREADABLE, read_rss, readable
 
 log = logging.getLogger("steadyrl")
 P = ParamSpec("P")
@@ -79,7 +78,6 @@ class MemoryScope:
     ) -> None:
         self.name, self._give = name, report
         self._cuda = device if device is not None and device.type == "cuda" else None
-        self._process = psutil.Process()
         self.report: ScopeReport | None = None
 
     def __enter__(self) -> MemoryScope:
@@ -92,7 +90,7 @@ class MemoryScope:
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
         self._record = _host_record()
-        self._before = read_rss(self._process)
+        self._before = self._resident(0)
         self._start = time.perf_counter()
         return self
 
@@ -103,7 +101,7 @@ class MemoryScope:
         trace: TracebackType | None,
     ) -> None:
         seconds = time.perf_counter() - self._start
-        after, record = read_rss(self._process), _host_record()
+        after, record = self._resident(self._before), _host_record()
         peak = max(self._before, after, record if record > self._record else 0)
         self._note_peak()
         device_after = self._allocated()
@@ -127,6 +125,17 @@ class MemoryScope:
                 return function(*args, **kwargs)
 
         return measured
+
+    @functools.cached_property
+    def _process(self) -> psutil.Process:
+        return psutil.Process()
+
+    def _resident(self, otherwise: int) -> int:
+        """Return what this process has, or what stands for it while it cannot be read."""
+        try:
+            return read_rss(self._process)
+        except UNREADABLE:
+            return otherwise
 
     def _allocated(self) -> int:
         return 0 if self._cuda is None else torch.cuda.memory_allocated(self._cuda)

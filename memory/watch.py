@@ -14,9 +14,9 @@ from memory.census import take_census
 from memory.errors import MemoryBudgetError
 from memory.leak import LeakDetector
 from memory.monitor import Monitor, Reading
+from memory.process import MB, readable
 from memory.profile import Profile
 from memory.settings import MemorySettings
-from memory.units import MB, readable
 
 log = logging.getLogger("steadyrl")
 
@@ -52,6 +52,7 @@ class MemoryWatch:
         self._profile: Profile | None = None
         self._next_sample = clock()
         self._profiled_step, self._rollouts = 0, 0
+        self._learns = False
         if settings.profile:
             self._profile = Profile(
                 device, step_times=settings.step_times, collect_times=settings.collect_times
@@ -60,6 +61,10 @@ class MemoryWatch:
 
     def on_update(self, count: int = 1) -> None:
         """Note `count` more updates (0 is fine: call it once per turn of the loop)."""
+        if count and not self._learns:
+            # Learning takes memory of its own, a compiler's among it, and only now.
+            self._learns = True
+            self._detector.begin_anew()
         self._cleaner.on_updates(count)
         self._check_limit()
 
@@ -85,6 +90,8 @@ class MemoryWatch:
             return self._monitor.brief()
         self._next_sample = now + self._settings.monitor.every_seconds
         reading = self._monitor.sample()
+        if reading is None:
+            return self._monitor.brief()
         self._refuse_over_limit(reading.used)
         self._look_for_leaks(reading, step)
         scalars = self._monitor.scalars(reading)
@@ -129,11 +136,11 @@ class MemoryWatch:
         return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors_cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
-        warnings = [self._detector.observe_bytes("host", step, reading.own)]
+        warnings = [self._detector.observe_bytes("host", step, reading.heap)]
         if reading.cuda is not None:
             warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
         if reading.tree_is_new:
-            warnings += self._detector.observe_tree(reading.tree)
+            warnings += self._detector.observe_tree(reading.tree, step)
         for warning in filter(None, warnings):
             if self._settings.leak.action == "stop":
                 raise MemoryBudgetError(warning)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from memory.units import MB
+from memory.process import MB
 
 log = logging.getLogger("steadyrl")
 

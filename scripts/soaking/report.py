@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from memory.units import MB
+from memory.process import MB
 from scripts.soaking.sampling import Soak
 from scripts.soaking.verdict import Check
 

@@ -94,7 +94,7 @@ def _look_at(process: psutil.Process) -> tuple[float, ...] | None:
             return None
         # With that of children which have ended, so that the sum never falls.
         cpu = times.user + times.system + times.children_user + times.children_system
-        return (*share, cpu, process.num_fds(), process.num_threads())
+        return (share.pss, share.own, cpu, process.num_fds(), process.num_threads())
     except psutil.Error:
         return None
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memory.growth import theil_sen
-from memory.units import MB
+from memory.leak import theil_sen
+from memory.process import MB
 from scripts.soaking.sampling import Sample, Soak
 from scripts.soaking.speed import Stretch, cpu_speed_change, speed_change, stretches
 

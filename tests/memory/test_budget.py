@@ -7,9 +7,9 @@ import psutil
 import pytest
 
 import memory.budget as budget
-from memory.cgroup import CgroupLimit
+from memory.budget import CgroupLimit
 from memory.errors import MemoryBudgetError
-from memory.units import readable
+from memory.process import readable
 
 ROOT = Path(__file__).parents[2]
 GB = 1_000_000_000

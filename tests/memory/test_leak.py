@@ -71,15 +71,15 @@ def test_the_slope_is_reported_in_mb_per_million_steps(detector):
 
 
 def test_handles_are_compared_with_those_after_the_warm_up(detector):
-    tree = Tree(pss=0, own=0, children=0, threads=10, open_files=20)
-    assert detector.observe_tree(tree._replace(threads=500)) == []  # still warming up
+    tree = Tree(pss=0, heap=0, children=0, threads=10, open_files=20)
+    assert detector.observe_tree(tree._replace(threads=500), 0) == []  # still warming up
     feed(detector, [500 * MB] * 6)
-    assert detector.observe_tree(tree) == []
-    assert detector.observe_tree(tree._replace(open_files=28, threads=18)) == []
-    (said,) = detector.observe_tree(tree._replace(open_files=29))
+    assert detector.observe_tree(tree, 0) == []
+    assert detector.observe_tree(tree._replace(open_files=28, threads=18), 0) == []
+    (said,) = detector.observe_tree(tree._replace(open_files=29), 0)
     assert "29 open files are 9 more" in said
-    assert detector.observe_tree(tree._replace(open_files=37)) == []
-    assert len(detector.observe_tree(tree._replace(open_files=38, children=9))) == 2
+    assert detector.observe_tree(tree._replace(open_files=37), 0) == []
+    assert len(detector.observe_tree(tree._replace(open_files=38, children=9), 0)) == 2
 
 
 def test_growth_without_a_python_object_says_so(leak_settings):
@@ -111,9 +111,9 @@ def test_a_census_waits_until_it_is_affordable_or_needed(leak_settings):
     assert taken == [0, 1] and len(said) >= 1
     handles = LeakDetector(leak_settings, census, lambda: False)
     feed(handles, [500 * MB] * 6)
-    tree = Tree(pss=0, own=0, children=0, threads=1, open_files=1)
-    assert handles.observe_tree(tree) == []
-    assert "too early" in handles.observe_tree(tree._replace(threads=99))[0]
+    tree = Tree(pss=0, heap=0, children=0, threads=1, open_files=1)
+    assert handles.observe_tree(tree, 0) == []
+    assert "too early" in handles.observe_tree(tree._replace(threads=99), 0)[0]
 
 
 def test_tracing_is_stopped_by_whoever_started_it(leak_settings):

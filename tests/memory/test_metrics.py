@@ -137,6 +137,22 @@ def test_a_mean_that_is_no_number_is_named_on_request():
     assert math.isnan(accumulator.flush()["train/loss"])
 
 
+def test_an_interval_is_continued_from_its_state():
+    whole, first = MetricAccumulator(), MetricAccumulator()
+    for value in (1.0, 2.0, 0.1):
+        for accumulator in (whole, first):
+            accumulator.add(record(["a", "b"], torch.tensor(value), torch.tensor(-value)))
+    state = first.state_dict()
+    first.add(record(["a", "b"], torch.tensor(9.0), torch.tensor(9.0)))  # not of that moment
+    second = MetricAccumulator()
+    second.load_state_dict(state)
+    for accumulator in (whole, second):
+        accumulator.add(record(["a", "b"], torch.tensor(3.0), torch.tensor(5.0)))
+        accumulator.add(record(["c"], torch.tensor(7.0)))
+    assert second.count == whole.count == 5
+    assert second.flush() == whole.flush()
+
+
 @pytest.mark.gpu
 def test_sums_stay_on_the_device():
     accumulator = MetricAccumulator()

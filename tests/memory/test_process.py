@@ -9,8 +9,8 @@ import psutil
 import pytest
 from pages import fresh_pages
 
-from memory.process import open_files, read_own, read_rss, read_tree
-from memory.rarely import Rarely
+from memory.monitor import RareReading
+from memory.process import open_files, read_heap, read_rss, read_tree
 
 MB = 1_000_000
 
@@ -51,16 +51,16 @@ def test_pages_shared_with_children_count_once(process):
 def test_mapped_files_are_nobodys_own(process, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(40 * MB))
-    before, own_before = read_tree(process), read_own(process)
+    before, heap_before = read_tree(process), read_heap(process)
     mapped = np.memmap(path, np.uint8, "r")
     assert mapped.sum() == 0
     now = read_tree(process)
     assert now.pss - before.pss > 0.9 * mapped.size
-    assert now.own - before.own < 0.1 * mapped.size
-    assert read_own(process) - own_before < 0.1 * mapped.size
+    assert now.heap - before.heap < 0.1 * mapped.size
+    assert read_heap(process) - heap_before < 0.1 * mapped.size
     heap = fresh_pages(40 * MB)
-    assert read_tree(process).own - now.own > 0.9 * heap.size
-    assert read_own(process) - own_before > 0.9 * heap.size
+    assert read_tree(process).heap - now.heap > 0.9 * heap.size
+    assert read_heap(process) - heap_before > 0.9 * heap.size
 
 
 def test_handles_are_counted(process):
@@ -114,7 +114,7 @@ def test_a_costly_reading_is_rare(clock):
         calls.append(clock.now)
         return len(calls)
 
-    reading = Rarely(read, every_seconds=10, clock=clock)
+    reading = RareReading(read, every_seconds=10, clock=clock)
     assert reading.value == 1 and not reading.poll()
     clock.now += 39  # more than every_seconds, but less than 400 times what it takes
     assert not reading.poll() and reading.value == 1
@@ -123,8 +123,8 @@ def test_a_costly_reading_is_rare(clock):
 
 
 def test_the_interval_is_kept_by_a_cheap_reading_and_zero_means_always(clock):
-    rare = Rarely(lambda: clock.now, every_seconds=10, clock=clock)
-    always = Rarely(lambda: clock.now, every_seconds=0, clock=clock)
+    rare = RareReading(lambda: clock.now, every_seconds=10, clock=clock)
+    always = RareReading(lambda: clock.now, every_seconds=0, clock=clock)
     clock.now = 9.0
     assert not rare.poll() and always.poll()
     clock.now = 10.0

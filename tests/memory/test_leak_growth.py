@@ -1,9 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.growth import Doubling, Growth, theil_sen
+from memory.leak import DoublingAlarm, Growth, steady_gain, theil_sen
 
 
 @given(st.floats(-5, 5), st.floats(-100, 100), st.integers(3, 40))
@@ -52,14 +54,34 @@ def test_the_window_slides():
     growth = Growth(warmup=1, window=10)
     for step in range(100):
         growth.add(step, 7.0 * min(step, 50))
-    assert growth.slope == 0 and growth.in_window == 0
+    assert growth.slope == 0 and growth.steady == 0
     for step in range(100, 110):
         growth.add(step, 350 + 2.0 * step)
-    assert growth.slope == pytest.approx(2) and growth.in_window == pytest.approx(18)
+    assert growth.slope == pytest.approx(2) and growth.steady == pytest.approx(14)
+
+
+def test_what_goes_on_is_told_from_what_happened_once():
+    rise = [float(i) for i in range(30)]
+    assert steady_gain(rise) == 20
+    noise = [v + 3 * (-1) ** i for i, v in enumerate(rise)]
+    assert steady_gain(noise) > 10
+    for place in range(1, 29):
+        assert steady_gain([0.0] * place + [500.0] * (30 - place)) == 0
+    settling = [1 - math.exp(-i / 6) for i in range(30)]
+    assert steady_gain(settling) == 0
+    assert steady_gain(rise[::-1]) == steady_gain([1.0, 2.0]) == steady_gain([5.0] * 30) == 0
+
+
+@pytest.mark.parametrize("begins", [0, 300, 2000])
+def test_slow_growth_is_seen_over_the_run_however_late_it_begins(begins):
+    growth = Growth(warmup=5, window=20)
+    for step in range(2 * begins + 1000):
+        growth.add(step, 0.01 * max(0, step - begins) + (step % 3))
+    assert growth.steady > 5 and len(growth._all) <= 41
 
 
 def test_it_rings_once_per_doubling():
-    bell = Doubling()
+    bell = DoublingAlarm()
     assert [bell.rings(v) for v in (10, 11, 19, 20, 39, 41, 41)] == [
         True, False, False, True, False, True, False,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-from memory.cgroup import CgroupLimit, cgroup_limits
+from memory.budget import CgroupLimit, cgroup_limits
 
 
 def write(path, text):
