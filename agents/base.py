@@ -10,6 +10,7 @@ from torch import Tensor
 
 from envs.types import Step
 from memory.metrics import Metrics
+from memory.state import Stateful
 
 
 class Decision(NamedTuple):
@@ -22,7 +23,7 @@ class Decision(NamedTuple):
     chosen: Tensor | None = None  # [N, …] the action in the policy's own units
 
 
-class Agent(ABC):
+class Agent(Stateful, ABC):
     """An algorithm: it acts, observes the row its action led to, and updates when due.
 
     `overlaps` says that `update` may run while the environments step, because it does not
@@ -55,14 +56,6 @@ class Agent(ABC):
     @abstractmethod
     def nbytes(self) -> dict[str, int]:
         """Return what each large part holds, for the memory plan."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides the future, as plain tensors and numbers."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
 
     @abstractmethod
     def release(self) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from memory.errors import describe
+
 Mode = Literal["eager", "compiled", "cudagraph"]
 Setting = Literal["false", "true", "cudagraph", "auto"]
 
@@ -61,10 +63,14 @@ def flatten(args: tuple[Any, ...]) -> list[Tensor]:
 def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
     """Undo `flatten`, with the structure of `like`."""
     rest = iter(leaves)
-    return [
-        type(arg)(*(next(rest) for _ in arg)) if isinstance(arg, tuple) else next(rest)
-        for arg in like
-    ]
+
+    def taken(arg: Any) -> Any:
+        if not isinstance(arg, tuple):
+            return next(rest)
+        items = [next(rest) for _ in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items)
+
+    return [taken(arg) for arg in like]
 
 
 class _Compiled:
@@ -96,8 +102,7 @@ class _Compiled:
             self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
         except (RuntimeError, OSError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            log.warning("the update cannot be compiled here, running eagerly: %s", reason)
+            log.warning("the update cannot be compiled here, running eagerly: %s", describe(error))
             self._run = self._fallback
 
     def _compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -138,13 +143,17 @@ def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:
 
 
 class _CudaGraph:
-    """A function recorded once on static inputs and replayed with one launch per call."""
+    """A function recorded once on static inputs and replayed with one launch per call.
+
+    What cannot be recorded goes on eagerly, with one warning.
+    """
 
     WARM_UP = 3
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._calls = 0
+        self._eager = False
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []
         self._outputs: Any = None
@@ -154,7 +163,8 @@ class _CudaGraph:
             self._calls += 1
             if self._calls <= self.WARM_UP:
                 return self._warm_up(args)
-            self._record(args)
+            if self._eager or not self._recorded(args):
+                return self._function(*args)
         else:
             for static, tensor in zip(self._inputs, flatten(args), strict=True):
                 if static.data_ptr() != tensor.data_ptr():
@@ -172,11 +182,20 @@ class _CudaGraph:
         torch.cuda.current_stream().wait_stream(stream)
         return result
 
-    def _record(self, args: Any) -> None:
-        self._inputs = flatten(args)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = self._function(*args)
+    def _recorded(self, args: Any) -> bool:
+        """Record the function, which runs nothing; say whether that could be done."""
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._outputs = self._function(*args)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            log.warning("the update cannot be recorded here, running eagerly: %s", describe(error))
+            self._eager = True
+            return False
+        self._graph, self._inputs = graph, flatten(args)
+        return True
 
 
 def compiled(

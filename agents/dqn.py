@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,35 @@ from numpy.typing import NDArray
 
 from agents.base import Agent, Decision
 from agents.compiling import compile_mode
+from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
-from agents.dqn_update import METRICS, DQNUpdate
-from agents.flat import FlatNetwork
 from agents.host_network import q_on_host
-from agents.networks import QNetwork, is_large_image, uniform_
+from agents.learner import Learner, Recipe
+from agents.networks import FlatNetwork, QNetwork, is_large_image, uniform_
 from agents.schedules import linear
 from buffers.replay import build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
 from memory.budget import require
 from memory.cache import reclaim
-from memory.errors import NonFiniteError
 from memory.metrics import Metrics
+
+ADAM_EPSILON = 1e-8
+
+
+def build_head(settings: DQNSettings) -> QHead:
+    """Return what the network says of each action, and how that is learned."""
+    return ScalarHead(huber=settings.loss == "huber")
+
+
+def recipe(settings: DQNSettings) -> Recipe:
+    """Return how the learner takes a step of DQN."""
+    return Recipe(
+        loss=partial(td_loss, head=build_head(settings), double=settings.double),
+        metrics=METRICS,
+        epsilon=ADAM_EPSILON,
+        max_grad_norm=settings.max_grad_norm,
+        grad_accumulation=settings.grad_accumulation,
+    )
 
 
 class DQN(Agent):
@@ -30,6 +47,16 @@ class DQN(Agent):
 
     # An update reads only rows that are complete, never the one the environments work on.
     overlaps = True
+    state_names = (
+        "_learner",
+        "_target",
+        "_replay",
+        "_policy",
+        "_started",
+        "_steps",
+        "_learned",
+        "target_updates",
+    )
 
     def __init__(
         self,
@@ -48,8 +75,7 @@ class DQN(Agent):
         self._total_steps = total_steps
         self._actions = spec.action.n
         self._policy = np.random.Generator(np.random.PCG64(seeds[0]))
-        self._online = self._network(spec, seeds[1])
-        self._target = self._network(spec, seeds[1])
+        online, self._target = (self._network(spec, seeds[1]) for _ in range(2))
         self._replay = build_replay(
             settings.replay,
             frame_shape=spec.frame_shape,
@@ -68,14 +94,12 @@ class DQN(Agent):
             expected,
             large_images=is_large_image(spec.observation_shape),
         )
-        self._update = DQNUpdate(settings, self._online, self._target, mode)
-        network = self._online.module
-        assert isinstance(network, QNetwork)
-        self._on_host = q_on_host(network)
+        self._learner = Learner(recipe(settings), online, mode, frozen=(self._target,))
+        assert isinstance(online.module, QNetwork)
+        self._on_host = q_on_host(online.module)
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learned = 0  # steps whose due learning is done
-        self.updates = 0
         self.target_updates = 0
 
     def _network(self, spec: EnvSpec, seed: int) -> FlatNetwork:
@@ -86,12 +110,18 @@ class DQN(Agent):
                 self._actions,
                 self._settings.hidden,
                 self._settings.dueling,
+                build_head(self._settings).shape,
             )
         # Asked for twice: weights, gradient and optimiser, and the target's.
         require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
         module.to_empty(device="cpu")
         uniform_(module, torch.Generator().manual_seed(seed))
         return FlatNetwork(module, self._device)
+
+    @property
+    def updates(self) -> int:  # type: ignore[override]
+        """Gradient steps taken."""
+        return self._learner.updates
 
     @property
     def epsilon(self) -> float:
@@ -142,7 +172,7 @@ class DQN(Agent):
             q = self._on_host(obs)
         else:
             with torch.inference_mode():
-                q = self._online.module(observed).numpy(force=True)
+                q = self._learner.network.module(observed).numpy(force=True)
         best: NDArray[np.int64] = q.argmax(1)
         return best
 
@@ -165,32 +195,24 @@ class DQN(Agent):
     def update(self) -> Metrics | None:
         """Go through the steps since the last call: learn and renew the target where due."""
         s = self._settings
-        sums, count = None, self.updates
         for step in range(self._learned + 1, self._steps + 1):
             if step <= s.learning_starts or not len(self._replay):
                 continue
             if step % s.train_every == 0:
                 for _ in range(s.updates_per_train):
-                    values = self._learn()
-                    sums = values if sums is None else sums + values
+                    self._learn()
             if step % s.target_every == 0:
-                self._target.weights.lerp_(self._online.weights, s.target_tau)
+                self._target.weights.lerp_(self._learner.network.weights, s.target_tau)
                 self.target_updates += 1
         self._learned = self._steps
-        return None if sums is None else Metrics(METRICS, sums / (self.updates - count))
+        return self._learner.means()
 
-    def _learn(self) -> torch.Tensor:
+    def _learn(self) -> None:
         s = self._settings
-        beta = self.beta if s.replay.prioritized else 1.0
+        rate, beta = self._rate(), self.beta if s.replay.prioritized else 1.0
         batch = self._replay.sample(s.batch_size * s.grad_accumulation, beta=beta)
-        td_error, values = self._update(batch, self._rate())
+        (td_error,) = self._learner.step(batch, rate)
         self._replay.update_priorities(batch.index, td_error)
-        self.updates += 1
-        # On the host a look at the loss is free; on a device it would stall the queue, and
-        # the metrics' next flush finds it.
-        if values.device.type == "cpu" and not math.isfinite(values.numpy()[0]):
-            raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
-        return values
 
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values and the fill of the replay."""
@@ -205,43 +227,17 @@ class DQN(Agent):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the weights of the online network by layer."""
-        return self._online.views(self._online.weights)
+        return self._learner.network.named()
 
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the replay and of weights, gradient and optimiser."""
-        flat = self._online.weights.nbytes
-        return {"replay": self._replay.nbytes, "networks": 6 * flat}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimiser, replay, generators and counters."""
         return {
-            "weights": self._online.weights.clone(),
-            "target_weights": self._target.weights.clone(),
-            "optimizer": self._update.state_dict(),
-            "replay": self._replay.state_dict(),
-            "policy": self._policy.bit_generator.state,
-            "started": self._started,
-            "steps": self._steps,
-            "learned": self._learned,
-            "updates": self.updates,
-            "target_updates": self.target_updates,
+            "replay": self._replay.nbytes,
+            "networks": self._learner.nbytes + self._target.nbytes,
         }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self._online.load(state["weights"])
-        self._target.load(state["target_weights"])
-        self._update.load_state_dict(state["optimizer"])
-        self._replay.load_state_dict(state["replay"])
-        self._policy.bit_generator.state = state["policy"]
-        self._started = state["started"]
-        self._steps = state["steps"]
-        self._learned = state["learned"]
-        self.updates = state["updates"]
-        self.target_updates = state["target_updates"]
 
     def release(self) -> None:
         """Free the replay and the networks."""
         self._replay.release()
-        del self._online, self._target, self._update, self._on_host
-        reclaim(self._device)  # an update refers to itself, by its methods
+        del self._learner, self._target, self._on_host
+        reclaim(self._device)  # a learner refers to itself, by its methods

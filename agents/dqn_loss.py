@@ -1,47 +1,80 @@
-"""The mathematics of DQN as free functions of tensors."""
+"""The mathematics of DQN as free functions of tensors, and what a network says of an action."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from agents.learner import RowLoss
 from buffers.batch import ReplayBatch
 
 Q = Callable[[Tensor], Tensor]
+METRICS = ("train/td_error", "train/q_mean")
 
 
-class TDLoss(NamedTuple):
-    """The weighted loss, and what is reported of it."""
+class QHead(ABC):
+    """What a network says of each action [*shape]: a number, or a distribution over returns."""
 
-    loss: Tensor  # []
-    td_error: Tensor  # [B], detached
-    q_mean: Tensor  # [], detached
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def values(self, outputs: Tensor) -> Tensor:
+        """Return the expected returns […] that outputs […, *shape] stand for."""
+
+    @abstractmethod
+    def loss(self, chosen: Tensor, successor: Tensor, batch: ReplayBatch) -> tuple[Tensor, Tensor]:
+        """Return each row's loss [B], and its TD error [B], detached.
+
+        `chosen` [B, *shape] is said of the action taken, `successor` [B, *shape], without a
+        gradient, of the best action in the state it led to.
+        """
 
 
-def td_target(online: Q, target: Q, batch: ReplayBatch, *, double: bool) -> Tensor:
-    """Return R + discount · Q⁻(s', a*) [B].
+class ScalarHead(QHead):
+    """One number: the expected return itself."""
+
+    shape = ()
+
+    def __init__(self, *, huber: bool) -> None:
+        self._distance = F.smooth_l1_loss if huber else F.mse_loss
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """Return them as they are."""
+        return outputs
+
+    def loss(self, chosen: Tensor, successor: Tensor, batch: ReplayBatch) -> tuple[Tensor, Tensor]:
+        """Return ℓ(Q(s, a) − y), ℓ Huber with δ = 1 or the square, y = R + discount · Q⁻(s', a*).
+
+        `discount` is γ^m, or 0 after a termination.
+        """
+        goal = batch.reward + batch.discount * successor
+        return self._distance(chosen, goal, reduction="none"), chosen.detach() - goal
+
+
+def said_of(outputs: Tensor, action: Tensor) -> Tensor:
+    """Return what outputs [B, A, *shape] say of actions [B]."""
+    extra = outputs.shape[2:]
+    index = action.view(-1, 1, *(1 for _ in extra)).expand(-1, 1, *extra)
+    return outputs.gather(1, index).squeeze(1)
+
+
+def td_loss(online: Q, target: Q, batch: ReplayBatch, *, head: QHead, double: bool) -> RowLoss:
+    """Return w · ℓ of every row, its TD errors as reports.
 
     a* is the best action by the online network (van Hasselt et al. 2016), or by the target
-    network when not double. `discount` is γ^m, or 0 after a termination.
+    network when not double.
     """
     with torch.no_grad():
-        next_q = target(batch.next_obs)  # [B, A]
-        if double:
-            best = online(batch.next_obs).argmax(1, keepdim=True)
-            value = next_q.gather(1, best).squeeze(1)
-        else:
-            value = next_q.amax(1)
-        return batch.reward + batch.discount * value
-
-
-def td_loss(online: Q, target: Q, batch: ReplayBatch, *, double: bool, huber: bool) -> TDLoss:
-    """Return mean(w · ℓ(Q(s, a) − y)), ℓ Huber with δ = 1 or the square."""
-    goal = td_target(online, target, batch, double=double)
-    q = online(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)  # [B]
-    each = (F.smooth_l1_loss if huber else F.mse_loss)(q, goal, reduction="none")
-    detached = q.detach()
-    return TDLoss((batch.weight * each).mean(), detached - goal, detached.mean())
+        after = target(batch.next_obs)
+        judge = online(batch.next_obs) if double else after
+    outputs = online(batch.obs)
+    with torch.no_grad():
+        successor = said_of(after, head.values(judge).argmax(1))
+    chosen = said_of(outputs, batch.action)
+    each, td_error = head.loss(chosen, successor, batch)
+    metrics = (td_error.abs(), head.values(chosen.detach()))
+    return RowLoss(batch.weight * each, metrics, (td_error,))

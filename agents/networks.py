@@ -1,14 +1,18 @@
-"""Networks by observation shape: an MLP for vectors, convolutions for images."""
+"""Networks by observation shape, an MLP or convolutions, and all weights of one in one tensor."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
+from torch.func import functional_call
+
+from memory.state import Stateful
 
 # Below this side length the Nature layers' strides leave nothing of the image.
 NATURE_MIN_SIDE = 36
@@ -118,8 +122,63 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
             nn.init.zeros_(layer.bias)
 
 
+class FlatNetwork(Stateful):
+    """A network whose parameters, and their gradients, are views of two flat tensors.
+
+    On small networks most of an update's time goes into starting kernels, one per layer and
+    operation; on the flat tensors it is one per operation.
+    """
+
+    state_names = ("weights",)
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module.to(device)
+        named = dict(module.named_parameters())
+        self._names = list(named)
+        self._shapes = [p.shape for p in named.values()]
+        self._sizes = [p.numel() for p in named.values()]
+        self.weights = torch.cat([p.detach().reshape(-1) for p in named.values()])
+        self.gradient = torch.zeros_like(self.weights)
+        pairs = zip(
+            self.views(self.weights).values(), self.views(self.gradient).values(), strict=True
+        )
+        for parameter, (weight, gradient) in zip(named.values(), pairs, strict=True):
+            parameter.data = weight
+            parameter.grad = gradient
+
+    def views(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return `weights` [P] cut into the module's parameters."""
+        pieces = weights.split(self._sizes)
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
+        }
+
+    def load(self, weights: Tensor) -> None:
+        """Copy `weights` [P] in."""
+        if weights.shape != self.weights.shape:
+            raise ValueError(
+                f"the network has {self.weights.numel()} weights, the state {weights.numel()}"
+            )
+        self.weights.copy_(weights)
+
+    def named(self) -> dict[str, Tensor]:
+        """Return the weights of this moment by the names of the module's parameters."""
+        return self.views(self.weights)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and gradient."""
+        return self.weights.nbytes + self.gradient.nbytes
+
+    def function(self, weights: Tensor) -> Callable[..., Any]:
+        """Return the network as a pure function of its inputs, with these weights [P]."""
+        views = self.views(weights)
+        return lambda *inputs: functional_call(self.module, views, inputs)
+
+
 class QNetwork(nn.Module):
-    """Q-values for every action, optionally split into value and advantage (Wang et al. 2016)."""
+    """What a head says of every action, optionally split in two (dueling, Wang et al. 2016)."""
 
     def __init__(
         self,
@@ -128,18 +187,25 @@ class QNetwork(nn.Module):
         actions: int,
         hidden: Sequence[int],
         dueling: bool,
+        shape: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
         self.trunk, features = build_trunk(observation_shape, dtype, hidden)
-        self.advantage = nn.Linear(features, actions)
-        self.value = nn.Linear(features, 1) if dueling else None
+        size = math.prod(shape)
+        self.advantage = nn.Linear(features, actions * size)
+        self.value = nn.Linear(features, size) if dueling else None
+        self._shape = shape
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Return Q [B, A] for observations [B, …]."""
+        """Return numbers [B, A, *shape] for observations [B, …]."""
         # As in Dense: what is called here is called several times an update.
         features = self.trunk.forward(obs)
         advantage = F.linear(features, self.advantage.weight, self.advantage.bias)
+        if self._shape:
+            advantage = advantage.view(len(obs), -1, *self._shape)
         if self.value is None:
             return advantage
         value = F.linear(features, self.value.weight, self.value.bias)
+        if self._shape:
+            value = value.view(len(obs), 1, *self._shape)
         return value + advantage - advantage.mean(1, keepdim=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from torch import Tensor
 from agents.actor_critic import ActorCritic
 from agents.base import Agent, Decision
 from agents.compiling import Mode, compile_mode
-from agents.flat import FlatNetwork
 from agents.heads import build_head
-from agents.networks import is_large_image
+from agents.networks import FlatNetwork, is_large_image
 from agents.normaliser import CLIP, RewardNormaliser
 from agents.ppo_acting import Noise, build_acting
 from agents.ppo_loss import explained_variance
@@ -264,7 +263,7 @@ class PPO(Agent):
             "updates": self.updates,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._network.load(state["weights"])
         for name, tensor in self._network.module.named_buffers():

@@ -11,8 +11,8 @@ from torch.func import grad_and_value
 
 from agents.adam import AdamState, adam_, adam_state, clip_
 from agents.compiling import Mode, compiled
-from agents.flat import FlatNetwork
 from agents.heads import Head
+from agents.networks import FlatNetwork
 from agents.ppo_loss import (
     PPOLoss,
     approximate_kl,

@@ -8,11 +8,3 @@ def linear(start: float, end: float, steps: float, now: int) -> float:
     if now >= steps:
         return end
     return start + (end - start) * (now / steps)
-
-
-def crossings(before: int, after: int, every: int) -> int:
-    """Count the multiples of `every` in (before, after]; none when `every` is 0.
-
-    Vector environments advance several steps at once, so `step % every` would miss some.
-    """
-    return after // every - before // every if every else 0

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from memory.errors import SettingError
 
-LONGEST_STACK = 1_000  # frames
 Backend = Literal["auto", "sync", "async", "native", "ale", "envpool"]
 
 
@@ -39,9 +38,6 @@ class EnvSettings:
         for field in ("num_envs", "frame_stack"):
             if getattr(self, field) < 1:
                 raise SettingError(field, getattr(self, field), "must be at least 1")
-        if self.frame_stack > LONGEST_STACK:
-            reason = f"must be at most {LONGEST_STACK:,}: every observation holds so many frames"
-            raise SettingError("frame_stack", self.frame_stack, reason)
         if not (math.isfinite(self.step_timeout) and self.step_timeout > 0):
             raise SettingError("step_timeout", self.step_timeout, "must be a positive number")
         if self.max_restarts < 0:

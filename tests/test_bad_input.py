@@ -55,7 +55,6 @@ CASES = {
     "seed='\u0661'": ["seed=\u0661", "whole number"],
     "agent.gamma='0x1p-3'": ["agent.gamma=0x1p-3", "number"],
     "env.num_envs=16 total_steps=15": ["env.num_envs=16", "total_steps=15"],
-    "env.frame_stack=1e6": ["env.frame_stack=1000000", "at most 1,000"],
     "env.num_envs=1e9": ["env.num_envs=1000000000", "total_steps"],
     "env.step_timeout=1e300": ["env.step_timeout=1e+300", "too large"],
     "agent.learning_rate=1e308": ["agent.learning_rate=1e+308", "too large"],

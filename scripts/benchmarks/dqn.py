@@ -118,7 +118,7 @@ def _breakdown(name: str, one: Ours, steps: int) -> None:
     watch.wrap(one.env, "receive", "env")
     watch.wrap(agent._replay, "add", "add")
     watch.wrap(agent._replay, "sample", "sample")
-    watch.wrap(agent, "_update", "update")
+    watch.wrap(agent._learner, "step", "update")
     watch.wrap(agent._replay, "update_priorities", "priorities")
     watch.wrap(one.run, "record", "log")
     begin = time.perf_counter()

@@ -11,9 +11,9 @@ import torch
 from test_dqn_agent import SETTINGS
 
 from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled
-from agents.dqn_update import DQNUpdate
-from agents.flat import FlatNetwork
-from agents.networks import QNetwork, uniform_
+from agents.dqn import recipe
+from agents.learner import Learner
+from agents.networks import FlatNetwork, QNetwork, uniform_
 from buffers.batch import ReplayBatch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -54,7 +54,7 @@ def train(mode, updates, device=CPU, **changes):
     """Return the weights and the metrics after some updates on fixed batches."""
     settings = replace(SETTINGS, **changes)
     online, target = (network(seed, settings.dueling, device) for seed in (0, 1))
-    update = DQNUpdate(settings, online, target, mode)
+    learner = Learner(recipe(settings), online, mode, frozen=(target,))
     g = torch.Generator().manual_seed(3)
     for i in range(updates):
         n = settings.batch_size * settings.grad_accumulation
@@ -68,8 +68,8 @@ def train(mode, updates, device=CPU, **changes):
             index=torch.arange(n),
         )
         batch = ReplayBatch(*(tensor.to(device) for tensor in batch))
-        td_error, values = update(batch, 1e-3 * (1 - i / updates))
-    return online.weights, td_error, values
+        (td_error,) = learner.step(batch, 1e-3 * (1 - i / updates))
+    return online.weights, td_error, learner.means().values
 
 
 @pytest.mark.slow

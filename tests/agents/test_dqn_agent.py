@@ -146,7 +146,8 @@ def test_greedy_decisions_touch_no_state():
     agent.act(obs, explore=False)
     after = agent.state_dict()
     assert before["policy"] == after["policy"]
-    assert torch.equal(before["weights"], after["weights"])
+    weights = [state["learner"]["network"]["weights"] for state in (before, after)]
+    assert torch.equal(*weights)
 
 
 def test_ghost_rows_are_neither_counted_nor_learned_from():
@@ -208,7 +209,7 @@ def test_going_on_from_a_saved_state_is_bit_exact(prioritized, accumulate):
 
 def test_soft_target_updates_take_over_a_share():
     agent = build(1, obs=11, target_tau=0.25, target_every=1, learning_starts=0, train_every=1000)
-    agent._online.weights.fill_(1.0)
+    agent._learner.network.weights.fill_(1.0)
     agent._target.weights.fill_(0.0)
     chain = Chain(1, [10], terminates=False)
     run(agent, chain, 2)
@@ -244,7 +245,7 @@ def test_values_of_reward_one_under_a_time_limit(n_step, terminates):
     )
     chain = Chain(1, [10], True) if terminates else Loop(1, [10], False)
     run(agent, chain, 4000)
-    q = agent._online.module(torch.eye(11)).detach()
+    q = agent._learner.network.module(torch.eye(11)).detach()
     expected = [10.0] * 10 if not terminates else [(1 - 0.9 ** (10 - t)) / 0.1 for t in range(10)]
     for t, value in enumerate(expected):
         assert q[t].tolist() == pytest.approx([value] * 2, rel=0.02)
@@ -255,8 +256,8 @@ def test_acting_on_the_host_follows_the_network(dueling):
     agent = build(64, actions=5, dueling=dueling, hidden=(16, 8))
     obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     for seed in range(2):
-        agent._online.weights.normal_(generator=torch.Generator().manual_seed(seed))
-        expected = agent._online.module(torch.from_numpy(obs)).argmax(1)
+        agent._learner.network.weights.normal_(generator=torch.Generator().manual_seed(seed))
+        expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
         assert torch.equal(agent.act(obs, explore=False).action, expected)
         assert len(expected.unique()) > 1
 
@@ -265,5 +266,5 @@ def test_images_are_acted_on_by_the_network_itself():
     spec = EnvSpec("Image", 2, (1, 10, 10), "uint8", 2, DiscreteActions(3))
     agent = DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
     obs = np.random.default_rng(0).integers(0, 255, (2, 2, 10, 10), dtype=np.uint8)
-    expected = agent._online.module(torch.from_numpy(obs)).argmax(1)
+    expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
     assert torch.equal(agent.act(obs, explore=False).action, expected)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents.dqn_loss import td_loss, td_target
-from agents.dqn_update import pieces
+from agents.dqn_loss import ScalarHead, td_loss
 from agents.networks import QNetwork
 from buffers.batch import ReplayBatch
 
@@ -57,43 +56,45 @@ def loop(online, target, data, double, huber):
 @pytest.mark.parametrize("huber", [False, True])
 def test_loss_and_td_errors_equal_the_loop(double, dueling, huber):
     online, target, data = network(0, dueling), network(1, dueling), batch()
-    got = td_loss(online, target, data, double=double, huber=huber)
+    got = td_loss(online, target, data, head=ScalarHead(huber=huber), double=double)
     loss, errors = loop(online, target, data, double, huber)
-    assert got.loss.item() == pytest.approx(loss, rel=1e-12)
-    assert got.td_error.shape == (12,)
-    np.testing.assert_allclose(got.td_error.numpy(), errors, rtol=1e-12)
+    assert got.loss.mean().item() == pytest.approx(loss, rel=1e-12)
+    (td_error,) = got.reports
+    assert td_error.shape == (12,)
+    np.testing.assert_allclose(td_error.numpy(), errors, rtol=1e-12)
+    np.testing.assert_allclose(got.metrics[0].numpy(), np.abs(errors), rtol=1e-12)
+    q = online(data.obs).detach().gather(1, data.action.unsqueeze(1)).squeeze(1)
+    assert torch.equal(got.metrics[1], q)
+
+
+def huber(online, target, data):
+    """The mean loss, with double Q-learning."""
+    return td_loss(online, target, data, head=ScalarHead(huber=True), double=True).loss.mean()
+
+
+def goals(online, target, data, *, double):
+    """What Q(s, a) is moved towards: the TD errors taken away from it."""
+    rows = td_loss(online, target, data, head=ScalarHead(huber=True), double=double)
+    return rows.metrics[1] - rows.reports[0]
 
 
 def test_double_and_single_targets_differ():
     online, target, data = network(0, False), network(1, False), batch()
-    double = td_target(online, target, data, double=True)
-    single = td_target(online, target, data, double=False)
+    double, single = (goals(online, target, data, double=d) for d in (True, False))
     assert not torch.allclose(double, single)
     assert (double <= single + 1e-12).all()
 
 
 def test_no_gradient_flows_through_the_target():
     online, target, data = network(0, False), network(1, False), batch()
-    td_loss(online, target, data, double=True, huber=True).loss.backward()
+    huber(online, target, data).backward()
     assert all(p.grad is None for p in target.parameters())
     only_obs = data._replace(next_obs=torch.zeros_like(data.next_obs), discount=data.discount * 0)
     again = network(0, False)
-    goal = td_target(online, target, data, double=True)
-    td_loss(again, target, only_obs._replace(reward=goal), double=True, huber=True).loss.backward()
+    goal = goals(online, target, data, double=True)
+    huber(again, target, only_obs._replace(reward=goal)).backward()
     for got, expected in zip(online.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(got.grad, expected.grad)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_the_gradient_in_pieces_is_that_of_the_whole(count):
-    data, target = batch(), network(1, True)
-    whole, split = network(0, True), network(0, True)
-    td_loss(whole, target, data, double=True, huber=True).loss.backward()
-    for piece in pieces(data, count):
-        loss = td_loss(split, target, piece, double=True, huber=True).loss
-        (loss / count).backward()
-    for got, expected in zip(split.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(got.grad, expected.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_dueling_advantages_are_centred():

@@ -4,8 +4,7 @@ from torch import nn
 
 from agents import adam
 from agents.adam import adam_state, clip_
-from agents.flat import FlatNetwork
-from agents.networks import QNetwork, uniform_
+from agents.networks import FlatNetwork, QNetwork, uniform_
 
 CPU = torch.device("cpu")
 

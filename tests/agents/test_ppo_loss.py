@@ -9,8 +9,8 @@ from ppo_agents import CPU, SETTINGS
 
 from agents.actor_critic import ActorCritic
 from agents.compiling import flatten, traced
-from agents.flat import FlatNetwork
 from agents.heads import BoxHead, DiscreteHead
+from agents.networks import FlatNetwork
 from agents.ppo_loss import explained_variance, normalised, policy_loss
 from agents.ppo_update import METRICS, PPOUpdate
 from buffers.batch import RolloutBatch

@@ -106,8 +106,8 @@ def test_a_trial_that_fails_leaves_the_fault_to_the_backend():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_envs", 0), ("frame_stack", 0), ("frame_stack", 1_001), ("step_timeout", 0.0),
-     ("step_timeout", float("nan")), ("max_restarts", -1), ("id", "")],
+    [("num_envs", 0), ("frame_stack", 0), ("step_timeout", 0.0), ("step_timeout", float("nan")),
+     ("max_restarts", -1), ("id", "")],
 )  # fmt: skip
 def test_settings_are_checked(field, value):
     with pytest.raises(SettingError) as caught:

@@ -1,0 +1,251 @@
+"""The one learner: a gradient step on any algorithm's loss, eagerly or as one graph.
+
+What algorithms differ in is a pure function from (networks, batch) to the loss of every row. All
+else is here: accumulation, clipping, Adam, undoing a step that went too far, compilation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from agents.adam import AdamState, adam_, adam_state, clip_
+from agents.compiling import Mode, compiled
+from agents.networks import FlatNetwork
+from memory.errors import NonFiniteError
+from memory.metrics import Metrics
+from memory.state import Stateful
+
+
+class RowLoss(NamedTuple):
+    """What a loss says about each of B rows; the learner takes the means."""
+
+    loss: Tensor  # [B]
+    metrics: tuple[Tensor, ...] = ()  # [B] each: their means are logged
+    reports: tuple[Tensor, ...] = ()  # [B] each: given back as they are, detached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How an algorithm learns from a batch, a NamedTuple of tensors [B, …]."""
+
+    # Of the network, the frozen networks, the batch and the numbers given to `step`, in this order.
+    loss: Callable[..., RowLoss]
+    metrics: tuple[str, ...]  # the names of `RowLoss.metrics`
+    epsilon: float  # of Adam
+    max_grad_norm: float  # 0 = no clipping
+    grad_accumulation: int  # pieces that a batch is cut into
+    # What must be known of the whole batch before it is cut: of the batch and each row's share.
+    prepare: Callable[[Any, Tensor], Any] | None = None
+    # A metric and how large it may be: a step that starts beyond it is undone.
+    limit: tuple[str, float] | None = None
+    rows: int | None = None  # of the largest batch, where batches differ in size
+
+
+class Learner(Stateful):
+    """Holds a network's optimiser; every step changes its weights and gives the rows' reports."""
+
+    state_names = ("network", "adam", "updates")
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        network: FlatNetwork,
+        mode: Mode,
+        *,
+        frozen: Sequence[FlatNetwork] = (),
+    ) -> None:
+        device = network.weights.device
+        self.network = network
+        self.adam = adam_state(network.weights)
+        self.updates = 0
+        self._recipe = recipe
+        self._frozen = tuple(frozen)
+        self._names = ("train/loss", *recipe.metrics, "train/grad_norm")
+        self._rate = torch.zeros((), device=device)
+        self._numbers: tuple[float | Tensor, ...] = ()
+        self._share = torch.empty(0, device=device)
+        self._last = torch.zeros(len(self._names), device=device)
+        self._sums = torch.zeros_like(self._last)
+        self._summed = 0
+        self._graphs = mode != "eager"
+        self._padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
+        self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
+
+    def step(self, batch: Any, learning_rate: float, *numbers: float) -> tuple[Tensor, ...]:
+        """Take one step on `batch`; return the reports of its rows [B]."""
+        self._rate.fill_(learning_rate)
+        self._set(numbers)
+        if self._padding is None:
+            share = self._equal_shares(batch)
+        else:
+            batch, share = self._padding(batch)
+        weights = tuple(network.weights for network in self._frozen)
+        self._last, *reports = self._run(
+            self.network.weights, weights, self.adam, self._rate, self._numbers, batch, share
+        )
+        self.updates += 1
+        # Never a name for `_last` itself: a CUDA graph writes the next step's numbers there.
+        self._sums.add_(self._last)
+        self._summed += 1
+        # On the host a look at the loss is free; on a device it would stall the queue, and
+        # the metrics' next flush finds it.
+        if self._last.device.type == "cpu" and not math.isfinite(self._last.numpy()[0]):
+            raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
+        return tuple(reports)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, their gradient and the optimiser's moments."""
+        return self.network.nbytes + self.adam.mean.nbytes + self.adam.square.nbytes
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the last step was undone; looks at the device only if there is a limit."""
+        limit = self._recipe.limit
+        return limit is not None and bool(self._last[self._names.index(limit[0])] > limit[1])
+
+    def means(self) -> Metrics | None:
+        """Return the metrics' means over the steps since the last call; None if there are none."""
+        if not self._summed:
+            return None
+        values = self._sums / self._summed
+        self._sums.zero_()
+        self._summed = 0
+        return Metrics(self._names, values)
+
+    def _set(self, numbers: tuple[float, ...]) -> None:
+        """Take the numbers of a step; as tensors where a graph must see them change."""
+        if not self._graphs:
+            self._numbers = numbers
+        elif not self._numbers:
+            self._numbers = tuple(self._rate.new_tensor(number) for number in numbers)
+        else:
+            for tensor, number in zip(self._numbers, numbers, strict=True):
+                tensor.fill_(number)  # type: ignore[union-attr]
+
+    def _equal_shares(self, batch: Any) -> Tensor:
+        rows = len(batch[0])
+        if len(self._share) != rows:
+            self._share = self._rate.new_full((rows,), 1 / rows)
+        return self._share
+
+    def _eager(
+        self,
+        weights: Tensor,
+        frozen: tuple[Tensor, ...],
+        adam: AdamState,
+        rate: Tensor,
+        numbers: tuple[Any, ...],
+        batch: Any,
+        share: Tensor,
+    ) -> tuple[Tensor, ...]:
+        del frozen  # the modules' parameters are views of all these weights
+        # `forward` itself, because nothing hooks into these modules and each call costs.
+        networks = [network.module.forward for network in (self.network, *self._frozen)]
+        # Gradients are views of one tensor too: autograd accumulates straight into it.
+        gradient = self.network.gradient.zero_()
+        pieces = []
+        for piece, part in self._pieces(batch, share):
+            rows = self._recipe.loss(*networks, piece, *numbers)
+            torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
+            pieces.append((rows, part))
+        return self._finish(weights, gradient, adam, rate, pieces)
+
+    def _graph(
+        self,
+        weights: Tensor,
+        frozen: tuple[Tensor, ...],
+        adam: AdamState,
+        rate: Tensor,
+        numbers: tuple[Any, ...],
+        batch: Any,
+        share: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Compute the same as one function of its arguments, which can be compiled."""
+
+        def loss(weights: Tensor, piece: Any, part: Tensor) -> tuple[Tensor, RowLoss]:
+            given = zip((self.network, *self._frozen), (weights, *frozen), strict=True)
+            networks = [network.function(own) for network, own in given]
+            rows = self._recipe.loss(*networks, piece, *numbers)
+            return torch.dot(rows.loss, part), rows
+
+        gradient = torch.zeros_like(weights)
+        pieces = []
+        for piece, part in self._pieces(batch, share):
+            slope, (_, rows) = grad_and_value(loss, has_aux=True)(weights, piece, part)
+            gradient = gradient + slope
+            pieces.append((rows, part))
+        return self._finish(weights, gradient, adam, rate, pieces)
+
+    def _pieces(self, batch: Any, share: Tensor) -> list[tuple[Any, Tensor]]:
+        """Prepare the batch as a whole, then cut it; return pieces and their rows' shares."""
+        if self._recipe.prepare is not None:
+            batch = self._recipe.prepare(batch, share)
+        count = self._recipe.grad_accumulation
+        if count == 1:
+            return [(batch, share)]
+        chunks = zip(*(tensor.chunk(count) for tensor in (*batch, share)), strict=True)
+        return [(type(batch)(*fields), part) for *fields, part in chunks]
+
+    @torch.no_grad()
+    def _finish(
+        self,
+        weights: Tensor,
+        gradient: Tensor,
+        adam: AdamState,
+        rate: Tensor,
+        pieces: list[tuple[RowLoss, Tensor]],
+    ) -> tuple[Tensor, ...]:
+        """Step along the gradient of all pieces; return the metrics [K] and the reports [B]."""
+        means = [torch.mv(torch.stack((r.loss, *r.metrics)), part) for r, part in pieces]
+        values = means[0] if len(means) == 1 else torch.stack(means).sum(0)
+        # Data-parallel ranks average `gradient` and `values` here: after the last piece, before
+        # anything looks at them.
+        norm = clip_(gradient, self._recipe.max_grad_norm)
+        if self._recipe.limit is None:
+            adam_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
+        else:
+            # Undo the step where it starts beyond the limit, without asking the device.
+            name, most = self._recipe.limit
+            keep = values[self._names.index(name)] <= most
+            before = [tensor.clone() for tensor in (weights, *adam)]
+            adam_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
+            for now, then in zip((weights, *adam), before, strict=True):
+                now.copy_(torch.where(keep, now, then))
+        reports = zip(*(rows.reports for rows, _ in pieces), strict=True)
+        joined = [each[0] if len(each) == 1 else torch.cat(each) for each in reports]
+        return torch.cat((values, norm.unsqueeze(0))), *joined
+
+
+class Padding:
+    """Bring batches to one size, because a graph has one.
+
+    What is missing is filled with the first row again, at share 0: no number that the batch has
+    not itself.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._batch: Any = None
+        self._share = torch.empty(0)
+
+    def __call__(self, batch: Any) -> tuple[Any, Tensor]:
+        """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
+        if self._batch is None:
+            self._batch = type(batch)(*(t.new_empty((self._rows, *t.shape[1:])) for t in batch))
+            self._share = torch.empty(self._rows, device=batch[0].device)
+        rows = len(batch[0])
+        for padded, tensor in zip(self._batch, batch, strict=True):
+            padded[:rows] = tensor
+            if rows < self._rows:
+                padded[rows:] = tensor[0]
+        self._share[:rows] = 1 / rows
+        self._share[rows:] = 0
+        return self._batch, self._share
