@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from envs.atari import AtariVectorEnv, probe_atari
-from envs.choosing import choose_backend
+from envs.choosing import choose_backend, may_become_async
+from envs.faults import WorkerError, told
 from envs.frame_stack import FrameStackEnv
 from envs.native import NativeVectorEnv
 from envs.pool import PoolVectorEnv, probe_pool
-from envs.processes import ProcessVectorEnv
+from envs.processes import ProcessVectorEnv, describe_in_process
 from envs.settings import EnvSettings
 from envs.slot import probe_slot
 from envs.sync import SyncVectorEnv
-from envs.types import EnvSpec, VectorEnv
+from envs.types import EnvironmentFailedError, EnvSpec, VectorEnv
 from memory.errors import ExpectedError, SettingError
 
-LOG = logging.getLogger("steadyrl")
+log = logging.getLogger("steadyrl")
 
 BACKENDS = {
     "sync": SyncVectorEnv,
@@ -26,28 +29,43 @@ BACKENDS = {
     "ale": AtariVectorEnv,
     "envpool": PoolVectorEnv,
 }
-PROBES = {"ale": probe_atari, "envpool": probe_pool}
+PROBES = {"async": describe_in_process, "ale": probe_atari, "envpool": probe_pool}
 
 
 def build_env(settings: EnvSettings, *, seed: int, num_envs: int | None = None) -> VectorEnv:
     """Build the vector environment; `num_envs` replaces the number in the settings."""
     count = settings.num_envs if num_envs is None else num_envs
-    backend, reason = choose_backend(settings, count)
-    LOG.info("backend %s for %d x %s: %s", backend, count, settings.id, reason)
-    env: VectorEnv = BACKENDS[backend](settings, seed=seed, num_envs=count)
+    with _making(settings, EnvironmentFailedError):
+        backend, reason = choose_backend(settings, count)
+        log.info("backend %s for %d x %s: %s", backend, count, settings.id, reason)
+        env: VectorEnv = BACKENDS[backend](settings, seed=seed, num_envs=count)
     return FrameStackEnv(env, settings.frame_stack) if settings.frame_stack > 1 else env
 
 
 def probe(settings: EnvSettings) -> EnvSpec:
-    """Say what the environment offers, building at most one copy and closing it again."""
-    backend = choose_backend(settings, 1).backend
+    """Say what the environment offers, building at most one copy and closing it again.
+
+    What an environment raises is refused like any wrong setting, what would have ended this
+    process is a failure. What may run in processes is not made in this one.
+    """
+    with _making(settings, SettingError):
+        backend = choose_backend(settings, 1).backend
+        if backend == "sync" and may_become_async(settings):
+            backend = "async"
+        found = PROBES.get(backend, probe_slot)(settings)
+    return replace(found, num_envs=settings.num_envs, frame_stack=settings.frame_stack)
+
+
+@contextmanager
+def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
+    """Say in one line why an environment cannot be made; `kind` is for ordinary exceptions."""
     try:
-        told = PROBES.get(backend, probe_slot)(settings)
-    except ExpectedError:
+        yield
+    except (ExpectedError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        what = " ".join(str(error).split()) or "no message"
-        raise SettingError(
-            "id", settings.id, f"cannot be made: {type(error).__name__}: {what}"
-        ) from error
-    return replace(told, num_envs=settings.num_envs, frame_stack=settings.frame_stack)
+    except BaseException as error:
+        raised = error.raised if isinstance(error, WorkerError) else isinstance(error, Exception)
+        what = f"cannot be made: {told(error)}"
+        if raised and kind is SettingError:
+            raise SettingError("id", settings.id, what) from error
+        raise EnvironmentFailedError(f"{settings.id} {what}") from error

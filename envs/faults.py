@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from envs.types import EnvironmentFailedError
-from memory.errors import ExpectedError, NonFiniteError, describe, one_line
+from memory.errors import ExpectedError, NonFiniteError, SettingError, describe, one_line
 
 LOG = logging.getLogger("steadyrl")
 HOUR = 3600.0
@@ -36,9 +36,12 @@ class RestartBudget:
 class WorkerError(Exception):
     """What went wrong in the process of an environment, and its traceback as text."""
 
-    def __init__(self, what: str, trace: str = "", *, for_good: bool = False) -> None:
+    def __init__(
+        self, what: str, trace: str = "", *, for_good: bool = False, raised: bool = False
+    ) -> None:
         super().__init__(what)
         self.for_good = for_good  # building it anew would not help
+        self.raised = raised  # an ordinary exception; the process itself was sound
         if trace:
             self.__cause__ = RemoteTraceback(trace)
 
@@ -51,7 +54,12 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
 
 
 def spend_or_raise(budget: RestartBudget, env: int, step: int, error: BaseException) -> None:
-    """Use one restart up for this failure, or raise it when none is left."""
+    """Use one restart up for this failure, or raise it when none is left.
+
+    Ctrl-C is nobody's failure, and a wrong setting stays wrong: both pass as they are.
+    """
+    if isinstance(error, KeyboardInterrupt | SettingError):
+        raise error
     failure = fault(env, step, error)
     for_good = isinstance(error, EnvironmentFailedError) or (
         isinstance(error, WorkerError) and error.for_good
@@ -65,9 +73,13 @@ def fault(env: int, step: int, error: BaseException) -> ExpectedError:
     """Name the environment, the step and what went wrong there."""
     if isinstance(error, NonFiniteError):
         return error
-    told = isinstance(error, WorkerError | EnvironmentFailedError)
-    what = one_line(str(error)) if told else describe(error)
-    return EnvironmentFailedError(f"environment {env} failed at step {step}: {what}")
+    return EnvironmentFailedError(f"environment {env} failed at step {step}: {told(error)}")
+
+
+def told(error: BaseException) -> str:
+    """Return what is said of an error in one line; the type only of errors that are foreign."""
+    ours = isinstance(error, WorkerError | EnvironmentFailedError)
+    return one_line(str(error)) if ours else describe(error)
 
 
 def refuse_other_spaces(before: str, now: str) -> None:

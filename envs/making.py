@@ -37,6 +37,11 @@ def find_spec(env_id: str) -> GymSpec:
         raise SettingError("id", env_id, _unknown(env_id, error)) from None
 
 
+def brings_its_module(env_id: str) -> bool:
+    """Tell whether an id names a module to import, whose code is then the environment's."""
+    return ":" in env_id
+
+
 def make_env(settings: EnvSettings) -> gym.Env[Any, Any]:
     """Make one environment; a refusal names the setting, other errors pass as they are."""
     spec = find_spec(settings.id)

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from envs.checking import Remarks
 from envs.faults import RestartBudget, WorkerError, refuse_other_spaces, spend_or_raise
-from envs.making import find_spec
+from envs.making import brings_its_module, find_spec
 from envs.replayable import ReplayableEnv
 from envs.rows import Rows
 from envs.settings import EnvSettings
 from envs.shared import ActionForm, SharedArrays, read_description, read_spaces
 from envs.types import EnvironmentFailedError, EnvSpec
 from envs.worker import BEGIN, CUT, FORM, REPLAY, STEP, Job
-from envs.worker_handle import SPAWN_SECONDS, WorkerHandle, start_methods
+from envs.worker_handle import SPAWN_SECONDS, WorkerHandle, no_process, start_methods
 from memory.errors import NonFiniteError
 
 LOG = logging.getLogger("steadyrl")
@@ -41,7 +41,8 @@ class ProcessVectorEnv(ReplayableEnv):
         num_envs: int,
         methods: Sequence[str] | None = None,
     ) -> None:
-        find_spec(settings.id)
+        if not brings_its_module(settings.id):
+            find_spec(settings.id)  # what registers it is loaded once, not in every process
         self._settings, self._seed = settings, seed
         self._methods = methods or start_methods()
         self._restarts = RestartBudget(settings.max_restarts)
@@ -50,7 +51,10 @@ class ProcessVectorEnv(ReplayableEnv):
         self._workers: list[WorkerHandle] = []
         spec = self._describe(num_envs)
         context = multiprocessing.get_context(self._methods[0])
-        self._memory = context.RawArray(c_uint8, SharedArrays.size(spec))
+        try:
+            self._memory = context.RawArray(c_uint8, SharedArrays.size(spec))
+        except OSError as error:
+            raise no_process(0, error) from error
         self._shared = SharedArrays(spec, self._memory)
         self._shared.progress[:] = -1, True
         super().__init__(spec, self._shared.rows)
@@ -77,24 +81,19 @@ class ProcessVectorEnv(ReplayableEnv):
         """Let a first process say what the spaces are: this one never makes an environment."""
         while True:
             try:
-                worker = self._hire(0, None, None)
-                try:
-                    told = worker.answer(self._deadline(starting=True))
-                finally:
-                    worker.kill()
+                told = ask_process(self._settings, self._methods)
                 self._spaces = read_spaces(told)
                 return read_description(told, self._settings, num_envs)
             except WorkerError as error:  # noqa: PERF203 - trying again is the point
                 spend_or_raise(self._restarts, 0, 0, error)
 
-    def _hire(self, index: int, spec: EnvSpec | None, memory: Any) -> WorkerHandle:
-        episode = -1 if spec is None else int(self._shared.progress[index, 0])
+    def _hire(self, index: int, spec: EnvSpec, memory: Any) -> WorkerHandle:
+        episode = int(self._shared.progress[index, 0])
         job = Job(self._settings, self._seed, index, episode, spec, memory, os.getpid())
         return WorkerHandle(job, [worker.pipe for worker in self._workers], self._methods)
 
     def _deadline(self, *, starting: bool = False) -> float:
-        slow = starting and self._methods[0] != "fork"
-        return time.monotonic() + self._settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
+        return deadline(self._settings, self._methods if starting else ())
 
     def _answers(self, repair: Callable[[int, Exception], None], *, starting: bool = False) -> None:
         """Wait for one answer of every worker, repairing those that give none."""
@@ -102,7 +101,7 @@ class ProcessVectorEnv(ReplayableEnv):
         for index, worker in enumerate(self._workers):
             try:
                 self._hear(worker.answer(deadline), starting=starting)
-            except (WorkerError, EnvironmentFailedError) as error:  # noqa: PERF203 - each may break
+            except (WorkerError, EnvironmentFailedError) as error:  # noqa: PERF203
                 repair(index, error)
 
     def _hear(self, told: bytes, *, starting: bool = False) -> None:
@@ -202,3 +201,33 @@ class ProcessVectorEnv(ReplayableEnv):
     def _cut(self, env: int, episode: int) -> None:
         self._workers[env].send(CUT + json.dumps([self._seed, episode]).encode())
         self._shared.progress[env] = episode, True
+
+
+def deadline(settings: EnvSettings, methods: Sequence[str] = ()) -> float:
+    """Return when an answer is late; given start methods, of a process that starts now."""
+    slow = bool(methods) and methods[0] != "fork"
+    return time.monotonic() + settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
+
+
+def ask_process(
+    settings: EnvSettings, methods: Sequence[str] = (), *, trial: bool = False
+) -> bytes:
+    """Let a process of its own make an environment and say what its spaces are, or its speed.
+
+    So nothing an environment does can harm this process; WorkerError says what it did.
+    """
+    methods = methods or start_methods()
+    job = Job(settings, 0, 0, -1, None, None, os.getpid(), trial)
+    worker = WorkerHandle(job, [], methods)
+    try:
+        told = worker.answer(deadline(settings, methods))
+        worker.quit()
+        worker.kill(CLOSE_SECONDS)
+        return told
+    finally:
+        worker.kill()
+
+
+def describe_in_process(settings: EnvSettings) -> EnvSpec:
+    """Say what one environment offers without making it here."""
+    return read_description(ask_process(settings), settings, num_envs=1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import statistics
+import time
 from typing import Any
 
 import gymnasium as gym
 from numpy.typing import NDArray
 
+from envs.atari import ENTRY_POINT as ATARI
 from envs.checking import Say, check_first_steps
 from envs.making import make_env
 from envs.rows import Rows
@@ -15,8 +18,12 @@ from envs.seeding import episode_seed
 from envs.settings import EnvSettings
 from envs.spaces import encoders
 from envs.types import EnvSpec
+from memory.errors import SettingError
 
 LOG = logging.getLogger("steadyrl")
+NOT_ATARI = "Atari games run with ale or envpool"
+TRIAL_STEPS = 20
+TRIAL_SECONDS = 0.1
 
 
 class EnvSlot:
@@ -37,6 +44,8 @@ class EnvSlot:
         """Make the environment, after closing the one there was."""
         self.close()
         env = make_env(self._settings)
+        if env.spec is not None and env.spec.entry_point == ATARI:
+            raise SettingError("backend", self._settings.backend, NOT_ATARI)
         self._env = env if self._say is None else check_first_steps(env, self._say)
         self.encoder, self.decoder = encoders(
             self._settings.id, env.observation_space, env.action_space
@@ -116,8 +125,25 @@ class EnvSlot:
         if env is not None:
             try:
                 env.close()
-            except Exception:  # a broken environment may not even close
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # a broken environment may not even close
                 LOG.debug("environment %d did not close cleanly", self.index, exc_info=True)
+
+
+def step_time(slot: EnvSlot) -> bytes:
+    """Measure what one step of a built environment takes, in seconds."""
+    times: list[float] = []
+    rows = Rows(slot.spec(num_envs=1))
+    slot.index = 0
+    end = time.perf_counter() + TRIAL_SECONDS
+    while len(times) < TRIAL_STEPS and (not times or time.perf_counter() < end):
+        resets = slot.over
+        begin = time.perf_counter()
+        slot.advance(slot.any_action(), rows)
+        if not resets:
+            times.append(time.perf_counter() - begin)
+    return repr(statistics.median(times)).encode()
 
 
 def probe_slot(settings: EnvSettings) -> EnvSpec:

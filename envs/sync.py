@@ -13,10 +13,9 @@ from envs.replayable import ReplayableEnv
 from envs.rows import Rows
 from envs.settings import EnvSettings
 from envs.slot import EnvSlot
-from memory.errors import NonFiniteError, SettingError
+from memory.errors import NonFiniteError
 
 LOG = logging.getLogger("steadyrl")
-BROKEN = (Exception, SystemExit)  # what an environment may raise; never the user's Ctrl-C
 
 
 class SyncVectorEnv(ReplayableEnv):
@@ -43,9 +42,7 @@ class SyncVectorEnv(ReplayableEnv):
         self._slots.append(slot)
         try:
             self._build(slot)
-        except SettingError:
-            raise
-        except BROKEN as error:
+        except BaseException as error:
             self._rebuild(slot, error)
 
     def _build(self, slot: EnvSlot) -> None:
@@ -62,7 +59,7 @@ class SyncVectorEnv(ReplayableEnv):
         for index, slot in enumerate(self._slots):
             try:
                 slot.start(rows.frames[index])
-            except BROKEN as error:
+            except BaseException as error:
                 self._recover(index, error, rows)
             rows.set_reset(index)
 
@@ -73,7 +70,7 @@ class SyncVectorEnv(ReplayableEnv):
         for slot, action in zip(self._slots, self._actions_to_do, strict=True):
             try:
                 slot.advance(action, rows)
-            except BROKEN as error:  # noqa: PERF203 - each one may break
+            except BaseException as error:  # noqa: PERF203 - each one may break
                 self._recover(slot.index, error, rows)
 
     def _recover(self, index: int, error: BaseException, rows: Rows) -> None:
@@ -93,7 +90,7 @@ class SyncVectorEnv(ReplayableEnv):
                 if frame is not None:
                     slot.start(frame)
                 failure = None
-            except BROKEN as again:
+            except BaseException as again:
                 failure = again
 
     def _repair(self, env: int, error: NonFiniteError, rows: Rows) -> None:
@@ -114,7 +111,9 @@ class SyncVectorEnv(ReplayableEnv):
                 slot.cut(episodes[env] - 1)
                 slot.start(rows.frames[env])
                 slot.replay(past, rows.frames[env])
-            except BROKEN:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 LOG.warning("environment %d could not be replayed", env, exc_info=True)
                 self._build(slot)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import time
@@ -16,11 +18,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from envs.faults import WorkerError
-from envs.worker import BROKEN, QUIT, Job, run_worker
+from envs.types import EnvironmentFailedError
+from envs.worker import BROKEN, HELD, QUIT, Job, run_worker
 from memory.errors import SettingError
 
 LOG = logging.getLogger("steadyrl")
 KILL_SECONDS = 5.0
+LISTEN_SECONDS = 0.2  # how often a long wait looks whether it is in vain
 SPAWN_SECONDS = 30.0  # a spawned process loads its modules first
 
 
@@ -29,7 +33,10 @@ class WorkerHandle:
 
     def __init__(self, job: Job, others: Sequence[Connection], methods: Sequence[str]) -> None:
         self.job = job
-        self.pipe, child = multiprocessing.Pipe()
+        try:
+            self.pipe, child = multiprocessing.Pipe()
+        except OSError as error:
+            raise no_process(job.env, error) from error
         try:
             self._process = _start(job, child, [self.pipe, *others], methods)
         except BaseException:
@@ -48,19 +55,24 @@ class WorkerHandle:
 
     def answer(self, deadline: float) -> bytes:
         """Wait for the answer to a command; raise WorkerError when none comes in time."""
-        left = max(0.0, deadline - time.monotonic())
-        if not self._ready.poll(left * 1000):
-            self._hangs = True
-            raise WorkerError(f"no answer within {self.job.settings.step_timeout:g} s")
+        left = deadline - time.monotonic()
+        while not self._ready.poll(1000 * max(0.0, min(left, LISTEN_SECONDS))):
+            # A child of the environment may hold the pipe of a dead process open.
+            if self._process.exitcode is not None and not self._ready.poll(0):
+                raise WorkerError(self._death())
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._hangs = True
+                raise WorkerError(f"no answer within {self.job.settings.step_timeout:g} s")
         try:
             message = self.pipe.recv_bytes()
         except (EOFError, OSError):
             raise WorkerError(self._death()) from None
         if message[:1] == BROKEN:
-            what, trace, refused, for_good = json.loads(message[1:])
+            what, trace, refused, for_good, raised = json.loads(message[1:])
             if refused is not None:
                 raise SettingError(*refused)
-            raise WorkerError(what, trace, for_good=for_good)
+            raise WorkerError(what, trace, for_good=for_good, raised=raised)
         return message[1:]
 
     def _death(self) -> str:
@@ -77,11 +89,13 @@ class WorkerHandle:
         self.send(QUIT)
 
     def kill(self, grace: float = 0.0) -> None:
-        """End the process, by force once the grace period is over, and free its descriptors."""
+        """End the process and all it has started, by force once the grace period is over."""
         if self.pipe.closed:
             return
         self._process.join(0.0 if self._hangs else grace)
-        if self._process.exitcode is None:
+        ended = self._process.exitcode is not None
+        _kill_group(self._process.pid, ended=ended)
+        if not ended:
             self._process.kill()
             self._process.join(KILL_SECONDS)
         self.pipe.close()
@@ -91,9 +105,24 @@ class WorkerHandle:
             LOG.error("the process of environment %d cannot be ended", self.job.env)
 
 
+def _kill_group(leader: int, *, ended: bool) -> None:
+    """Kill what is left of a worker's session: its own children, and itself.
+
+    The number of a process that has ended may be another's by now, but only if its group is gone.
+    """
+    try:
+        group = os.getpgid(leader)
+    except ProcessLookupError:
+        ours = ended
+    else:
+        ours = not ended and group == leader  # else it has not come to have a session of its own
+    if ours:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+
+
 def _start(job: Job, child: Connection, inherited: list[Connection], methods: Sequence[str]) -> Any:
     """Start the process by the first method that works."""
-    problem: OSError | None = None
     for method in methods:
         context: Any = multiprocessing.get_context(method)
         arguments = (job, child, inherited if method == "fork" else [])
@@ -104,16 +133,38 @@ def _start(job: Job, child: Connection, inherited: list[Connection], methods: Se
             with _interrupts_held():
                 process.start()
             return process
-        except OSError as error:  # such as no memory for a copy of this process
-            problem = error
+        except KeyboardInterrupt:  # held back until now
+            process.kill()
+            process.join(KILL_SECONDS)
+            raise
+        except OSError as error:
+            if error.errno != errno.ENOMEM or method == methods[-1]:
+                raise no_process(job.env, error) from error
+            # There is no memory for a copy of this process, but perhaps for a fresh one.
             LOG.warning("cannot %s a process for environment %d: %s", method, job.env, error)
-    raise WorkerError(f"no process could be started: {problem}")
+    raise AssertionError("there is a way to start a process")
+
+
+def no_process(env: int, error: OSError) -> EnvironmentFailedError:
+    """Name the limit for which an environment cannot have its process."""
+    limits = {
+        errno.EMFILE: ("files open", "-n", resource.RLIMIT_NOFILE),
+        errno.EAGAIN: ("processes", "-u", resource.RLIMIT_NPROC),
+    }
+    reason = error.strerror or str(error)
+    if error.errno in limits:
+        what, flag, limit = limits[error.errno]
+        most = resource.getrlimit(limit)[0]
+        number = "unlimited" if most == resource.RLIM_INFINITY else str(most)
+        reason += f"; the limit of {what} (ulimit {flag}) is {number}: raise it"
+        reason += " or use fewer env.num_envs"
+    return EnvironmentFailedError(f"environment {env} can have no process: {reason}")
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until the child ignores it; forking beside threads is what we mean."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Hold signals back until the child minds its own; forking beside threads is what we mean."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -21,12 +22,28 @@ class UnpicklableError(Exception):
         self.lock = threading.Lock()
 
 
+class SpeechlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this works")
+
+
+RAISED = {
+    "unpicklable": UnpicklableError,
+    "speechless": SpeechlessError,
+    "eof": lambda: EOFError("the file of the simulator ends"),
+    "broken_pipe": lambda: BrokenPipeError(32, "the simulator is gone"),
+    "connection_reset": lambda: ConnectionResetError(104, "the simulator hung up"),
+    "terminal": lambda: RuntimeError("\x1b[2J\x1b]0;yours\x07 wiped\r\nthe screen"),
+    "cancelled": lambda: asyncio.CancelledError("a task of mine"),
+}
+
+
 def break_down(kind):
     """Break, or return what changes the row (observation, reward, …) that is returned."""
     if kind == "raise":
         raise TwoArgumentsError("this", "that")
-    if kind == "unpicklable":
-        raise UnpicklableError
+    if kind in RAISED:
+        raise RAISED[kind]()
     if kind == "sys_exit":
         sys.exit(3)
     if kind == "exit":

@@ -29,6 +29,13 @@ def faulty(tmp_path, backend, fault, **changes):
 ANYWHERE = [
     ("step:raise", EnvironmentFailedError, r"environment 0 .*step 2.*TwoArgumentsError: this"),
     ("step:unpicklable", EnvironmentFailedError, "UnpicklableError: cannot travel"),
+    ("step:speechless", EnvironmentFailedError, "SpeechlessError: its message cannot be read"),
+    ("step:eof", EnvironmentFailedError, "step 2: EOFError: the file of the simulator ends"),
+    ("step:broken_pipe", EnvironmentFailedError, "BrokenPipeError: .*the simulator is gone"),
+    ("step:connection_reset", EnvironmentFailedError, "ConnectionResetError: .*hung up"),
+    ("step:terminal", EnvironmentFailedError, r"RuntimeError: \[2J \]0;yours wiped the screen$"),
+    ("step:cancelled", EnvironmentFailedError, "CancelledError: a task of mine"),
+    ("constructor:eof", EnvironmentFailedError, "EOFError: the file of the simulator ends"),
     ("step:sys_exit", EnvironmentFailedError, "SystemExit: 3"),
     ("step:wrong_shape", EnvironmentFailedError, r"shape \(5,\), its space says \(2,\)"),
     ("step:wrong_type", EnvironmentFailedError, "its reward is .much., a str"),
@@ -83,7 +90,9 @@ def test_with_restarts_a_fault_is_a_cut(tmp_path, backend, fault, caplog):
             lengths.update({e.env: (e.length, e.return_) for e in env.step(both).episodes})
         assert lengths == {0: (10, 10.0), 1: (10, 10.0)}
     assert f"environment {broken[0]}" in caplog.text
-    if fault.endswith(("raise", "unpicklable", "sys_exit")):
+    if not fault.endswith(("exit", "kill", "hang", "wrong_shape", "wrong_type")) and not (
+        fault.endswith(("nan_reward", "inf_observation"))
+    ):
         assert "toy_environments.py" in caplog.text  # where it happened
 
 

@@ -62,6 +62,7 @@ class CounterVector(VectorEnv):
     """The same counter as one batch, all episodes of one length."""
 
     def __init__(self, num_envs=1, length=3, **_):
+        Counter.opened += 1
         self.num_envs = num_envs
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -1,0 +1,50 @@
+"""An environment that starts processes of its own and forgets them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+
+import gymnasium as gym
+import numpy as np
+
+FAMILY = "family_env:Family-v0"
+
+
+class Family(gym.Env):
+    """Note the numbers of a program and of a forked process in a file."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, register):
+        program = subprocess.Popen(["sleep", "1000"])
+        fork = multiprocessing.get_context("fork").Process(target=signal.pause)
+        fork.start()
+        with open(register, "a") as file:
+            file.write(f"{program.pid} {fork.pid}\n")
+        self.parts = (program, fork)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class Calling(Family):
+    """Send a signal to the process that asked for it, when this is the one of that number."""
+
+    def __init__(self, register, at, number):
+        with open(register, "ab") as file:
+            file.write(b"x")
+            built = file.tell()
+        if built == at:
+            os.kill(os.getppid(), number)
+
+
+gym.register("Family-v0", Family)
+gym.register("Calling-v0", Calling)

@@ -1,0 +1,58 @@
+"""Environments that harm the process they run in, found by `env.id=hostile_envs:Hostile-v0`."""
+
+import ctypes
+import os
+import sys
+import threading
+
+import gymnasium as gym
+import numpy as np
+
+HARM = {
+    "SystemExit": lambda: sys.exit(0),
+    "KeyError": lambda: {}["a level"],
+    "os._exit": lambda: os._exit(0),
+    "segfault": lambda: ctypes.string_at(0),
+    "hang": lambda: threading.Event().wait(),
+}
+
+
+def leave_a_trace():
+    """Note in the file that TRACES names which process runs code of this module."""
+    if "TRACES" in os.environ:
+        with open(os.environ["TRACES"], "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class Hostile(gym.Env):
+    """Do one kind of harm in one method: constructor, reset, step or close."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, where="nowhere", harm=""):
+        self.where, self.harm = where, harm
+        self.strike("constructor")
+
+    def strike(self, place):
+        leave_a_trace()
+        if self.where == place:
+            HARM[self.harm]()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.strike("reset")
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.strike("step")
+        self.time += 1
+        return np.zeros(2, np.float32), 1.0, self.time >= 20, False, {}
+
+    def close(self):
+        self.strike("close")
+
+
+leave_a_trace()
+gym.register("Hostile-v0", Hostile)
