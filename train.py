@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.command_line import main
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from agents.base import Agent
+    from agents.base import Actor, Agent
     from envs.types import VectorEnv
     from training.job import Job
     from training.run import Run
@@ -22,19 +20,20 @@ def train(job: Job) -> float | None:
     from training.opening import open_run
 
     with open_run(job) as (run, env, agent):
-        loop(run, env, agent, env.reset())
+        env.reset()
+        loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
     if run.exit_code:
         sys.exit(run.exit_code)
     return run.summary.eval_return_mean
 
 
-def loop(run: Run, env: VectorEnv, agent: Agent, obs: NDArray[Any]) -> NDArray[Any]:
-    """Act, step, observe, learn, one row of the timeline a turn; return the last observations."""
+def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
+    """Act, step, observe, learn, one row of the timeline a turn."""
     from memory.profile import block
 
     while not run.done:
         with block("collect"):
-            decision = agent.act(obs)
+            decision = actor.act(env.observation, env.starts)
         if run.due:
             # Between deciding and stepping: what is learned for it here is what would be learned
             # below, so nothing changes by it but the time.
@@ -52,8 +51,6 @@ def loop(run: Run, env: VectorEnv, agent: Agent, obs: NDArray[Any]) -> NDArray[A
                 metrics = agent.update()
         with block("log"):
             run.record(step, metrics)
-        obs = step.obs
-    return obs
 
 
 if __name__ == "__main__":

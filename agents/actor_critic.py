@@ -164,6 +164,12 @@ class ActorCritic(nn.Module):
         for_policy, for_value = self.trunk(x)
         return self.policy(for_policy), self.value(for_value).squeeze(-1)
 
+    def deciding(self, obs: Tensor) -> Tensor:
+        """Return the policy's parameters [B, P] alone."""
+        x = obs if self.normaliser is None else self.normaliser(obs)
+        parameters: Tensor = self.policy(self.trunk(x)[0])
+        return parameters
+
     def start_(self, generator: torch.Generator) -> None:
         """Initialise with gain √2 in the trunks, .01 for the policy and 1 for the value."""
         orthogonal_(self.trunk, math.sqrt(2), generator)

@@ -1,14 +1,16 @@
-"""What every algorithm is to the loop."""
+"""What every algorithm is to the loop: an agent that learns, and actors that decide for it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from envs.types import Step
+from envs.types import EnvSpec, Step
 from memory.metrics import Metrics
 from memory.state import Stateful
 
@@ -23,8 +25,19 @@ class Decision(NamedTuple):
     chosen: Tensor | None = None  # [N, …] the action in the policy's own units
 
 
+class Actor(Stateful, ABC):
+    """Decides for one set of N environments, by the weights of this moment.
+
+    It owns what deciding needs: generators, noise, and whatever it carries from row to row.
+    """
+
+    @abstractmethod
+    def act(self, obs: NDArray[Any], starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]; `starts` [N] says whose are the first of an episode."""
+
+
 class Agent(Stateful, ABC):
-    """An algorithm: it acts, observes the row its action led to, and updates when due.
+    """An algorithm: it observes the rows that its actor's decisions led to, and learns when due.
 
     `overlaps` says that `update` may run while the environments step, because it does not
     need the row under way.
@@ -33,9 +46,18 @@ class Agent(Stateful, ABC):
     overlaps: bool = False
     updates: int  # gradient steps taken
 
+    @classmethod
     @abstractmethod
-    def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
-        """Decide for observations [N, …]; if not explore, greedily and touching no state."""
+    def policy(cls, settings: Any, spec: EnvSpec, device: torch.device) -> tuple[nn.Module, Actor]:
+        """Build the network of a finished policy, its weights not set yet, and who acts by it."""
+
+    @abstractmethod
+    def actor(self, num_envs: int, *, explore: bool) -> Actor:
+        """Return who decides for so many environments.
+
+        The one that explores is the agent's own, saved with it. One that does not is new, takes
+        the best actions and touches no state of training.
+        """
 
     @abstractmethod
     def observe(self, decision: Decision, step: Step) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from agents.base import Agent, Decision
+from agents.actors import EpsilonGreedy, Greedy
+from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
 from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
@@ -42,6 +41,26 @@ def recipe(settings: DQNSettings) -> Recipe:
     )
 
 
+def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
+    """Build the network without its memory."""
+    assert isinstance(spec.action, DiscreteActions)
+    with torch.device("meta"):
+        return QNetwork(
+            spec.observation_shape,
+            spec.dtype,
+            spec.action.n,
+            settings.hidden,
+            settings.dueling,
+            build_head(settings).shape,
+        )
+
+
+def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Greedy:
+    """Return an actor that takes the actions with the highest expected return."""
+    head = build_head(settings)
+    return Greedy(network, q_on_host(network), device, lambda q: head.values(q).argmax(1))
+
+
 class DQN(Agent):
     """Act ε-greedily, keep everything in the replay, learn from samples of it."""
 
@@ -51,7 +70,7 @@ class DQN(Agent):
         "_learner",
         "_target",
         "_replay",
-        "_policy",
+        "_actor",
         "_started",
         "_steps",
         "_learned",
@@ -73,8 +92,6 @@ class DQN(Agent):
         self._settings = settings
         self._device = device
         self._total_steps = total_steps
-        self._actions = spec.action.n
-        self._policy = np.random.Generator(np.random.PCG64(seeds[0]))
         online, self._target = (self._network(spec, seeds[1]) for _ in range(2))
         self._replay = build_replay(
             settings.replay,
@@ -96,22 +113,17 @@ class DQN(Agent):
         )
         self._learner = Learner(recipe(settings), online, mode, frozen=(self._target,))
         assert isinstance(online.module, QNetwork)
-        self._on_host = q_on_host(online.module)
+        self._greedy = greedy(settings, online.module, device)
+        self._actor = EpsilonGreedy(
+            self._greedy, actions=spec.action.n, epsilon=lambda: self.epsilon, seed=seeds[0]
+        )
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learned = 0  # steps whose due learning is done
         self.target_updates = 0
 
     def _network(self, spec: EnvSpec, seed: int) -> FlatNetwork:
-        with torch.device("meta"):
-            module = QNetwork(
-                spec.observation_shape,
-                spec.dtype,
-                self._actions,
-                self._settings.hidden,
-                self._settings.dueling,
-                build_head(self._settings).shape,
-            )
+        module = build_network(self._settings, spec)
         # Asked for twice: weights, gradient and optimiser, and the target's.
         require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
         module.to_empty(device="cpu")
@@ -152,29 +164,17 @@ class DQN(Agent):
         last = s.learning_rate * min(1.0, s.train_every / self._total_steps)
         return max(self.learning_rate, last)
 
-    def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
-        """Choose ε-greedily, one coin per environment; greedily if not explore."""
-        observed = torch.from_numpy(obs)
-        if self._device.type != "cpu":
-            observed = observed.to(self._device, non_blocking=True)
-        if not explore:
-            return Decision(observed, torch.from_numpy(self._best(obs, observed)))
-        random = self._policy.random(len(obs)) < self.epsilon
-        if not random.any():
-            return Decision(observed, torch.from_numpy(self._best(obs, observed)))
-        chosen = self._policy.integers(self._actions, size=len(obs))
-        if not random.all():
-            chosen = np.where(random, chosen, self._best(obs, observed))
-        return Decision(observed, torch.from_numpy(chosen))
+    @classmethod
+    def policy(
+        cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
+    ) -> tuple[QNetwork, Actor]:
+        """Build the network of a finished policy, and who takes its best actions."""
+        network = build_network(settings, spec).to_empty(device=device)
+        return network, greedy(settings, network, device)
 
-    def _best(self, obs: NDArray[Any], observed: torch.Tensor) -> NDArray[np.int64]:
-        if self._on_host is not None:
-            q = self._on_host(obs)
-        else:
-            with torch.inference_mode():
-                q = self._learner.network.module(observed).numpy(force=True)
-        best: NDArray[np.int64] = q.argmax(1)
-        return best
+    def actor(self, num_envs: int, *, explore: bool) -> Actor:
+        """Return the ε-greedy actor, which takes any number of environments, or a greedy one."""
+        return self._actor if explore else self._greedy
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Add the row to the replay and count its valid steps."""
@@ -239,5 +239,5 @@ class DQN(Agent):
     def release(self) -> None:
         """Free the replay and the networks."""
         self._replay.release()
-        del self._learner, self._target, self._on_host
+        del self._learner, self._target, self._greedy, self._actor
         reclaim(self._device)  # a learner refers to itself, by its methods

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.actor_critic import ActorCritic
-from agents.base import Agent, Decision
+from agents.actors import Greedy, Sampling
+from agents.base import Actor, Agent, Decision
 from agents.compiling import Mode, compile_mode
-from agents.heads import build_head
+from agents.heads import Head, build_head
+from agents.host_network import policy_on_host
 from agents.networks import FlatNetwork, is_large_image
 from agents.normaliser import CLIP, RewardNormaliser
-from agents.ppo_acting import Noise, build_acting
 from agents.ppo_loss import explained_variance
 from agents.ppo_settings import PPOSettings
 from agents.ppo_update import METRICS, PPOUpdate
@@ -28,6 +29,27 @@ from envs.types import EnvSpec, Step
 from memory.cache import reclaim
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
+
+
+def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
+    """Build the network without its memory."""
+    with torch.device("meta"):
+        return ActorCritic(
+            spec.observation_shape,
+            spec.dtype,
+            head,
+            hidden=settings.hidden,
+            activation=settings.activation,
+            shared=settings.shared_trunk,
+            normalise=settings.normalize_obs,
+            log_std=settings.log_std_init,
+        )
+
+
+def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor:
+    """Return an actor that takes the most likely actions."""
+    on_host = policy_on_host(network)
+    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)))
 
 
 class PPO(Agent):
@@ -58,20 +80,22 @@ class PPO(Agent):
             expected,
             large_images=is_large_image(spec.observation_shape),
         )
-        module = self._build_module(spec)
+        module = build_network(settings, spec, self._head)
         # Before the rest, because it asks for the memory of the rest too.
         self._rollout = self._build_rollout(spec, module, mode)
         module.to_empty(device="cpu")
         module.start_(torch.Generator().manual_seed(seeds[0]))
         self._network = FlatNetwork(module, device)
         self._observations = module.normaliser
-        self._acting = build_acting(module, self._head, device)
-        self._noise = Noise(
+        self._actor = Sampling(
+            module,
             self._head,
+            policy_on_host(module),
             rows=settings.rollout_steps,
             num_envs=spec.num_envs,
             device=device,
             seed=seeds[1],
+            fresh=lambda: self._begun == 0,
         )
         self._shuffling = torch.Generator(device).manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
@@ -102,21 +126,6 @@ class PPO(Agent):
             beside=minibatches + noise + networks,
         )
 
-    def _build_module(self, spec: EnvSpec) -> ActorCritic:
-        """Build the network without its memory."""
-        s = self._settings
-        with torch.device("meta"):
-            return ActorCritic(
-                spec.observation_shape,
-                spec.dtype,
-                self._head,
-                hidden=s.hidden,
-                activation=s.activation,
-                shared=s.shared_trunk,
-                normalise=s.normalize_obs,
-                log_std=s.log_std_init,
-            )
-
     @property
     def learning_rate(self) -> float:
         """Step size of Adam in the update at the end of the rollout under way."""
@@ -136,13 +145,24 @@ class PPO(Agent):
         """
         return linear(start, 0.0 if anneal else start, self._total_steps, self._begun)
 
-    def act(self, obs: NDArray[Any], *, explore: bool = True) -> Decision:
-        """Sample actions; if not explore, take the most likely ones."""
+    @classmethod
+    def policy(
+        cls, settings: PPOSettings, spec: EnvSpec, device: torch.device
+    ) -> tuple[ActorCritic, Actor]:
+        """Build the network of a finished policy, and who takes its most likely actions."""
+        head = build_head(spec.action, device, scaled=settings.scale_actions)
+        network = build_network(settings, spec, head).to_empty(device=device)
+        return network, most_likely(network, head, device)
+
+    def actor(self, num_envs: int, *, explore: bool) -> Actor:
+        """Return the sampling actor, or one that takes the most likely actions."""
         if not explore:
-            return self._acting.greedy(obs)
-        if self._observations is not None and self._begun == 0:
-            self._observations.look(torch.from_numpy(obs).to(self._device))
-        return self._acting.sample(obs, self._noise)
+            network = self._network.module
+            assert isinstance(network, ActorCritic)
+            return most_likely(network, self._head, self._device)
+        if num_envs != len(self._next_obs):
+            raise ValueError(f"rollouts are of {len(self._next_obs)} environments, not {num_envs}")
+        return self._actor
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
@@ -190,9 +210,24 @@ class PPO(Agent):
             if self._observations is not None and self._begun == 0:
                 obs = self._observations(obs)
                 self._observations.rest_()
-            self._acting.score(rollout, self._piece)
+            if not self._actor.complete:
+                self._score()
             _, last_value = self._network.module(obs)
         rollout.finish(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
+
+    def _score(self) -> None:
+        """Complete the rollout's log-probabilities and values, a minibatch's rows at a time.
+
+        They come from the network that the update uses, so that its first ratio is 1 although
+        NumPy's sums may differ from torch's in the last digit.
+        """
+        r = self._rollout
+        stored = (r.obs, r.action, r.log_prob, r.value[:-1])
+        pieces = (tensor.flatten(0, 1).split(self._piece) for tensor in stored)
+        for obs, action, log_prob, value in zip(*pieces, strict=True):
+            parameters, values = self._network.module(obs)
+            log_prob.copy_(self._head.log_prob(parameters, action))
+            value.copy_(values)
 
     def _learn(self) -> Metrics:
         """Take the epochs over the rollout."""
@@ -242,7 +277,7 @@ class PPO(Agent):
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the rollout and of weights, gradient and optimiser."""
         return {
-            "rollout": self._rollout.nbytes + self._noise.nbytes,
+            "rollout": self._rollout.nbytes + self._actor.nbytes,
             "networks": 4 * self._network.weights.nbytes,
         }
 
@@ -256,7 +291,7 @@ class PPO(Agent):
             "optimizer": self._update.state_dict(),
             "rollout": self._rollout.state_dict(),
             "next_obs": torch.from_numpy(self._next_obs.copy()),
-            "noise": self._noise.state_dict(),
+            "actor": self._actor.state_dict(),
             "shuffling": self._shuffling.get_state(),
             "steps": self._steps,
             "begun": self._begun,
@@ -272,7 +307,7 @@ class PPO(Agent):
         self._update.load_state_dict(state["optimizer"])
         self._rollout.load_state_dict(state["rollout"])
         self._next_obs = state["next_obs"].numpy().copy()
-        self._noise.load_state_dict(state["noise"])
+        self._actor.load_state_dict(state["actor"])
         self._shuffling.set_state(state["shuffling"])
         self._steps = state["steps"]
         self._begun = state["begun"]
@@ -281,5 +316,5 @@ class PPO(Agent):
     def release(self) -> None:
         """Free the rollout and the network."""
         self._rollout.release()
-        del self._network, self._update, self._acting, self._noise, self._next_obs
+        del self._network, self._update, self._actor, self._next_obs
         reclaim(self._device)  # an update refers to itself, by its methods

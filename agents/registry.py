@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agents.dqn_settings import DQNSettings
 from agents.ppo_settings import PPOSettings
@@ -48,7 +48,13 @@ def build_agent(
     total_steps: int,
 ) -> Agent:
     """Build the agent that `settings` describe."""
-    entry = ALGORITHMS[settings.name]
-    cls = getattr(import_module(entry.module), entry.cls)
+    cls: Any = agent_class(settings.name)
     agent: Agent = cls(settings, spec, device=device, seed=seed, total_steps=total_steps)
     return agent
+
+
+def agent_class(name: str) -> type[Agent]:
+    """Import the agent of the algorithm called `name`."""
+    entry = ALGORITHMS[name]
+    cls: type[Agent] = getattr(import_module(entry.module), entry.cls)
+    return cls

@@ -30,6 +30,11 @@ class FrameStackEnv(VectorEnv):
         """The current observations [N, k·C, …], which the next action is decided on."""
         return self._stacks[self._turn]
 
+    @property
+    def starts(self) -> NDArray[np.bool_]:
+        """Whose current observation is the first of an episode [N]."""
+        return self._env.starts
+
     def reset(self) -> NDArray[Any]:
         """Start every environment anew and return the first observations [N, k·C, …]."""
         frames = self._env.reset()

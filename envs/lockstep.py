@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from envs.episodes import EpisodeStatistics
@@ -31,6 +32,11 @@ class LockstepEnv(VectorEnv):
     def observation(self) -> NDArray[Any]:
         """The current observations [N, …], which the next action is decided on."""
         return self._rows[self._turn].obs
+
+    @property
+    def starts(self) -> NDArray[np.bool_]:
+        """Whose current observation is the first of an episode [N]: whose last row was a reset."""
+        return ~self._rows[self._turn].valid
 
     def reset(self) -> NDArray[Any]:
         """Start every environment anew and return the first observations [N, …]."""

@@ -120,6 +120,11 @@ class VectorEnv(ABC):
     def observation(self) -> NDArray[Any]:
         """The current observations [N, …], which the next action is decided on."""
 
+    @property
+    @abstractmethod
+    def starts(self) -> NDArray[np.bool_]:
+        """Whose current observation is the first of an episode [N]."""
+
     @abstractmethod
     def reset(self) -> NDArray[Any]:
         """Start every environment anew and return the first observations [N, …]."""

@@ -32,7 +32,7 @@ class Writer:
     def __init__(self, pipe):
         self.pipe = Path(pipe)
 
-    def act(self, obs):
+    def act(self, obs, starts):
         return Decision(torch.from_numpy(obs), torch.zeros(1, dtype=torch.int64))
 
     def update(self):
@@ -56,7 +56,8 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
             turns.done = len(steps) == 3
 
         turns.record = record
-        loop(turns, env, agent, env.reset())  # after the step's end, both would wait for ever
+        env.reset()
+        loop(turns, env, agent, agent)  # after the step's end, both would wait for ever
     assert len(steps) == 3
     assert agent.reward.tolist() == [1.0]
 

@@ -49,14 +49,14 @@ def play(job, rows=5):
             seed=0,
             total_steps=settings.run.total_steps,
         )
-        obs = env.reset()
+        env.reset()
+        actor = agent.actor(env.spec.num_envs, explore=True)
         for _ in range(rows):
-            decision = agent.act(obs)
+            decision = actor.act(env.observation, env.starts)
             step = env.step(decision.action.numpy(force=True))
             agent.observe(decision, step)
             agent.update()
-            obs = step.obs
-        assert obs.shape == (env.spec.num_envs, *env.spec.observation_shape)
+        assert step.obs.shape == (env.spec.num_envs, *env.spec.observation_shape)
         assert all(torch.isfinite(w).all() for w in agent.weights().values())
         agent.release()
 

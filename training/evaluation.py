@@ -38,7 +38,8 @@ class Evaluator:
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
         """Return the agent's greedy score, or None when stopped before it is known."""
         self._env.load_state_dict(self._start)
-        obs = self._env.reset()
+        self._env.reset()
+        actor = agent.actor(len(self._shares), explore=False)
         left = np.array(self._shares)
         running = np.zeros(len(left))
         length = np.zeros(len(left), dtype=np.int64)
@@ -46,8 +47,8 @@ class Evaluator:
         while left.any():
             if stopped():
                 return None
-            step = self._env.step(agent.act(obs, explore=False).action.numpy(force=True))
-            obs = step.obs
+            decision = actor.act(self._env.observation, self._env.starts)
+            step = self._env.step(decision.action.numpy(force=True))
             # An invalid row begins an episode, also where a broken environment lost one.
             running = np.where(step.valid, running + step.reward, 0)
             length = np.where(step.valid, length + 1, 0)

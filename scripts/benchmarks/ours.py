@@ -54,12 +54,13 @@ class Ours:
 
     def __init__(self, run: Run, env: VectorEnv, agent: Agent) -> None:
         self.run, self.env, self.agent = run, env, agent
-        self._obs = env.reset()
+        self._actor = agent.actor(env.spec.num_envs, explore=True)
+        env.reset()
 
     def train(self, steps: int) -> None:
         """Train for `steps` more steps."""
         part: Any = Slice(self.run, steps)
-        self._obs = loop(part, self.env, self.agent, self._obs)
+        loop(part, self.env, self.agent, self._actor)
 
 
 @contextmanager

@@ -86,10 +86,15 @@ class Episodes:
         return Step(self.reset(), reward, terminated, truncated, valid, ())
 
 
+def act(agent, obs, *, explore=True):
+    """Let the agent's actor, or a greedy one, decide."""
+    return agent.actor(len(obs), explore=explore).act(obs, np.zeros(len(obs), dtype=bool))
+
+
 def collect(agent, env, obs, rows):
     """Act and observe for some rows; return the last observations."""
     for _ in range(rows):
-        decision = agent.act(obs)
+        decision = act(agent, obs)
         step = env.step()
         agent.observe(decision, step)
         obs = step.obs

@@ -93,11 +93,16 @@ class Loop(Chain):
         return np.eye(self.size, dtype=np.float32)[self.at % 10]
 
 
+def act(agent, obs, *, explore=True):
+    """Let the agent's actor, or a greedy one, decide."""
+    return agent.actor(len(obs), explore=explore).act(obs, np.zeros(len(obs), dtype=bool))
+
+
 def run(agent, chain, steps):
     """Drive the agent as the loop does; return the valid steps taken."""
     obs, taken = chain.reset(), 0
     while taken < steps:
-        decision = agent.act(obs)
+        decision = act(agent, obs)
         agent.update()
         step = chain.step()
         agent.observe(decision, step)
@@ -129,11 +134,21 @@ def test_schedules_at_start_middle_and_end(envs):
     assert (agent.epsilon, agent.beta, agent.learning_rate) == (0.1, 1.0, 0.0)
 
 
+@pytest.mark.parametrize("total", [64, 127])
+def test_learning_that_is_due_at_the_very_end_is_not_for_nothing(total):
+    agent = build(1, total, obs=11, learning_starts=0, train_every=total, learning_rate=0.1)
+    before = agent.weights()["advantage.weight"].clone()
+    run(agent, Chain(1, [10], terminates=False), total)
+    assert agent.updates == 2
+    moved = (agent.weights()["advantage.weight"] - before).abs().max()
+    assert 0.1 < moved < 0.21, "two steps of Adam at the full rate"
+
+
 def test_there_is_a_coin_for_every_environment():
     agent = build(64, obs=4, actions=50, epsilon_start=0.5, epsilon_end=0.5)
     obs = np.ones((64, 4), dtype=np.float32)
-    greedy = agent.act(obs, explore=False).action
-    differing = [(agent.act(obs).action != greedy).float().mean().item() for _ in range(50)]
+    greedy = act(agent, obs, explore=False).action
+    differing = [(act(agent, obs).action != greedy).float().mean().item() for _ in range(50)]
     # A single coin for all would give 0 or 1 each time.
     assert all(0.1 < share < 0.9 for share in differing)
     assert np.mean(differing) == pytest.approx(0.5 * 49 / 50, abs=0.03)
@@ -143,9 +158,9 @@ def test_greedy_decisions_touch_no_state():
     agent = build(2)
     obs = np.ones((2, 4), dtype=np.float32)
     before = agent.state_dict()
-    agent.act(obs, explore=False)
+    act(agent, obs, explore=False)
     after = agent.state_dict()
-    assert before["policy"] == after["policy"]
+    assert before["actor"] == after["actor"]
     weights = [state["learner"]["network"]["weights"] for state in (before, after)]
     assert torch.equal(*weights)
 
@@ -164,7 +179,7 @@ def test_rewards_are_clipped_on_the_learners_side_only_when_asked():
     for clip, expected in ((True, 1.0), (False, 7.0)):
         agent = build(1, obs=6, clip_reward=clip)
         chain = Chain(1, [5], terminates=True)
-        decision = agent.act(chain.reset())
+        decision = act(agent, chain.reset())
         step = chain.step(rewards=7.0)
         agent.observe(decision, step)
         assert step.reward[0] == 7.0
@@ -177,7 +192,7 @@ def test_a_loss_that_is_not_finite_stops_the_run():
     with pytest.raises(NonFiniteError):
         obs = chain.reset()
         for _ in range(5):
-            decision = agent.act(obs)
+            decision = act(agent, obs)
             agent.observe(decision, step := chain.step(rewards=np.inf))
             agent.update()
             obs = step.obs
@@ -258,7 +273,7 @@ def test_acting_on_the_host_follows_the_network(dueling):
     for seed in range(2):
         agent._learner.network.weights.normal_(generator=torch.Generator().manual_seed(seed))
         expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
-        assert torch.equal(agent.act(obs, explore=False).action, expected)
+        assert torch.equal(act(agent, obs, explore=False).action, expected)
         assert len(expected.unique()) > 1
 
 
@@ -267,4 +282,4 @@ def test_images_are_acted_on_by_the_network_itself():
     agent = DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
     obs = np.random.default_rng(0).integers(0, 255, (2, 2, 10, 10), dtype=np.uint8)
     expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
-    assert torch.equal(agent.act(obs, explore=False).action, expected)
+    assert torch.equal(act(agent, obs, explore=False).action, expected)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from ppo_agents import SETTINGS, SPACES, Episodes, build, collect, learn
+from ppo_agents import SETTINGS, SPACES, Episodes, act, build, collect, learn
 
 from agents.ppo_update import METRICS
 from envs.types import BoxActions, DiscreteActions, EnvSpec, Step
@@ -60,7 +60,7 @@ def test_every_valid_row_is_used_once_an_epoch_and_no_other(envs, rows, minibatc
     for t in range(rows):
         ids = np.arange(envs, dtype=np.float32)[:, None] + t * envs
         step = env.step()
-        agent.observe(agent.act(ids), step)
+        agent.observe(act(agent, ids), step)
         valid = np.concatenate((valid, ids[step.valid]))
     agent.update()
     used = Counter(torch.cat([batch.obs for batch, *_ in seen]).flatten().tolist())
@@ -93,7 +93,7 @@ def test_a_rollout_without_a_valid_row_teaches_nothing():
     before = agent._network.weights.clone()
     no = np.zeros(2, dtype=bool)
     obs = np.zeros((2, 4), dtype=np.float32)
-    agent.observe(agent.act(obs), Step(obs, np.zeros(2, dtype=np.float32), no, no, no, ()))
+    agent.observe(act(agent, obs), Step(obs, np.zeros(2, dtype=np.float32), no, no, no, ()))
     assert agent.update() is None
     assert torch.equal(agent._network.weights, before)
     assert not agent._rollout.full
@@ -104,7 +104,7 @@ def test_only_valid_rows_are_counted_and_seen_by_the_normaliser():
     env = Episodes(mean_length=3)
     obs, valid, rows = env.reset(), 0, []
     for _ in range(16):
-        decision = agent.act(obs)
+        decision = act(agent, obs)
         step = env.step()
         agent.observe(decision, step)
         rows.append(obs[step.valid])
@@ -203,8 +203,8 @@ def test_evaluation_touches_no_state_and_repeats_itself(name):
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, 3)
     before = state_of(agent)
-    one = agent.act(np.ones((7, 4), dtype=np.float32), explore=False).action
-    other = agent.act(np.ones((7, 4), dtype=np.float32), explore=False).action
+    one = act(agent, np.ones((7, 4), dtype=np.float32), explore=False).action
+    other = act(agent, np.ones((7, 4), dtype=np.float32), explore=False).action
     assert torch.equal(one, other)
     assert same(agent.state_dict(), before)
     assert (one == one[0]).all()
@@ -223,7 +223,7 @@ def test_values_of_a_time_limit_and_of_a_termination(terminates, truth):
         end, no = valid.copy(), np.zeros(4, dtype=bool)
         over = end
         flags = (end, no) if terminates else (no, end)
-        agent.observe(agent.act(obs), Step(obs, valid.astype(np.float32), *flags, valid, ()))
+        agent.observe(act(agent, obs), Step(obs, valid.astype(np.float32), *flags, valid, ()))
         agent.update()
     _, value = agent._network.module(torch.from_numpy(obs))
     assert value.mean().item() == pytest.approx(truth, rel=0.05)
@@ -287,7 +287,7 @@ def test_rewards_are_scaled_or_clipped_for_learning():
         env = Episodes(scale=5.0, mean_length=1e9)
         obs, raw = env.reset(), []
         for _ in range(16):
-            decision, step = agent.act(obs), env.step()
+            decision, step = act(agent, obs), env.step()
             agent.observe(decision, step)
             raw.append(step.reward)
             obs = step.obs
@@ -303,7 +303,7 @@ def play(agent, seen):
     for t, obs in enumerate(seen):
         after = seen[min(t + 1, len(seen) - 1)]
         reward = np.ones(len(no), dtype=np.float32)
-        agent.observe(agent.act(obs), Step(after, reward, no, no, ~no, ()))
+        agent.observe(act(agent, obs), Step(after, reward, no, no, ~no, ()))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -346,7 +346,7 @@ def test_actions_are_sent_in_the_units_of_their_bounds_and_judged_in_the_policys
     space = BoxActions((-2.0, 0.0, -inf, -1.0), (2.0, 10.0, 3.0, 1.0))
     agent = build(2, space, log_std_init=0.5)
     obs = np.zeros((2, 4), dtype=np.float32)
-    decision = agent.act(obs)
+    decision = act(agent, obs)
     unit, sent = decision.chosen, decision.action
     half, middle = torch.tensor([2.0, 5.0, 1.0, 1.0]), torch.tensor([0.0, 5.0, 0.0, 0.0])
     torch.testing.assert_close(sent, unit * half + middle)
@@ -354,9 +354,9 @@ def test_actions_are_sent_in_the_units_of_their_bounds_and_judged_in_the_policys
     agent.observe(decision, Step(obs, np.ones(2, np.float32), no, no, ~no, ()))
     assert torch.equal(agent._rollout.action[0], unit)
     # The most likely action is near the middle of the bounds, whatever they are.
-    greedy = agent.act(obs, explore=False).action
+    greedy = act(agent, obs, explore=False).action
     torch.testing.assert_close(greedy, middle.expand(2, 4), atol=0.2, rtol=0)
-    raw = build(2, space, log_std_init=0.5, scale_actions=False).act(obs)
+    raw = act(build(2, space, log_std_init=0.5, scale_actions=False), obs)
     assert torch.equal(raw.action, unit), "the same draw, in the environment's own units"
 
 
@@ -395,7 +395,7 @@ def test_images_are_learned_from():
     no, yes = np.zeros(2, dtype=bool), np.ones(2, dtype=bool)
     for _ in range(4):
         obs = random.integers(0, 256, (2, 4, 36, 36), dtype=np.uint8)
-        agent.observe(agent.act(obs), Step(obs, np.ones(2, np.float32), no, no, yes, ()))
+        agent.observe(act(agent, obs), Step(obs, np.ones(2, np.float32), no, no, yes, ()))
     metrics = agent.update()
     assert torch.isfinite(metrics.values).all()
     assert agent._rollout.obs.dtype == torch.uint8

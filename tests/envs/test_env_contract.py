@@ -57,6 +57,7 @@ def play(config, seed, rows):
         spec = env.spec
         obs = env.reset()
         assert obs.shape == (2, *spec.observation_shape)
+        assert env.starts.tolist() == [True, True]
         ended = np.zeros(2, bool)
         for _ in range(rows):
             before, shown = obs, obs.copy()
@@ -65,6 +66,7 @@ def play(config, seed, rows):
             obs = step.obs
             np.testing.assert_array_equal(before, shown)
             np.testing.assert_array_equal(env.observation, obs)
+            np.testing.assert_array_equal(env.starts, ~step.valid)
             assert obs.shape == shown.shape
             assert obs.dtype == spec.dtype
             assert step.reward.dtype == np.float32

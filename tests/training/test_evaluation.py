@@ -25,19 +25,26 @@ class Scripted:
         self.at = 0
 
     def reset(self):
-        return np.zeros((len(self.rows[0].valid), 1), np.float32)
+        self.starts = np.ones(len(self.rows[0].valid), bool)
+        self.observation = np.zeros((len(self.starts), 1), np.float32)
 
     def step(self, action):
+        step = self.rows[self.at]
         self.at += 1
-        return self.rows[self.at - 1]
+        self.observation, self.starts = step.obs, ~step.valid
+        return step
 
     def close(self):
         self.closed = True
 
 
 class Idle:
-    def act(self, obs, *, explore):
+    def actor(self, num_envs, *, explore):
         assert explore is False
+        return self
+
+    def act(self, obs, starts):
+        assert starts.dtype == bool and len(starts) == len(obs)
         return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
 
 

@@ -1,0 +1,92 @@
+"""Acting in NumPy: the network's own numbers, whatever the weights have become."""
+
+import numpy as np
+import pytest
+import torch
+from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
+
+from agents.actors import Greedy, Sampling
+from agents.host_network import policy_on_host
+
+
+def both(agent):
+    """Return an actor in NumPy and one on the network's device, with noise that is the same."""
+    module, head = agent._network.module, agent._head
+    options = dict(rows=16, num_envs=3, device=CPU, seed=5, fresh=lambda: False)
+    return [Sampling(module, head, host, **options) for host in (policy_on_host(module), None)]
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3)])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("name", SPACES)
+def test_numpy_decides_what_the_network_decides(name, activation, shape):
+    agent = build(
+        action=SPACES[name],
+        activation=activation,
+        hidden=(16, 8),
+        shape=shape,
+        normalize_obs=True,
+        learning_rate=0.1,
+    )
+    env = Episodes(shape=shape, scale=3.0)
+    _, obs = learn(agent, env, env.reset(), 3)  # neither weights nor statistics as they began
+    mine, network = both(agent)
+    assert not agent._actor.complete
+    assert not mine.complete and network.complete
+    greedy = agent.actor(3, explore=False)
+    head = agent._head
+    deciding = agent._network.module.deciding
+    on_device = Greedy(deciding, None, CPU, lambda p: head.sent(head.greedy(p)))
+    starts = np.zeros(3, dtype=bool)
+    for _ in range(20):
+        one, two = mine.act(obs, starts), network.act(obs, starts)
+        torch.testing.assert_close(one.action, two.action)
+        assert one.log_prob is None and two.log_prob is not None
+        torch.testing.assert_close(
+            greedy.act(obs, starts).action, on_device.act(obs, starts).action
+        )
+        obs = env.step().obs
+
+
+def test_log_probabilities_and_values_follow_for_all_rows():
+    agent = build(shape=(4,), normalize_obs=True)
+    env = Episodes()
+    _, obs = learn(agent, env, env.reset(), 2)
+    collect(agent, env, obs, 16)
+    rollout = agent._rollout
+    rollout.log_prob.fill_(np.nan)
+    rollout.value.fill_(np.nan)
+    agent._piece = 7  # of 48 rows: the last piece is a smaller one
+    with torch.inference_mode():
+        agent._score()
+    for t in range(16):
+        parameters, value = agent._network.module(rollout.obs[t])
+        log_prob, _ = agent._head.evaluate(parameters, rollout.action[t])
+        torch.testing.assert_close(rollout.log_prob[t], log_prob.detach())
+        torch.testing.assert_close(rollout.value[t], value.detach())
+
+
+@pytest.mark.parametrize("changes", [{"shared_trunk": True}, {"shape": (1, 8, 8)}])
+def test_other_networks_decide_on_their_device(changes):
+    assert build(**changes)._actor.complete
+
+
+def test_an_actor_goes_on_from_its_state_within_a_rollout():
+    agent = build()
+    (one, _), (other, _) = both(agent), both(agent)
+    obs, starts = np.zeros((3, 4), dtype=np.float32), np.zeros(3, dtype=bool)
+    for _ in range(22):
+        one.act(obs, starts)
+    other.load_state_dict(one.state_dict())
+    for _ in range(19):
+        torch.testing.assert_close(
+            one.act(obs, starts).action, other.act(obs, starts).action, rtol=0, atol=0
+        )
+
+
+def test_there_is_one_exploring_actor_and_it_knows_its_environments():
+    agent = build(3)
+    assert agent.actor(3, explore=True) is agent.actor(3, explore=True)
+    with pytest.raises(ValueError, match="3 environments, not 4"):
+        agent.actor(4, explore=True)
+    assert agent.actor(4, explore=False).state_dict() == {}
