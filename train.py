@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from training.command_line import main
+from training.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from agents.base import Actor, Agent
@@ -53,5 +53,13 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
             run.record(step, metrics)
 
 
+def command() -> None:
+    """Train as the command line says."""
+    with ended_by_signals():
+        from training.command_line import main  # takes a moment, in which a signal may come
+
+        main(train)
+
+
 if __name__ == "__main__":
-    main(train)
+    command()

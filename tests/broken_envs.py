@@ -77,3 +77,26 @@ class Wanderer(Bad):
 
 
 gym.register("Wanderer-v0", Wanderer)
+
+
+class Signaller(Bad):
+    """Send signals to its own process: when it is made, or in its n-th step."""
+
+    def __init__(self, signals, made=False, step=0):
+        super().__init__()
+        self.signals, self.left = signals, step
+        if made:
+            self.send()
+
+    def send(self):
+        for number in self.signals:
+            os.kill(os.getpid(), number)
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0:
+            self.send()
+        return super().step(action)
+
+
+gym.register("Signaller-v0", Signaller)

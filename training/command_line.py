@@ -28,7 +28,6 @@ from training.settings import Settings, load_settings
 from training.typed import UnknownKeyError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-INTERRUPTED = 130
 
 
 def main(train: Callable[[Job], float | None]) -> None:
@@ -41,8 +40,6 @@ def main(train: Callable[[Job], float | None]) -> None:
             print(version())
         else:
             compose_and_train(train, arguments)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
     except ExpectedError as error:
         fail(error)
 
@@ -110,10 +107,19 @@ def explained(error: Exception, job: Job | None) -> ExpectedError:
     if full is not None:
         return full
     log = job.directory / "train.log" if job is not None else None
-    if log is not None and log.exists():
+    if log is not None and holds_traceback(log, error):
         return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
     traceback.print_exception(error)
     return BugError(f"a bug of ours, please report it with the lines above: {describe(error)}")
+
+
+def holds_traceback(log: Path, error: Exception) -> bool:
+    """Return whether a run's log tells the story of `error`: a full disk may have kept it short."""
+    try:
+        _, begin, story = log.read_text(errors="replace").rpartition("Traceback (most recent")
+    except OSError:
+        return False
+    return bool(begin) and type(error).__name__ in story
 
 
 def accept(config: DictConfig) -> Job:

@@ -19,7 +19,7 @@ class JsonLines:
     """A file of JSON lines that stays whole: a line that was not written fully is taken back."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
 
     def append(self, record: Mapping[str, object]) -> None:
         """Append one line with a single write."""

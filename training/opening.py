@@ -16,7 +16,7 @@ from agents.registry import build_agent
 from envs.factory import build_env
 from envs.types import VectorEnv
 from memory.budget import plan_line
-from memory.errors import NonFiniteError
+from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training import messages
 from training.evaluation import Evaluator
@@ -25,12 +25,15 @@ from training.job import Job
 from training.logger import Logger
 from training.progress import open_progress
 from training.run import Parts, Run
-from training.run_directory import RunDirectory
+from training.run_directory import RunDirectory, RunDirectoryLostError
 from training.seeding import spawn
 from training.signals import StopSignals
 from training.summary import Summary
 
 log = logging.getLogger("steadyrl")
+
+# Ways to end that a signal does not excuse.
+OWN_ENDS = (NonFiniteError, MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 
 @contextmanager
@@ -57,6 +60,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if settings.eval.every:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seeds.evaluation)))
         # Last, so that what cannot be built leaves no directory behind.
+        signals.begin()
         directory = stack.enter_context(_open_directory(job))
         stack.enter_context(messages.to_file(directory.path / "train.log"))
         _announce(job, env, device)
@@ -67,7 +71,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
         parts = Parts(directory, logger, progress, evaluator, signals, watch)
         run = Run(job.settings, agent, parts, _summary(job, directory.path))
-        with _ending(run, directory.path, progress):
+        with _ending(run, directory.path, progress, signals):
             yield run, env, agent
 
 
@@ -101,24 +105,28 @@ def _announce(job: Job, env: VectorEnv, device: torch.device) -> None:
 
 
 @contextmanager
-def _ending(run: Run, path: Path, progress: messages.Closable) -> Iterator[None]:
+def _ending(
+    run: Run, path: Path, progress: messages.Closable, signals: StopSignals
+) -> Iterator[None]:
     """Give every way out its status, and write the summary on all of them."""
     try:
         yield
         run.finish()
-    except NonFiniteError:
-        run.fail("diverged")
-        raise
     except KeyboardInterrupt:
         run.fail("interrupted")
         raise
-    except BaseException:
-        run.fail("failed")
+    except BaseException as error:
         log.debug("the run failed", exc_info=True)
-        raise
+        if signals.received is not None and not isinstance(error, OWN_ENDS):
+            # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
+            run.fail("interrupted")
+        else:
+            run.fail("diverged" if isinstance(error, NonFiniteError) else "failed")
+            raise
     finally:
         progress.close()
-        run.summary.save(path)
+        with signals.shielded():
+            run.summary.save(path)
     _report(run, path)
 
 

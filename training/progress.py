@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
 
 log = logging.getLogger("steadyrl")
 
 # Lines come at most this often, so that a log of days stays readable.
 SECONDS_BETWEEN_LINES = 5.0
+
+# What is left out of the bar's line first stands last.
+BY_IMPORTANCE = ("steps", "share", "left", "return", "speed", "memory")
+GAP = 2  # spaces after each
+SHORTEST_BAR, LONGEST_BAR = 8, 30
 
 
 class Status(NamedTuple):
@@ -25,33 +32,47 @@ class Status(NamedTuple):
 
 
 class Bar:
-    """A live bar with speed, return, memory and the time left."""
+    """A live line: steps, a bar, speed, return, memory and the time left, as far as they fit."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.fields[steps]}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.percentage:>3.0f}%  {task.fields[text]}  left"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-        )
         self._total = total
-        self._task = self._progress.add_task("", total=total, text="", steps="")
-        self._progress.start()
+        self._status = Status(0, 0.0, None, 0.0)
+        self._live = Live(self, console=console, refresh_per_second=4, transient=True)
+        with suppress(OSError):  # a terminal that is gone ends no run
+            self._live.start()
 
     def show(self, status: Status) -> None:
         """Move the bar."""
-        self._progress.update(
-            self._task,
-            completed=min(status.step, self._total),
-            steps=f"{status.step:,}",
-            text=_numbers(status),
-        )
+        self._status = status
 
     def close(self) -> None:
         """Take the bar off the screen."""
-        self._progress.stop()
+        with suppress(OSError):
+            self._live.stop()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        texts = _texts(self._status, self._total)
+        room = options.max_width - 1
+        shown = set()
+        for name in BY_IMPORTANCE:
+            if len(texts[name]) + GAP <= room:
+                shown.add(name)
+                room -= len(texts[name]) + GAP
+        line = Text(no_wrap=True, overflow="crop")
+        for name in texts:
+            if name in shown:
+                line.append(texts[name] + " " * GAP)
+            if name == "steps" and room - GAP >= SHORTEST_BAR:
+                line.append_text(self._bar(min(room - GAP, LONGEST_BAR), options.ascii_only))
+        yield line
+
+    def _bar(self, width: int, ascii_only: bool) -> Text:
+        full = min(width, width * self._status.step // self._total)
+        sign = "-" if ascii_only else "━"
+        bar = Text(sign * full, style="bar.complete")
+        return bar.append((" " if ascii_only else sign) * (width - full), "bar.back").append(
+            " " * GAP
+        )
 
 
 class Lines:
@@ -67,21 +88,28 @@ class Lines:
         if now < self._next and status.step < self._total:
             return
         self._next = now + SECONDS_BETWEEN_LINES
-        left = (self._total - status.step) / max(status.steps_per_second, 1e-9)
-        minutes, seconds = divmod(max(round(left), 0), 60)
-        share = f"{100 * status.step / self._total:3.0f}%"
-        line = f"step {status.step:>9,} {share}  {_numbers(status)}  left {minutes}:{seconds:02d}"
-        log.info(line)
+        texts = _texts(status, self._total)
+        log.info("step %9s %s", texts.pop("steps"), "  ".join(texts.values()))
 
     def close(self) -> None:
         """Nothing to take back: lines stay."""
 
 
-def _numbers(status: Status) -> str:
+def _texts(status: Status, total: int) -> dict[str, str]:
+    """Return what is said about a moment, in the order it is read."""
+    left = (total - status.step) / max(status.steps_per_second, 1e-9)
+    minutes, seconds = divmod(max(round(left), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
     mean = "  -  " if status.return_mean is None else f"{status.return_mean:7.1f}"
-    return (
-        f"return {mean}  {status.steps_per_second:>6,.0f} steps/s  memory {status.rss_mb:,.0f} MB"
-    )
+    return {
+        "steps": f"{status.step:,}",
+        "share": f"{100 * status.step / total:3.0f}%",
+        "return": f"return {mean}",
+        "speed": f"{status.steps_per_second:>6,.0f} steps/s",
+        "memory": f"memory {status.rss_mb:,.0f} MB",
+        "left": f"left {clock if status.steps_per_second else '-:--'}",
+    }
 
 
 def open_progress(console: Console, total: int) -> Bar | Lines:

@@ -9,6 +9,7 @@ import math
 import os
 import resource
 import sys
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,12 +47,26 @@ class Summary:
     def save(self, directory: Path) -> None:
         """Write the file whole or not at all; a full disk is a warning."""
         values = {k: _plain(v) for k, v in asdict(self).items()}
-        temporary = directory / ".summary.json.tmp"
         try:
-            temporary.write_text(json.dumps(values, indent=2) + "\n")
-            os.replace(temporary, directory / "summary.json")
+            write_whole(directory / "summary.json", json.dumps(values, indent=2) + "\n")
         except OSError as error:
-            log.warning("summary.json cannot be written: %s", error)
+            log.warning("summary.json cannot be written: %s", error.strerror or error)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all, in the place of whatever has that name."""
+    # A private name, made anew: whoever can write here must not choose what is written over.
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _plain(value: object) -> object:

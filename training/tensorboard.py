@@ -20,7 +20,7 @@ class EventFile:
         # Two files opened within a second (after a disk error) must not share a name.
         stamp = f"{time.time():.6f}".replace(".", "")
         name = f"events.out.tfevents.{stamp}.{socket.gethostname()}.{os.getpid()}"
-        self._stream = (directory / name).open("wb")
+        self._stream = (directory / name).open("xb")
         self._records = RecordWriter(self._stream)
         self._write(Event(file_version="brain.Event:2"))
 

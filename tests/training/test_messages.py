@@ -1,0 +1,105 @@
+"""Foreign text is shown, and never obeyed; a failing log ends nothing."""
+
+import io
+import logging
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from training import messages
+from training.command_line import holds_traceback
+from training.summary import Summary
+
+log = logging.getLogger("steadyrl")
+EVIL = "boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone"
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_escapes_do_not_reach_the_terminal_and_are_spelled_out_in_the_log(tmp_path, live):
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=live, color_system=None, width=200)
+    with messages.to_terminal(console), messages.to_file(tmp_path / "train.log"):
+        log.info("one\ntwo %s", EVIL)
+        try:
+            raise ValueError(EVIL)
+        except ValueError:
+            log.debug("it failed", exc_info=True)
+    assert "boo [2Jm" in output.getvalue() and "Traceback" not in output.getvalue()
+    kept = (tmp_path / "train.log").read_text()
+    assert r"boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone" in kept and "Traceback" in kept
+    for text in (output.getvalue(), kept):
+        assert all(c.isprintable() or c == "\n" for c in text)
+        assert any(line.startswith("two boo") for line in text.splitlines())
+
+
+def test_text_that_has_no_encoding_is_logged_all_the_same(tmp_path):
+    with messages.to_file(tmp_path / "train.log"):
+        log.info("a file called \udcff")
+    assert "a file called" in (tmp_path / "train.log").read_text()
+
+
+@pytest.mark.parametrize("obstacle", ["handles", "disk"])
+def test_a_log_that_cannot_be_opened_or_written_is_silence(tmp_path, obstacle):
+    path = "/dev/full" if obstacle == "disk" else str(tmp_path / "train.log")
+    limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))" if obstacle == "handles" else ""
+    code = (
+        "import logging, resource, sys; from pathlib import Path\n"
+        "from training import messages\n"
+        "with messages.to_file(Path(sys.argv[1])):\n"
+        f"    {limit or 'pass'}\n"
+        "    logging.getLogger('steadyrl').info('lost')\n"
+        "print('went on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+
+
+def test_links_are_not_followed(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("precious")
+    (tmp_path / "train.log").symlink_to(other)
+    (tmp_path / ".summary.json.tmp").symlink_to(other)
+    with messages.to_file(tmp_path / "train.log"):
+        log.info("lost")
+    Summary("finished", str(tmp_path), "dqn", "CartPole-v1", 0).save(tmp_path)
+    assert other.read_text() == "precious"
+    assert (tmp_path / "summary.json").stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask():
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask & 0o777 | 0o022
+
+
+def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path, caplog):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log.propagate = True
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        Summary("finished", str(tmp_path), "dqn", "CartPole-v1", 0).save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "summary.json cannot be written" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_is_pointed_to_only_where_it_holds_the_traceback(tmp_path):
+    path = tmp_path / "train.log"
+    error = KeyError("reward")
+    assert not holds_traceback(path, error)
+    with messages.to_file(path):
+        try:
+            raise OSError("an environment broke, and was built anew")
+        except OSError:
+            log.debug("another story", exc_info=True)
+        assert not holds_traceback(path, error)
+        try:
+            raise error
+        except KeyError:
+            log.debug("the run failed", exc_info=True)
+        assert holds_traceback(path, error)

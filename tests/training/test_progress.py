@@ -1,0 +1,62 @@
+"""The live line fits every terminal; what people need most is always on it."""
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from training.progress import Bar, Lines, Status
+
+LONG = 123_456_789
+MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
+
+
+def shown(width, status=MOMENT, total=LONG):
+    """Return what the bar's line looks like on a terminal of this width."""
+    output = io.StringIO()
+    console = Console(file=output, width=width, force_terminal=True, color_system=None)
+    bar = Bar(console, total)
+    bar.show(status)
+    bar.close()
+    # Once more and alone: a live line is taken off the screen when it is closed.
+    with console.capture() as capture:
+        console.print(bar)
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [40, 47, 60, 71, 80, 99, 200])
+def test_it_is_one_line_of_whole_words(width):
+    text = shown(width)
+    assert text.count("\n") == 1 and len(text.rstrip("\n")) < width
+    assert "…" not in text and "..." not in text
+    for word in ("61,728,394", " 50%", "left 1:23:20"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("width", "also"),
+    [
+        (60, ["return -1234.5"]),
+        (80, ["return -1234.5", "12,346 steps/s", "━" * 8]),
+        (200, ["return -1234.5", "12,346 steps/s", "memory 12,345 MB", "━" * 15]),
+    ],
+)
+def test_more_is_shown_where_there_is_room(width, also):
+    text = shown(width)
+    for word in also:
+        assert word in text
+
+
+def test_before_the_first_numbers_there_is_no_time_left_to_tell():
+    assert "left -:--" in shown(80, Status(0, 0.0, None, 0.0))
+
+
+def test_lines_say_the_same(caplog):
+    log = logging.getLogger("steadyrl")
+    log.propagate = True
+    with caplog.at_level(logging.INFO, "steadyrl"):
+        Lines(LONG).show(MOMENT)
+    [message] = caplog.messages
+    assert message.startswith("step 61,728,394  50%  return -1234.5  ")
+    assert message.endswith("left 1:23:20")

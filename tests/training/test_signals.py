@@ -1,0 +1,131 @@
+"""A signal ends a run with a line, its exit code and no traceback, whenever it comes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from command import QUICK, ROOT, environment, run, start
+
+NOTED = "stopping after this update; again to stop now"
+INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
+
+
+def signalled(folder, signals, *overrides, code):
+    """Train with an environment that sends these signals to its process."""
+    told = f"[{','.join(map(str, signals))}]"
+    chosen = ("env.id=broken_envs:Signaller-v0", "env.backend=sync", f"env.kwargs.signals={told}")
+    return run(folder, *chosen, "total_steps=1e6", "eval.every=0", *overrides, code=code)
+
+
+@pytest.mark.parametrize("number", [INT, TERM, HUP])
+def test_one_signal_is_answered_at_once_and_the_run_ends_whole(tmp_path, number):
+    _, summary, printed = signalled(tmp_path, [number], "env.kwargs.step=300", code=128 + number)
+    assert printed.count(NOTED) == 1
+    assert summary["status"] == "interrupted" and summary["steps"] == 300
+    assert len(summary["weights_sha256"]) == 64
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_a_second_one_ends_it_at_once(tmp_path, number):
+    _, summary, printed = signalled(
+        tmp_path, [number, number], "env.kwargs.step=300", code=128 + number
+    )
+    assert printed.count(NOTED) == 1
+    assert summary["status"] == "interrupted" and summary["steps"] == 299
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_before_the_run_one_signal_ends_the_command(tmp_path, number):
+    directory, _, printed = signalled(tmp_path, [number], "env.kwargs.made=true", code=128 + number)
+    assert printed.splitlines()[-1] == "stopping"
+    assert directory is None and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+def test_while_libraries_are_imported(tmp_path, number):
+    (tmp_path / "gymnasium.py").write_text(f"import os\nos.kill(os.getpid(), {number})\n")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py")],
+        capture_output=True,
+        text=True,
+        env=environment() | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "stopping\n")
+
+
+def test_ctrl_c_during_compilation(tmp_path):
+    """It reaches the whole process group: the compiler too."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *QUICK, "agent.compile=true", "total_steps=1e6"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        # Nothing is compiled already.
+        env=environment() | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+        start_new_session=True,
+    )
+    for line in process.stdout:
+        if "compiling the update" in line:
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr.readline().strip() == NOTED
+    out, err = process.communicate()
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in out + err
+    [summary] = tmp_path.rglob("summary.json")
+    assert json.loads(summary.read_text())["status"] == "interrupted"
+
+
+def test_nohup_keeps_a_run_going(tmp_path):
+    before = signal.signal(HUP, signal.SIG_IGN)  # which children inherit
+    try:
+        chosen = ("env.kwargs.step=300", "total_steps=400")
+        _, summary, printed = signalled(tmp_path, [HUP], *chosen, code=0)
+    finally:
+        signal.signal(HUP, before)
+    assert summary["status"] == "finished" and NOTED not in printed
+
+
+SAVING = """
+import os, signal, sys
+from training import summary
+from training.signals import ended_by_signals
+whole = summary.write_whole
+def write(path, text):
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    whole(path, text)
+summary.write_whole = write
+import train
+sys.argv[0] = "train.py"
+train.command()
+"""
+
+
+def test_while_the_summary_is_written(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SAVING, *QUICK, "total_steps=300", "run_dir=here"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_output_that_nobody_reads_any_more_ends_nothing(tmp_path):
+    process = start(tmp_path, "run_dir=here", "log.every=20")
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait()
+    err = process.stderr.read()
+    assert process.returncode == 0, err
+    assert err == ""
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["status"] == "finished"
