@@ -76,15 +76,16 @@ def current_umask():
     return mask & 0o777 | 0o022
 
 
-def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path, caplog):
+def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    log.propagate = True
+    output = io.StringIO()
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        Summary("finished", str(tmp_path), "dqn", "CartPole-v1", 0).save(tmp_path)
+        with messages.to_terminal(Console(file=output)):
+            Summary("finished", str(tmp_path), "dqn", "CartPole-v1", 0).save(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "summary.json cannot be written" in caplog.text
+    assert "summary.json cannot be written" in output.getvalue()
     assert list(tmp_path.iterdir()) == []
 
 

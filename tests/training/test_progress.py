@@ -1,11 +1,11 @@
 """The live line fits every terminal; what people need most is always on it."""
 
 import io
-import logging
 
 import pytest
 from rich.console import Console
 
+from training import messages
 from training.progress import Bar, Lines, Status
 
 LONG = 123_456_789
@@ -52,11 +52,10 @@ def test_before_the_first_numbers_there_is_no_time_left_to_tell():
     assert "left -:--" in shown(80, Status(0, 0.0, None, 0.0))
 
 
-def test_lines_say_the_same(caplog):
-    log = logging.getLogger("steadyrl")
-    log.propagate = True
-    with caplog.at_level(logging.INFO, "steadyrl"):
+def test_lines_say_the_same():
+    output = io.StringIO()
+    with messages.to_terminal(Console(file=output)):
         Lines(LONG).show(MOMENT)
-    [message] = caplog.messages
-    assert message.startswith("step 61,728,394  50%  return -1234.5  ")
-    assert message.endswith("left 1:23:20")
+    [line] = output.getvalue().splitlines()
+    assert line.startswith("step 61,728,394  50%  return -1234.5  ")
+    assert line.endswith("left 1:23:20")
