@@ -1,6 +1,8 @@
 """Environments that misbehave, found by `env.id=broken_envs:Name-v0`."""
 
+import contextlib
 import os
+import resource
 
 import gymnasium as gym
 import numpy as np
@@ -100,3 +102,28 @@ class Signaller(Bad):
 
 
 gym.register("Signaller-v0", Signaller)
+
+
+class Glutton(Bad):
+    """Take every file descriptor there is for some steps, and give them back."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.first, self.last = first, last
+        self.steps = 0
+        self.taken = []
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.first:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            with contextlib.suppress(OSError):
+                while True:
+                    self.taken.append(os.dup(0))
+        elif self.steps == self.last:
+            for descriptor in self.taken:
+                os.close(descriptor)
+        return super().step(action)
+
+
+gym.register("Glutton-v0", Glutton)

@@ -106,3 +106,13 @@ def test_cuda_memory_is_the_bound_on_a_gpu():
 )
 def test_bytes_read_well(nbytes, text):
     assert readable(nbytes) == text
+
+
+def test_nothing_is_refused_where_nothing_can_be_read(monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(budget.psutil, "virtual_memory", refuse)
+    monkeypatch.setattr(budget.psutil, "Process", refuse)
+    monkeypatch.setattr(budget, "cgroup_limits", list)
+    budget.require("replay", 10**15)

@@ -105,6 +105,28 @@ def test_it_waits_until_it_can_afford_to(clock):
     assert cleaning.cleanings == 2
 
 
+def test_pools_that_stay_held_are_not_taken_for_reclaimable_again_and_again(clock):
+    held = [500 * MB]
+    settings = CacheSettings(
+        every_updates=1, every_episodes=0, every_rollouts=0, min_reclaimable_mb=64.0
+    )
+    cleaning = CacheCleaner(settings, CPU, Memory(), clock, lambda device: held[0])
+
+    def look():
+        clock.now += 1000
+        cleaning.on_updates(1)
+        return cleaning.cleanings
+
+    assert look() == 0  # held from before
+    held[0] = 570 * MB
+    assert look() == 1
+    assert look() == look() == 1  # a CUDA graph's pool: cleaning did not give it back
+    held[0] = 100 * MB
+    assert look() == 1
+    held[0] = 170 * MB  # more than is left, if less than there ever was
+    assert look() == 2
+
+
 def test_garbage_in_cycles_is_collected(clock):
     class Node:
         pass

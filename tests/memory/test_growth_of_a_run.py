@@ -1,5 +1,8 @@
 """A run that grows ends by itself, and what it leaves behind says how far it came."""
 
+import json
+import re
+
 import pytest
 from command import run
 
@@ -40,3 +43,33 @@ def test_a_leak_is_named_and_stops_it_where_that_is_asked_for(tmp_path):
     assert "broken_envs.Hoarder.kept: list" in error and "(bytes)" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
     assert summary["status"] == "failed" and 0 < summary["steps"] < 5000
+
+
+def test_a_leak_in_a_worker_is_found_and_the_worker_named(tmp_path):
+    overrides = ("env.num_envs=2", "env.backend=async", "memory.monitor.tree_every_seconds=0")
+    _, summary, printed = run(tmp_path, *HOARDER, *ALERT, *overrides, code=7)
+    (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
+    assert re.search(r"environment-[01] \(process \d+\): its memory grew by \d", error), error
+    assert "env.backend=sync" in error
+    assert summary["status"] == "failed" and 0 < summary["steps"] < 10_000
+
+
+def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
+    directory, summary, printed = run(
+        tmp_path,
+        "env.id=broken_envs:Glutton-v0",
+        "env.kwargs={first: 600, last: 1500}",
+        "memory.monitor.every_seconds=0",
+        "memory.monitor.tree_every_seconds=0",
+        "memory.limit_mb=50_000",
+        "memory.profile=true",
+        "log.every=100",
+        "eval.every=0",
+    )
+    assert summary["status"] == "finished" and summary["steps"] == 2000
+    (warning,) = (line for line in printed.splitlines() if "memory cannot be read" in line)
+    assert "Too many open files" in warning
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    by_step = {line["step"]: line for line in lines}
+    assert "memory/tree_pss_mb" not in by_step[1000] and by_step[1000]["memory/rss_mb"] > 0
+    assert "memory/tree_pss_mb" in by_step[500] and "memory/tree_pss_mb" in by_step[2000]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 from pages import fresh_pages
@@ -90,6 +91,45 @@ def test_the_limit_stops_the_run_whoever_notices(make, process, notice):
         getattr(watch, notice)(*call)
     assert caught.value.exit_code == 7 and "\n" not in str(caught.value)
     assert len(kept)
+
+
+UNREADABLE = [
+    FileNotFoundError(2, "No such file or directory", "/proc/1/statm"),
+    PermissionError(13, "Permission denied"),
+    psutil.AccessDenied(1),
+    psutil.NoSuchProcess(1),
+]
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_what_cannot_be_read_is_said_once_and_ends_nothing(
+    alert_settings, monkeypatch, caplog, error, from_the_start
+):
+    def refuse(*_, **__):
+        raise error
+
+    def blind():
+        for name in ("__init__", "memory_info", "memory_full_info", "children", "num_fds"):
+            monkeypatch.setattr(psutil.Process, name, refuse)
+
+    if from_the_start:
+        blind()
+    watch = MemoryWatch(replace(alert_settings, limit_mb=1e6, profile=True), CPU)
+    if not from_the_start:
+        assert watch.measure(0)["memory/rss_mb"] > 0
+        blind()
+    for step in range(1, 5):
+        with block("update"):
+            watch.on_update(100)
+        watch.on_episodes(100)
+        watch.on_rollout()
+        assert set(watch.measure(step)) == {"memory/rss_mb"}
+    (said,) = caplog.messages
+    assert "memory cannot be read" in said and type(error).__name__ in said
+    monkeypatch.undo()
+    assert len(watch.measure(9)) > 8  # and it looks again as soon as it can
+    watch.close()
 
 
 def test_nobody_is_stopped_by_the_estimate_alone(make, process):

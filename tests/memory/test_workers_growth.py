@@ -1,0 +1,94 @@
+"""Growth of the processes below the trainer, from simulated readings: an hour takes a second."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+import memory.process
+from memory.errors import MemoryBudgetError
+from memory.watch import MemoryWatch
+
+MB = 1_000_000
+STEPS_PER_SECOND = 600
+
+
+class Tree:
+    """Two workers forked from this process; each reading shows what `grown` says of the time."""
+
+    def __init__(self, monkeypatch, clock):
+        self.clock = clock
+        self.drifted = lambda seconds: 0  # bytes that are no longer shared with the parent
+        self.grown = {101: lambda seconds: 0, 102: lambda seconds: 0}
+        self.pids = [101, 102]
+        names = {101: "environment-0", 102: "environment-1"}
+        active = [SimpleNamespace(pid=pid, name=name) for pid, name in names.items()]
+        monkeypatch.setattr("multiprocessing.active_children", lambda: active)
+        monkeypatch.setattr(memory.process, "_rollup", self.rollup)
+        monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: self.children())
+
+    def children(self):
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def rollup(self, pid):
+        # A page that k processes share counts 1/k in PSS, and in full in Anonymous.
+        own = self.drifted(self.clock.now)
+        if pid not in self.grown:
+            return {"Pss": 150 * MB + own, "Pss_Anon": 100 * MB + own, "Anonymous": 400 * MB}
+        more = self.grown[pid](self.clock.now)
+        anon = 100 * MB + own + more
+        return {"Pss": anon + 50 * MB, "Pss_Anon": anon, "Anonymous": 300 * MB + more}
+
+
+@pytest.fixture
+def tree(monkeypatch, clock):
+    return Tree(monkeypatch, clock)
+
+
+@pytest.fixture
+def watch(settings, clock):
+    """The watch as it is shipped, but it stops where it would warn, and counts no tensors."""
+    monitor = replace(settings.monitor, tensors_every_seconds=1e9)
+    stops = replace(settings, monitor=monitor, leak=replace(settings.leak, action="stop"))
+    found = MemoryWatch(stops, torch.device("cpu"), clock=clock)
+    yield found
+    found.close()
+
+
+def live(watch, clock, *, seconds, every):
+    for _ in range(int(seconds / every)):
+        clock.now += every
+        watch.measure(int(clock.now * STEPS_PER_SECOND))
+
+
+def test_an_hour_of_workers_that_drift_away_from_shared_pages_raises_no_alarm(watch, clock, tree):
+    tree.drifted = lambda seconds: 90 * MB * (1 - 2 ** (-seconds / 60))
+    live(watch, clock, seconds=3600, every=0.5)
+
+
+def test_a_kilobyte_an_episode_in_one_worker_is_found_and_the_worker_named(watch, clock, tree):
+    tree.drifted = lambda seconds: 90 * MB * (1 - 2 ** (-seconds / 60))
+    tree.grown[102] = lambda seconds: 1024 * seconds * STEPS_PER_SECOND / 200
+    with pytest.raises(MemoryBudgetError) as caught:
+        live(watch, clock, seconds=10 * 3600, every=30)
+    said = str(caught.value)
+    assert said.startswith("environment-1 (process 102): its memory grew by 64.")
+    assert "environment-0" not in said and "\n" not in said
+    assert "by 5 MB per million steps" in said
+
+
+def test_a_worker_that_is_built_anew_begins_with_its_own_warm_up(watch, clock, tree):
+    live(watch, clock, seconds=600, every=5)
+    tree.grown[103] = lambda seconds: 500 * MB  # its parent has more to share by now
+    tree.pids[1] = 103
+    live(watch, clock, seconds=1800, every=5)
+
+
+def test_the_slope_that_is_logged_is_that_of_all_processes(watch, clock, tree):
+    tree.grown[101] = tree.grown[102] = lambda seconds: 1000 * seconds
+    live(watch, clock, seconds=1800, every=10)
+    clock.now += 10
+    slope = watch.measure(int(clock.now * STEPS_PER_SECOND))["memory/growth_mb_per_million_steps"]
+    assert slope == pytest.approx(2 * 1000 / STEPS_PER_SECOND, rel=0.2)
