@@ -24,14 +24,8 @@ class Stateful:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; raise ValueError for what does not fit."""
         for name in self.state_names:
-            key = key_of(name)
-            if key not in state:
-                raise ValueError(f"the saved state of {type(self).__name__} has no {key}")
             current = getattr(self, name)
-            try:
-                taken = take(current, state[key])
-            except ValueError as error:
-                raise ValueError(f"{key}: {error}") from None
+            taken = _take_inside(current, state, key_of(name), type(self).__name__)
             if taken is not current:
                 setattr(self, name, taken)
 
@@ -61,7 +55,15 @@ def give(value: Any) -> Any:
         return give(value._asdict())
     if isinstance(value, list | tuple):
         return [give(item) for item in value]
-    return value
+    if isinstance(value, np.generic):
+        return value.item()
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no plain state")
 
 
 def take(current: Any, saved: Any) -> Any:
@@ -71,28 +73,39 @@ def take(current: Any, saved: Any) -> Any:
     if isinstance(current, Stateful):
         current.load_state_dict(saved)
     elif isinstance(current, torch.Tensor):
-        _refuse_other_shape(current.shape, saved.shape)
         with torch.no_grad():
-            current.copy_(saved)
+            current.copy_(_of_shape(current.shape, saved))
     elif isinstance(current, np.ndarray):
-        _refuse_other_shape(current.shape, saved.shape)
-        current[...] = saved.numpy(force=True)
+        current[...] = _of_shape(current.shape, saved).numpy(force=True)
     elif isinstance(current, np.random.Generator):
         current.bit_generator.state = saved
     elif isinstance(current, torch.Generator):
         current.set_state(saved)
     elif isinstance(current, tuple) and hasattr(current, "_asdict"):
-        return type(current)(
-            **{key: take(item, saved[key]) for key, item in current._asdict().items()}
-        )
+        kind = type(current).__name__
+        items = current._asdict().items()
+        return type(current)(**{key: _take_inside(item, saved, key, kind) for key, item in items})
     elif isinstance(current, dict):
         for key in current:
-            current[key] = take(current[key], saved[key])
+            current[key] = _take_inside(current[key], saved, key, "a mapping")
     else:
         return saved
     return current
 
 
-def _refuse_other_shape(here: Any, saved: Any) -> None:
-    if tuple(here) != tuple(saved):
-        raise ValueError(f"saved with shape {list(saved)}, here it is {list(here)}")
+def _take_inside(current: Any, saved: Any, key: str, of: str) -> Any:
+    """Take `saved[key]`, naming the key of whatever does not fit."""
+    if not isinstance(saved, Mapping) or key not in saved:
+        raise ValueError(f"the saved state of {of} has no {key}")
+    try:
+        return take(current, saved[key])
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _of_shape(shape: Any, saved: Any) -> Any:
+    """Return `saved`, a tensor of this shape."""
+    found = list(getattr(saved, "shape", ["not a tensor"]))
+    if found != list(shape):
+        raise ValueError(f"saved with shape {found}, here it is {list(shape)}")
+    return saved
