@@ -13,20 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.benchmarks import (
-    dqn,
-    graph_leak,
-    overlap,
-    ppo,
-    replay,
-    replay_memory,
-    rollout,
-    startup,
-    watch,
-)
+from scripts.benchmarks import dqn, graph_leak, ppo, replay, rollout, watch
 
-# One module a subcommand; each brings add_parser(subparsers) and run(args).
-MODULES = (dqn, ppo, overlap, replay, rollout, replay_memory, startup, graph_leak, watch)
+# One module an idea; each brings add_parser(subparsers), which says what to run.
+MODULES = (dqn, ppo, replay, rollout, graph_leak, watch)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""DQN on CartPole: one environment, a batch of 128 after every step, layers of 120 and 84."""
+"""DQN on CartPole beside Stable-Baselines3; on Pong, learning during steps or after them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from scripts.benchmarks.ours import Ours, Stopwatch, ours
-from scripts.benchmarks.turns import median_ratio, take_turns
+from scripts.benchmarks.measuring import (
+    Ours,
+    Stopwatch,
+    median_ratio,
+    ours,
+    print_speeds,
+    take_turns,
+)
+from scripts.benchmarks.peers import SB3, sb3_dqn
 
 WORK = (
     "agent=dqn",
@@ -43,16 +50,60 @@ OURS = {
     "compiled prioritised + 3-step": ("agent.compile=true", *PRIORITISED),
 }
 
+PONG = (
+    "experiment=pong_dqn",
+    "device=cpu",
+    "eval.every=0",
+    "agent.learning_starts=1000",
+    "agent.replay.capacity=20_000",
+    "agent.compile=false",
+    # A core for the learner, one for the emulators.
+    "threads=1",
+    "env.kwargs.num_threads=1",
+)
+
+
+class Pong(NamedTuple):
+    """How large the pictures are, how many games there are, how many steps an update is due."""
+
+    pixels: int
+    envs: int
+    train_every: int
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The work as overrides."""
+        return (
+            f"+env.kwargs.img_height={self.pixels}",
+            f"+env.kwargs.img_width={self.pixels}",
+            f"env.num_envs={self.envs}",
+            f"agent.train_every={self.train_every}",
+        )
+
+
+# The published ratio, where an update takes many times what its steps do; then works in which the
+# two are nearer to each other, which is where doing both at once can gain.
+PONGS = (Pong(84, 8, 4), Pong(84, 64, 64), Pong(42, 8, 4), Pong(42, 8, 8))
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `dqn` to the benchmark command."""
-    parser = subparsers.add_parser("dqn", help=__doc__)
+    """Add `dqn` and `overlap` to the benchmark command."""
+    parser = subparsers.add_parser(
+        "dqn", help="one CartPole, a batch of 128 after every step, layers of 120 and 84"
+    )
     parser.add_argument("--steps", type=int, default=1_000, help="steps a turn")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=compare)
+    parser = subparsers.add_parser(
+        "overlap", help="Pong, learning while ALE's threads step or after them"
+    )
+    parser.add_argument("--steps", type=int, default=512, help="steps a turn")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides")
+    parser.set_defaults(run=compare_overlap)
 
 
-def run(args: argparse.Namespace) -> None:
+def compare(args: argparse.Namespace) -> None:
     """Print steps per second, ratios, and where the time of a step goes."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -60,54 +111,19 @@ def run(args: argparse.Namespace) -> None:
         contestants: dict[str, Callable[[], object]] = {
             name: partial(one.train, args.steps) for name, one in runs.items()
         }
-        peer = stable_baselines3()
+        peer = sb3_dqn()
         if peer is not None:
-            contestants["Stable-Baselines3"] = partial(peer, args.steps)
+            contestants[SB3] = partial(peer, args.steps)
         for one in runs.values():
             one.train(1_500)  # past learning_starts: compiled, and learning
         seconds = take_turns(contestants, rounds=args.rounds, calls=1)
-        _speeds(seconds, args.steps)
+        print_speeds(seconds, args.steps, SB3)
+        for kind in ("eager", "compiled"):
+            both = seconds[f"{kind} prioritised + 3-step"], seconds[f"{kind} uniform"]
+            longer = median_ratio(*both)
+            print(f"\n{kind}: prioritised + 3-step takes {longer:.3f}x the time of uniform")
         for name, one in runs.items():
             _breakdown(name, one, args.steps * 3)
-
-
-def stable_baselines3() -> Callable[[int], object] | None:
-    """Return the same work in Stable-Baselines3, or None where it is not installed."""
-    try:
-        from stable_baselines3 import DQN
-    except ImportError:
-        print("Stable-Baselines3 is not installed: ours only")
-        return None
-    model = DQN(
-        "MlpPolicy",
-        "CartPole-v1",
-        learning_rate=2.5e-4,
-        buffer_size=100_000,
-        learning_starts=1_000,
-        batch_size=128,
-        train_freq=1,
-        gradient_steps=1,
-        target_update_interval=500,
-        exploration_fraction=0.05,
-        policy_kwargs={"net_arch": [120, 84]},
-        device="cpu",
-        seed=0,
-    )
-    model.learn(1_500)
-    return lambda steps: model.learn(steps, reset_num_timesteps=False)
-
-
-def _speeds(seconds: dict[str, list[float]], steps: int) -> None:
-    peer = seconds.get("Stable-Baselines3")
-    print("\n| contestant | steps/s | against Stable-Baselines3 |\n|---|---:|---:|")
-    for name, times in seconds.items():
-        against = "-" if peer is None else f"{median_ratio(peer, times):.2f}x"
-        print(f"| {name} | {steps / median(times):,.0f} | {against} |")
-    for kind in ("eager", "compiled"):
-        both = seconds[f"{kind} prioritised + 3-step"], seconds[f"{kind} uniform"]
-        print(
-            f"\n{kind}: prioritised + 3-step takes {median_ratio(*both):.3f}x the time of uniform"
-        )
 
 
 def _breakdown(name: str, one: Ours, steps: int) -> None:
@@ -131,3 +147,45 @@ def _breakdown(name: str, one: Ours, steps: int) -> None:
     listed = "  ".join(f"{part} {spent:.1f}" for part, spent in parts.items())
     print(f"\n{name}, µs a step: {listed}  total {whole:.0f}")
     print(f"  around act, env and update: {100 * around / whole:.1f} %")
+
+
+def compare_overlap(args: argparse.Namespace) -> None:
+    """Print steps per second with and without overlap, and what a step takes of both."""
+    print("| pixels | games | steps per update | overlapped | in turn | ratio | env | update |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for work in PONGS:
+        _overlap(work, args)
+
+
+def _overlap(work: Pong, args: argparse.Namespace) -> None:
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(ours(*PONG, *work.overrides, *args.set))
+            for name in ("overlapped", "in turn")
+        }
+        agent: Any = runs["in turn"].agent
+        agent.overlaps = False
+        contestants: dict[str, Callable[[], object]] = {}
+        for name, one in runs.items():
+            one.train(1_500)  # learning has begun
+            contestants[name] = partial(one.train, args.steps)
+        seconds = take_turns(contestants, rounds=args.rounds, calls=1)
+        ratio = median_ratio(seconds["in turn"], seconds["overlapped"])
+        speeds = (f"{args.steps / median(times):,.0f} steps/s" for times in seconds.values())
+        cells = (
+            *map(str, work),
+            *speeds,
+            f"{ratio:.2f}x",
+            *_env_and_update(runs["in turn"], args.steps),
+        )
+        print("| " + " | ".join(cells) + " |")
+
+
+def _env_and_update(one: Ours, steps: int) -> list[str]:
+    """Return the milliseconds per step that go into the environments and into learning."""
+    watch = Stopwatch()
+    watch.wrap(one.env, "send", "env")
+    watch.wrap(one.env, "receive", "env")
+    watch.wrap(one.agent, "update", "update")
+    one.train(steps)
+    return [f"{watch.seconds[part] / steps * 1e3:.2f} ms" for part in ("env", "update")]

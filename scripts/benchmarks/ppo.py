@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
-from scripts.benchmarks.ours import Ours, Stopwatch, ours
-from scripts.benchmarks.turns import median_ratio, take_turns
+from scripts.benchmarks.measuring import Ours, Stopwatch, ours, print_speeds, take_turns
+from scripts.benchmarks.peers import SB3, sb3_ppo
 
 WORK = (
     "agent=ppo",
@@ -31,7 +30,6 @@ OURS = {
     "native eager": ("env.backend=native", "agent.compile=false"),
     "native compiled": ("env.backend=native", "agent.compile=true"),
 }
-PEER = "Stable-Baselines3"
 
 
 class Work(NamedTuple):
@@ -86,46 +84,15 @@ def _compare(work: Work, args: argparse.Namespace) -> None:
         contestants: dict[str, Callable[[], object]] = {
             name: partial(one.train, steps) for name, one in runs.items()
         }
-        peer = stable_baselines3(work)
+        peer = sb3_ppo(*work)
         if peer is not None:
-            contestants[PEER] = partial(peer, steps)
+            contestants[SB3] = partial(peer, steps)
         for one in runs.values():
             one.train(2 * work.steps)  # compiled, and memory touched
         print(f"\n{work}")
-        _speeds(take_turns(contestants, rounds=args.rounds, calls=1), steps)
+        print_speeds(take_turns(contestants, rounds=args.rounds, calls=1), steps, SB3)
         for name, one in runs.items():
             _breakdown(name, one, work, iterations)
-
-
-def stable_baselines3(work: Work) -> Callable[[int], object] | None:
-    """Return the same work in Stable-Baselines3, or None where it is not installed."""
-    try:
-        from stable_baselines3 import PPO
-        from stable_baselines3.common.env_util import make_vec_env
-    except ImportError:
-        print("Stable-Baselines3 is not installed: ours only")
-        return None
-    model = PPO(
-        "MlpPolicy",
-        make_vec_env("CartPole-v1", n_envs=work.envs, seed=0),
-        learning_rate=2.5e-4,
-        n_steps=work.rows,
-        batch_size=work.steps // work.minibatches,
-        n_epochs=4,
-        policy_kwargs={"net_arch": [64, 64]},
-        device="cpu",
-        seed=0,
-    )
-    model.learn(2 * work.steps)
-    return lambda steps: model.learn(steps, reset_num_timesteps=False)
-
-
-def _speeds(seconds: dict[str, list[float]], steps: int) -> None:
-    peer = seconds.get(PEER)
-    print(f"\n| contestant | steps/s | against {PEER} |\n|---|---:|---:|")
-    for name, times in seconds.items():
-        against = "-" if peer is None else f"{median_ratio(peer, times):.2f}x"
-        print(f"| {name} | {steps / median(times):,.0f} | {against} |")
 
 
 def _breakdown(name: str, one: Ours, work: Work, iterations: int) -> None:

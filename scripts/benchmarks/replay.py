@@ -1,41 +1,92 @@
-"""Prioritised replay: one add + sample + priority update, beside cpprb and Tianshou."""
+"""The replay: its speed beside cpprb and Tianshou, its bytes beside others', its start-up."""
 
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 
-from scripts.benchmarks.replay_peers import Cycle, cpprb, make_data, ours, tianshou
-from scripts.benchmarks.turns import median_ratio, take_turns
+from buffers.replay import ReplayBuffer, build_replay
+from buffers.settings import ReplaySettings
+from scripts.benchmarks.measuring import median_ratio, take_turns
+from scripts.benchmarks.peers import (
+    ALPHA,
+    BETA,
+    EPISODE,
+    SB3,
+    Cycle,
+    Data,
+    cpprb,
+    installed,
+    make_data,
+    sb3_replay_bytes,
+    tianshou,
+)
 
 OURS = "SteadyRL, n-step {}"
+ROOT = Path(__file__).resolve().parents[2]
+PROBE = """
+import time
+def now(): return np.array((time.perf_counter(), time.process_time()))
+import numpy as np
+start = now()
+import torch
+torch_there = now()
+from buffers.replay import build_replay
+from buffers.settings import ReplaySettings
+settings = ReplaySettings(
+    capacity=1000, prioritized=True, alpha=0.6, beta_start=0.4, beta_end=1.0, device="cpu"
+)
+replay = build_replay(
+    settings, frame_shape=(8,), dtype="float32", frame_stack=1, num_envs=1, n_step=3, gamma=0.99,
+    device=torch.device("cpu"), seed=0,
+)
+obs, no = np.zeros((1, 8), np.float32), np.zeros(1, np.bool_)
+replay.start(obs)
+for _ in range(5):
+    replay.add(np.zeros(1, np.int64), np.zeros(1, np.float32), no, no, ~no, obs)
+replay.update_priorities(replay.sample(2).index, torch.zeros(2))
+print(*(torch_there - start), *(now() - torch_there))
+"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `replay` to the benchmark command."""
-    parser = subparsers.add_parser("replay", help=__doc__)
-    parser.add_argument("--rows", type=lambda text: int(float(text)), default=1_000_000)
+    """Add `replay`, `memory` and `startup` to the benchmark command."""
+    parser = subparsers.add_parser("replay", help=compare_speed.__doc__)
+    parser.add_argument("--rows", type=whole, default=1_000_000)
     parser.add_argument("--size", type=int, default=8, help="floats in an observation")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--n-steps", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cycles", type=int, default=300, help="cycles a round")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=compare_speed)
+    parser = subparsers.add_parser("memory", help=compare_bytes.__doc__)
+    parser.add_argument("--capacity", type=whole, default=20_000)
+    parser.set_defaults(run=compare_bytes)
+    parser = subparsers.add_parser("startup", help=time_startup.__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.set_defaults(run=time_startup)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Print a Markdown table: medians over rounds, ratios to the longest n-step of ours."""
+def whole(text: str) -> int:
+    """Read a whole number, 1e6 included."""
+    return int(float(text))
+
+
+def compare_speed(args: argparse.Namespace) -> None:
+    """Time one add + sample + priority update, beside cpprb and Tianshou."""
     torch.set_num_threads(1)
     data = make_data(args.rows, args.size)
     replays: dict[str, Cycle] = {OURS.format(n): ours(data, n) for n in args.n_steps}
-    for name, module, build in (("cpprb", "cpprb", cpprb), ("Tianshou", "tianshou", tianshou)):
-        if find_spec(module):
-            replays[name] = build(data)
-        else:
-            print(f'{name} is not installed: pip install -e ".[peers]"')
+    for name, module, fill in (("cpprb", "cpprb", cpprb), ("Tianshou", "tianshou", tianshou)):
+        if installed(module, name):
+            replays[name] = fill(data)
     reference = OURS.format(max(args.n_steps))
     print(f"{args.rows:,} rows, {args.size} floats; ratio = time / time of {reference}")
     print()
@@ -49,3 +100,112 @@ def run(args: argparse.Namespace) -> None:
             spread = f"{min(micro):.1f} to {max(micro):.1f}"
             ratio = median_ratio(times, seconds[reference])
             print(f"| {name} | {batch} | {median(micro):.1f} | {spread} | {ratio:.2f} |")
+
+
+def compare_bytes(args: argparse.Namespace) -> None:
+    """Count bytes a transition, beside Stable-Baselines3's two ways to store it."""
+    peers = installed("stable_baselines3", SB3)
+    print(f"capacity {args.capacity:,}, one environment, n-step 3; bytes per transition")
+    print()
+    print("| replay | 8 floats | 84x84x4 bytes |")
+    print("|---|---:|---:|")
+    for name, prioritized in (("uniform", False), ("prioritised", True)):
+        sizes = [
+            build(args.capacity, shape, dtype, stack, prioritized=prioritized).nbytes
+            / args.capacity
+            for shape, dtype, stack in (((8,), "float32", 1), ((1, 84, 84), "uint8", 4))
+        ]
+        print(f"| SteadyRL, {name} | {sizes[0]:,.1f} | {sizes[1]:,.1f} |")
+    if peers:
+        for name, optimised in (("default", False), ("optimize_memory_usage", True)):
+            sizes = [
+                sb3_replay_bytes(args.capacity, shape, dtype, optimised) / args.capacity
+                for shape, dtype in (((8,), np.float32), ((4, 84, 84), np.uint8))
+            ]
+            print(f"| {SB3}, {name} | {sizes[0]:,.1f} | {sizes[1]:,.1f} |")
+
+
+def time_startup(args: argparse.Namespace) -> None:
+    """Time a fresh process that imports the replay and runs every kernel of it, cache warm."""
+    times = [measure() for _ in range(args.rounds + 1)][1:]
+    torch_wall, torch_busy, wall, busy = (median(column) for column in zip(*times, strict=True))
+    print("| part | seconds | on the CPU |")
+    print("|---|---:|---:|")
+    print(f"| import torch | {torch_wall:.2f} | {torch_busy:.2f} |")
+    print(f"| import the replay, first call of every kernel | {wall:.2f} | {busy:.2f} |")
+    print(f"| together | {torch_wall + wall:.2f} | {torch_busy + busy:.2f} |")
+
+
+def measure() -> list[float]:
+    """Return seconds that passed and on the CPU of a fresh process: for torch, for the rest."""
+    command = [sys.executable, "-c", PROBE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [float(number) for number in done.stdout.split()]
+
+
+def build(
+    capacity: int,
+    frame: tuple[int, ...],
+    dtype: str = "float32",
+    stack: int = 1,
+    *,
+    prioritized: bool = True,
+    n_step: int = 3,
+) -> ReplayBuffer:
+    """Build this program's replay for one environment."""
+    settings = ReplaySettings(
+        capacity=capacity,
+        prioritized=prioritized,
+        alpha=ALPHA,
+        beta_start=BETA,
+        beta_end=1.0,
+        device="cpu",
+    )
+    return build_replay(
+        settings,
+        frame_shape=frame,
+        dtype=dtype,
+        frame_stack=stack,
+        num_envs=1,
+        n_step=n_step,
+        gamma=0.99,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+
+
+def ours(data: Data, n_step: int) -> Cycle:
+    """Return cycles of this program's replay; ended rows are followed by one that resets."""
+    replay = build(len(data.obs), data.obs.shape[1:], n_step=n_step)
+    no, yes, action = np.zeros(1, np.bool_), np.ones(1, np.bool_), np.zeros(1, np.int64)
+    done = data.done.tolist()
+    replay.start(data.obs[:1])
+    row = 0
+    resets = False
+
+    def add() -> None:
+        nonlocal row, resets
+        ends = done[row] and not resets
+        here = slice(row, row + 1)
+        terminated, valid = yes if ends else no, no if resets else yes
+        replay.add(action, data.reward[here], terminated, no, valid, data.obs[here])
+        resets = ends
+        row = (row + 1) % len(done)
+
+    while len(replay) < len(data.obs) * (EPISODE - 2) // EPISODE:
+        add()
+    errors = torch.from_numpy(data.error)
+    for ids in torch.arange(len(data.obs)).split(4096):
+        replay.update_priorities(ids, errors[ids])
+
+    def cycle(batch_size: int) -> Callable[[], None]:
+        error = errors[:batch_size].clone()
+
+        def once() -> None:
+            add()
+            batch = replay.sample(batch_size, beta=BETA)
+            replay.update_priorities(batch.index, error)
+
+        return once
+
+    return cycle

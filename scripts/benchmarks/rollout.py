@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from buffers.rollout import RolloutBuffer
-from scripts.benchmarks.turns import median_ratio, take_turns
+from scripts.benchmarks.measuring import median_ratio, take_turns
 
 
 class Row(NamedTuple):

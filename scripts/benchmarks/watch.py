@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from memory.watch import MemoryWatch
-from scripts.benchmarks.ours import Ours, Stopwatch, ours
-from scripts.benchmarks.turns import take_turns
+from scripts.benchmarks.measuring import Ours, Stopwatch, ours, take_turns
 
 # A limit nobody reaches turns its checks on; leaks and caches are watched by default.
 WATCHED = ("memory.limit_mb=1e9", "total_steps=1e9", "eval.every=0")

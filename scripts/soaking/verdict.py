@@ -11,8 +11,8 @@ import numpy as np
 from memory.leak import theil_sen
 from memory.process import MB
 from scripts.soaking.sampling import Sample, Soak
-from scripts.soaking.speed import Stretch, cpu_speed_change, speed_change, stretches
 
+SPEED = "time/steps_per_second"  # evaluations are not in it
 _SAMPLES = 10  # below that, tenths and slopes say nothing
 _SETTLED = 0.15  # how near its last value a number is when it has settled; fill varies by a tenth
 # What a run's memory access and its work per step depend on.
@@ -38,6 +38,14 @@ class Check(NamedTuple):
     value: str
     limit: str
     passed: bool
+
+
+class Stretch(NamedTuple):
+    """The training between two lines of the log."""
+
+    end: int  # step
+    steps: int
+    seconds: float  # evaluations left out
 
 
 def judge(soak: Soak, limits: Limits) -> list[Check]:
@@ -129,3 +137,51 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     """Return the medians of the first and of the last tenth."""
     tenth = max(1, len(values) // 10)
     return median(values[:tenth]), median(values[-tenth:])
+
+
+def stretches(logged: Sequence[dict[str, float]]) -> list[Stretch]:
+    """Return what lies between lines that say how fast it went."""
+    timed = [line for line in logged if line.get(SPEED, 0.0) > 0]
+    found, before = [], 0
+    for line in timed:
+        end = int(line["step"])
+        found.append(Stretch(end, end - before, (end - before) / line[SPEED]))
+        before = end
+    return found
+
+
+def speed_change(parts: Sequence[Stretch]) -> float:
+    """Return the relative change of steps/s from the first tenth to the last.
+
+    Each tenth is taken as a whole: where learning comes in bursts longer than a log interval,
+    most intervals have none, and their median would not notice how long it takes.
+    """
+    tenth = max(1, len(parts) // 10)
+    return _speed(parts[-tenth:]) / _speed(parts[:tenth]) - 1
+
+
+def cpu_speed_change(parts: Sequence[Stretch], samples: Sequence[Sample]) -> float:
+    """Return the relative change of steps per CPU second from the first tenth to the last.
+
+    The CPU's share of the time is that of all the process did meanwhile, the seconds are those of
+    training alone: evaluations grow longer as the policy becomes better.
+    """
+    tenth = max(2, len(samples) // 10)
+    first, now = (
+        _speed(_between(parts, window)) / max(_cpu_share(window), 1e-9)
+        for window in (samples[:tenth], samples[-tenth:])
+    )
+    return now / max(first, 1e-9) - 1
+
+
+def _between(parts: Sequence[Stretch], window: Sequence[Sample]) -> list[Stretch]:
+    return [part for part in parts if window[0].step < part.end <= window[-1].step]
+
+
+def _speed(parts: Sequence[Stretch]) -> float:
+    return sum(part.steps for part in parts) / max(sum(part.seconds for part in parts), 1e-9)
+
+
+def _cpu_share(window: Sequence[Sample]) -> float:
+    first, last = window[0], window[-1]
+    return (last.cpu_seconds - first.cpu_seconds) / max(last.seconds - first.seconds, 1e-9)

@@ -1,8 +1,14 @@
 import pytest
 from soaked import LIMITS, MB, STEPS, steady, timed, with_lines, with_samples
 
-from scripts.soaking.speed import SPEED, speed_change, stretches
-from scripts.soaking.verdict import judge, own_slope, settled_step
+from scripts.soaking.verdict import (
+    SPEED,
+    judge,
+    own_slope,
+    settled_step,
+    speed_change,
+    stretches,
+)
 
 SHARED = LIMITS._replace(shared_machine=True)
 

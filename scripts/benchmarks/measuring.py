@@ -1,13 +1,14 @@
-"""Real runs that a benchmark can drive for some steps at a time."""
+"""What benchmarks share: contestants in turns, a clock in methods, and runs held open."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import hydra
@@ -21,6 +22,34 @@ from train import loop
 from training.command_line import CONFIGS, accept
 from training.opening import open_run
 from training.run import Run
+
+
+def take_turns(
+    contestants: Mapping[str, Callable[[], object]], *, rounds: int, calls: int
+) -> dict[str, list[float]]:
+    """Return seconds per call of every contestant, one number a round; the first is thrown away."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds + 1):
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            seconds[name].append((time.perf_counter() - start) / calls)
+    return {name: times[1:] for name, times in seconds.items()}
+
+
+def median_ratio(theirs: list[float], ours: list[float]) -> float:
+    """Return the median over rounds of how many times longer they took than we did."""
+    return median(one / two for one, two in zip(theirs, ours, strict=True))
+
+
+def print_speeds(seconds: Mapping[str, list[float]], steps: int, peer: str) -> None:
+    """Print a Markdown table of steps per second, beside those of the peer if it took part."""
+    theirs = seconds.get(peer)
+    print(f"\n| contestant | steps/s | against {peer} |\n|---|---:|---:|")
+    for name, times in seconds.items():
+        against = "-" if theirs is None else f"{median_ratio(theirs, times):.2f}x"
+        print(f"| {name} | {steps / median(times):,.0f} | {against} |")
 
 
 class Slice:

@@ -1,19 +1,25 @@
-"""Prioritised replays under test: each is filled, then adds a row, draws a batch, updates it."""
+"""Other trainers and replays, given the same work; each is there only where it is installed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from buffers.replay import ReplayBuffer, build_replay
-from buffers.settings import ReplaySettings
-
-ALPHA, BETA, GAMMA = 0.6, 0.4, 0.99
+SB3 = "Stable-Baselines3"
+ALPHA, BETA = 0.6, 0.4  # of every prioritised replay
 EPISODE = 200  # rows
+
+
+def installed(module: str, name: str) -> bool:
+    """Say whether a peer is there, and print how to get it where it is not."""
+    there = find_spec(module) is not None
+    if not there:
+        print(f'{name} is not installed: pip install -e ".[peers]"')
+    return there
 
 
 class Data(NamedTuple):
@@ -39,66 +45,6 @@ def make_data(rows: int, size: int) -> Data:
 
 
 Cycle = Callable[[int], Callable[[], None]]  # batch size → one add + sample + update
-
-
-def build_ours(data: Data, n_step: int) -> ReplayBuffer:
-    """Build this program's replay for the data."""
-    settings = ReplaySettings(
-        capacity=len(data.obs),
-        prioritized=True,
-        alpha=ALPHA,
-        beta_start=BETA,
-        beta_end=1.0,
-        device="cpu",
-    )
-    return build_replay(
-        settings,
-        frame_shape=data.obs.shape[1:],
-        dtype="float32",
-        frame_stack=1,
-        num_envs=1,
-        n_step=n_step,
-        gamma=GAMMA,
-        device=torch.device("cpu"),
-        seed=0,
-    )
-
-
-def ours(data: Data, n_step: int) -> Cycle:
-    """Return cycles of this program's replay; ended rows are followed by one that resets."""
-    replay = build_ours(data, n_step)
-    no, yes, action = np.zeros(1, np.bool_), np.ones(1, np.bool_), np.zeros(1, np.int64)
-    done = data.done.tolist()
-    replay.start(data.obs[:1])
-    row = 0
-    resets = False
-
-    def add() -> None:
-        nonlocal row, resets
-        ends = done[row] and not resets
-        here = slice(row, row + 1)
-        terminated, valid = yes if ends else no, no if resets else yes
-        replay.add(action, data.reward[here], terminated, no, valid, data.obs[here])
-        resets = ends
-        row = (row + 1) % len(done)
-
-    while len(replay) < len(data.obs) * (EPISODE - 2) // EPISODE:
-        add()
-    errors = torch.from_numpy(data.error)
-    for ids in torch.arange(len(data.obs)).split(4096):
-        replay.update_priorities(ids, errors[ids])
-
-    def cycle(batch_size: int) -> Callable[[], None]:
-        error = errors[:batch_size].clone()
-
-        def once() -> None:
-            add()
-            batch = replay.sample(batch_size, beta=BETA)
-            replay.update_priorities(batch.index, error)
-
-        return once
-
-    return cycle
 
 
 def cpprb(data: Data) -> Cycle:
@@ -177,3 +123,66 @@ def tianshou(data: Data) -> Cycle:
         return once
 
     return cycle
+
+
+def sb3_replay_bytes(capacity: int, shape: tuple[int, ...], dtype: Any, optimised: bool) -> int:
+    """Return the bytes of all arrays of its (uniform) replay."""
+    from gymnasium.spaces import Box, Discrete
+    from stable_baselines3.common.buffers import ReplayBuffer as Theirs
+
+    replay = Theirs(
+        capacity,
+        Box(0, 1 if dtype == np.float32 else 255, shape, dtype),
+        Discrete(6),
+        device="cpu",
+        optimize_memory_usage=optimised,
+        handle_timeout_termination=not optimised,  # it has not both
+    )
+    return sum(part.nbytes for part in vars(replay).values() if isinstance(part, np.ndarray))
+
+
+def sb3_dqn() -> Callable[[int], object] | None:
+    """Return the same work in Stable-Baselines3, or None where it is not installed."""
+    if not installed("stable_baselines3", SB3):
+        return None
+    from stable_baselines3 import DQN
+
+    model = DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        learning_rate=2.5e-4,
+        buffer_size=100_000,
+        learning_starts=1_000,
+        batch_size=128,
+        train_freq=1,
+        gradient_steps=1,
+        target_update_interval=500,
+        exploration_fraction=0.05,
+        policy_kwargs={"net_arch": [120, 84]},
+        device="cpu",
+        seed=0,
+    )
+    model.learn(1_500)
+    return lambda steps: model.learn(steps, reset_num_timesteps=False)
+
+
+def sb3_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object] | None:
+    """Return the same work in Stable-Baselines3, or None where it is not installed."""
+    if not installed("stable_baselines3", SB3):
+        return None
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=envs, seed=0),
+        learning_rate=2.5e-4,
+        n_steps=rows,
+        batch_size=envs * rows // minibatches,
+        n_epochs=4,
+        policy_kwargs={"net_arch": [64, 64]},
+        device="cpu",
+        seed=0,
+    )
+    model.learn(2 * envs * rows)
+    return lambda steps: model.learn(steps, reset_num_timesteps=False)
