@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,8 @@ from envs.types import DiscreteActions, EnvSpec, Step
 from memory.budget import require
 from memory.cache import reclaim
 from memory.metrics import Metrics
+
+log = logging.getLogger("steadyrl")
 
 ADAM_EPSILON = 1e-8
 
@@ -89,6 +92,13 @@ class DQN(Agent):
         settings.refuse_unfit(spec, total_steps)
         assert isinstance(spec.action, DiscreteActions)
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
+        if total_steps <= settings.learning_starts:
+            log.warning(
+                "nothing will be learned: the run has %s steps, learning starts after %s "
+                "(agent.learning_starts)",
+                f"{total_steps:,}",
+                f"{settings.learning_starts:,}",
+            )
         self._settings = settings
         self._device = device
         self._total_steps = total_steps

@@ -72,7 +72,8 @@ class HostPolicy:
 
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a network whose largest output is the best action, or None where there is none."""
-    if not (isinstance(network.trunk, Dense) and _on_host(network.advantage)):
+    one_number = network.shape == ()
+    if not (one_number and isinstance(network.trunk, Dense) and _on_host(network.advantage)):
         return None
     # The value of a dueling network is the same for all actions and cannot change the best.
     layers = [*network.trunk.layers, network.advantage]

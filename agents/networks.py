@@ -194,18 +194,18 @@ class QNetwork(nn.Module):
         size = math.prod(shape)
         self.advantage = nn.Linear(features, actions * size)
         self.value = nn.Linear(features, size) if dueling else None
-        self._shape = shape
+        self.shape = shape  # of what is said of one action
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return numbers [B, A, *shape] for observations [B, …]."""
         # As in Dense: what is called here is called several times an update.
         features = self.trunk.forward(obs)
         advantage = F.linear(features, self.advantage.weight, self.advantage.bias)
-        if self._shape:
-            advantage = advantage.view(len(obs), -1, *self._shape)
+        if self.shape:
+            advantage = advantage.view(len(obs), -1, *self.shape)
         if self.value is None:
             return advantage
         value = F.linear(features, self.value.weight, self.value.bias)
-        if self._shape:
-            value = value.view(len(obs), 1, *self._shape)
+        if self.shape:
+            value = value.view(len(obs), 1, *self.shape)
         return value + advantage - advantage.mean(1, keepdim=True)

@@ -6,7 +6,8 @@ import torch
 from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
 from agents.actors import Greedy, Sampling
-from agents.host_network import policy_on_host
+from agents.host_network import policy_on_host, q_on_host
+from agents.networks import QNetwork
 
 
 def both(agent):
@@ -90,3 +91,10 @@ def test_there_is_one_exploring_actor_and_it_knows_its_environments():
     with pytest.raises(ValueError, match="3 environments, not 4"):
         agent.actor(4, explore=True)
     assert agent.actor(4, explore=False).state_dict() == {}
+
+
+def test_a_distribution_over_returns_is_read_by_the_network_not_by_numpy():
+    scalar = QNetwork((4,), "float32", 3, (8,), dueling=False)
+    spread = QNetwork((4,), "float32", 3, (8,), dueling=False, shape=(5,))
+    assert q_on_host(scalar) is not None
+    assert q_on_host(spread) is None

@@ -144,6 +144,12 @@ def test_learning_that_is_due_at_the_very_end_is_not_for_nothing(total):
     assert 0.1 < moved < 0.21, "two steps of Adam at the full rate"
 
 
+@pytest.mark.parametrize(("total", "warned"), [(100, True), (101, False)])
+def test_a_run_that_ends_before_learning_starts_is_warned_of(total, warned, caplog):
+    build(1, total, learning_starts=100)
+    assert ("nothing will be learned" in caplog.text) is warned
+
+
 def test_there_is_a_coin_for_every_environment():
     agent = build(64, obs=4, actions=50, epsilon_start=0.5, epsilon_end=0.5)
     obs = np.ones((64, 4), dtype=np.float32)
