@@ -8,12 +8,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from agents.actors import EpsilonGreedy, Greedy
+from agents.actors import EpsilonGreedy, Greedy, q_on_host
 from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
 from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
-from agents.host_network import q_on_host
 from agents.learner import Learner, Recipe
 from agents.networks import FlatNetwork, QNetwork, is_large_image, uniform_
 from agents.schedules import linear

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.actor_critic import ActorCritic
-from agents.actors import Greedy, Sampling
+from agents.actors import Greedy, Sampling, policy_on_host
 from agents.base import Actor, Agent, Decision
 from agents.compiling import Mode, compile_mode
 from agents.heads import Head, build_head
-from agents.host_network import policy_on_host
 from agents.networks import FlatNetwork, is_large_image
 from agents.normaliser import CLIP, RewardNormaliser
 from agents.ppo_loss import explained_variance

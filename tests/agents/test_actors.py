@@ -5,8 +5,7 @@ import pytest
 import torch
 from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
-from agents.actors import Greedy, Sampling
-from agents.host_network import policy_on_host, q_on_host
+from agents.actors import Greedy, Sampling, policy_on_host, q_on_host
 from agents.networks import QNetwork
 
 
