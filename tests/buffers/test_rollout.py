@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.advantage import factors, gae_host, gae_torch
-from buffers.rollout import RolloutBuffer
+from buffers.rollout import RolloutBuffer, factors, gae_host, gae_torch
 from memory.errors import MemoryBudgetError
 
 GAMMA, LAMBDA = 0.97, 0.9
