@@ -11,7 +11,7 @@ from envs.atari import AtariVectorEnv, probe_atari
 from envs.choosing import choose_backend, may_become_async
 from envs.faults import WorkerError, told
 from envs.frame_stack import FrameStackEnv
-from envs.native import NativeVectorEnv
+from envs.native import NativeVectorEnv, probe_native
 from envs.pool import PoolVectorEnv, probe_pool
 from envs.processes import ProcessVectorEnv, describe_in_process
 from envs.settings import EnvSettings
@@ -29,7 +29,12 @@ BACKENDS = {
     "ale": AtariVectorEnv,
     "envpool": PoolVectorEnv,
 }
-PROBES = {"async": describe_in_process, "ale": probe_atari, "envpool": probe_pool}
+PROBES = {
+    "async": describe_in_process,
+    "native": probe_native,
+    "ale": probe_atari,
+    "envpool": probe_pool,
+}
 
 
 def build_env(settings: EnvSettings, *, seed: int, num_envs: int | None = None) -> VectorEnv:

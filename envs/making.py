@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import re
+import traceback
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from envs.minatar import ENTRY_POINT as MINATAR
 from envs.minatar import FreshStickyAction
 from envs.settings import EnvSettings
-from memory.errors import SettingError
+from memory.errors import SettingError, describe, one_line
 
 # Packages that bring environments: the start of an id → (module, extra that installs it).
 PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
@@ -58,7 +59,7 @@ def make_env(settings: EnvSettings) -> gym.Env[Any, Any]:
 
 def unknown_keyword(settings: EnvSettings, error: TypeError) -> SettingError | None:
     """Turn the complaint about an unknown keyword argument into a refusal of that key."""
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    found = re.search(r"unexpected keyword argument '([^']+)'", str(error))
     if found is None or found[1] not in settings.kwargs:
         return None
     key = found[1]
@@ -92,11 +93,25 @@ def _import_module_of(env_id: str) -> str:
     module, colon, name = env_id.rpartition(":")
     if not colon:
         return env_id
+    if not name or not all(part.isidentifier() for part in module.split(".")):
+        raise SettingError("id", env_id, "before the colon stands a module, after it an id")
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise SettingError("id", env_id, f"cannot import {module}: {error}") from None
+    except (Exception, SystemExit) as error:  # a user's module may do anything
+        what = str(error) if isinstance(error, ModuleNotFoundError) else describe(error)
+        reason = f"cannot import {module}: {what}{_where(error)}"
+        raise SettingError("id", env_id, one_line(reason)) from error
     return name
+
+
+def _where(error: BaseException) -> str:
+    """Name the file and the line that an import failed in, if it began at all."""
+    if isinstance(error, SyntaxError):
+        return f" ({error.filename}, line {error.lineno})"
+    ours = (__file__, importlib.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen")]
+    return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
 
 
 def _unknown(env_id: str, error: Exception) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from envs.batch import BatchEnv
 from envs.checking import Remarks
-from envs.making import find_spec
+from envs.making import find_spec, unknown_keyword
 from envs.rows import Rows
 from envs.seeding import episode_seed
 from envs.settings import EnvSettings
@@ -104,12 +104,21 @@ def _make(settings: EnvSettings, num_envs: int) -> gym.vector.VectorEnv[Any, Any
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        env = gym.make_vec(
-            spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings.kwargs
-        )
+        try:
+            env = gym.make_vec(
+                spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings.kwargs
+            )
+        except TypeError as error:
+            raise unknown_keyword(settings, error) or error from None
     if env.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
         env.close()
         raise SettingError(
             "backend", "native", f"{settings.id} does not reset on the step after an episode's end"
         )
     return env
+
+
+def probe_native(settings: EnvSettings) -> EnvSpec:
+    """Say what the environment offers, with a batch of one."""
+    with NativeVectorEnv(settings.for_evaluation(), seed=0, num_envs=1) as env:
+        return env.spec

@@ -8,6 +8,21 @@ from typing import Any, Literal
 
 from memory.errors import SettingError
 
+# More than anybody means, and less than what they are kept in can hold.
+MOST = {
+    "num_envs": (65_536, "every row holds all of them"),
+    "frame_stack": (1_000, "every observation holds so many frames"),
+    "step_timeout": (1_000_000, "that is eleven days"),
+    "max_restarts": (1_000_000, "each is remembered for an hour"),
+}
+# Keywords of Gymnasium's own, which never reach the environment.
+RESERVED = {
+    "id": "use env.id",
+    "num_envs": "use env.num_envs",
+    "vectorization_mode": "use env.backend",
+    "vector_kwargs": "use env.backend",
+    "disable_env_checker": "the first steps are always checked",
+}
 Backend = Literal["auto", "sync", "async", "native", "ale", "envpool"]
 
 
@@ -42,6 +57,18 @@ class EnvSettings:
             raise SettingError("step_timeout", self.step_timeout, "must be a positive number")
         if self.max_restarts < 0:
             raise SettingError("max_restarts", self.max_restarts, "must not be negative")
+        for field, (most, why) in MOST.items():
+            if getattr(self, field) > most:
+                reason = f"must be at most {most:,}: {why}"
+                raise SettingError(field, getattr(self, field), reason)
+        self._refuse_keywords()
+
+    def _refuse_keywords(self) -> None:
+        for key, value in self.kwargs.items():
+            if not isinstance(key, str):
+                raise SettingError(f"kwargs.{key}", value, "a keyword is a name")
+            if key in RESERVED:
+                raise SettingError(f"kwargs.{key}", value, f"cannot be set: {RESERVED[key]}")
 
 
 class EvaluationSettings(EnvSettings):

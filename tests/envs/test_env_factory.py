@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
-from toy_environments import settings
+from toy_environments import CounterVector, settings
 
 from envs import choosing
 from envs.choosing import choose_backend
@@ -66,7 +67,7 @@ def test_a_constructor_that_fails_is_a_refusal():
 
 def test_native_where_there_is_none_is_refused():
     with pytest.raises(SettingError, match="no vector environment of its own"):
-        build_env(settings("Acrobot-v1", backend="native"), seed=0)
+        probe(settings("Acrobot-v1", backend="native"))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,9 @@ def test_a_trial_that_fails_leaves_the_fault_to_the_backend():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_envs", 0), ("frame_stack", 0), ("step_timeout", 0.0), ("step_timeout", float("nan")),
-     ("max_restarts", -1), ("id", "")],
+    [("num_envs", 0), ("frame_stack", 0), ("frame_stack", 1_001), ("step_timeout", 0.0),
+     ("step_timeout", float("nan")), ("max_restarts", -1), ("id", ""), ("num_envs", 10**9),
+     ("step_timeout", 1e300), ("max_restarts", 10**18), ("frame_stack", 10**6)],
 )  # fmt: skip
 def test_settings_are_checked(field, value):
     with pytest.raises(SettingError) as caught:
@@ -124,3 +126,46 @@ def test_a_refusal_does_not_wait_for_torch():
         "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("kwargs", [{1: 2}, {"id": 3}, {"num_envs": 3}, {"a b": 1}])
+def test_keywords_that_are_none_are_refused(kwargs):
+    (key,) = kwargs
+    with pytest.raises(SettingError) as caught:
+        probe(settings("CartPole-v1", kwargs=kwargs))
+    assert caught.value.field == f"kwargs.{key}"
+
+
+@pytest.mark.parametrize(
+    "env_id", [":b", ":", "::", "..:X", ".x:X", "a b:X", "CartPole-v1:", "a..b:X"]
+)
+def test_what_is_no_module_before_the_colon_is_refused(env_id):
+    with pytest.raises(SettingError, match="before the colon stands a module"):
+        probe(settings(env_id))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1\ny = x / 0\n", r"ZeroDivisionError: division by zero \(.*broken.py, line 2\)"),
+        ("\ndef f(:\n", r"SyntaxError: .*broken.py, line 2\)"),
+        ("import no_such_module_here", "No module named 'no_such_module_here' .*broken.py, line 1"),
+        ("import sys\nsys.exit(0)", "SystemExit: 0 .*broken.py, line 2"),
+        ("\nimport also_broken", r"ValueError: oh \(.*also_broken.py, line 2\)"),
+    ],
+)
+def test_a_module_that_breaks_is_named_with_file_and_line(tmp_path, monkeypatch, text, reason):
+    (tmp_path / "broken.py").write_text(text)
+    (tmp_path / "also_broken.py").write_text("\nraise ValueError('oh')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises(SettingError, match=reason) as caught:
+        probe(settings("broken:X-v0"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_alone_is_enough_for_native():
+    gym.register("OnlyBatch-v0", vector_entry_point=CounterVector)
+    assert probe(settings("OnlyBatch-v0", backend="native")).frame_shape == (3,)
+    with pytest.raises(SettingError, match="takes no such keyword"):
+        probe(settings("CartPole-v1", backend="native", kwargs={"nope": 1}))

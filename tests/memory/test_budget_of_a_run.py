@@ -41,6 +41,12 @@ def test_a_replay_beyond_the_address_space_is_refused_in_one_line(request, tmp_p
     assert not list(tmp_path.rglob("summary.json"))
 
 
+def test_a_replay_beyond_all_memory_is_refused_likewise(request, tmp_path):
+    error, fits = refused(train(request, tmp_path, "agent.replay.capacity=1e18"))
+    assert "replay needs" in error
+    assert fits > 10_000
+
+
 def test_a_million_atari_frames_are_refused_in_two_gigabytes(request, tmp_path):
     pytest.importorskip("ale_py")
     out = train(request, tmp_path, "env=atari", "agent.replay.capacity=1e6", preexec=limited)
