@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from memory.history import History
 from memory.process import MB
 from memory.scope import MemoryScope, ScopeReport
+from memory.tensors import kept_graphs
 
 _OFF = nullcontext()
 
@@ -38,8 +40,16 @@ class _Block:
 class Profile:
     """Sums of all blocks by name; times are means over the newest passes of each."""
 
-    def __init__(self, device: torch.device, *, step_times: int, collect_times: int) -> None:
-        self._device = device
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        step_times: int,
+        collect_times: int,
+        holders: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Measure on `device`; look into `holders` for tensors that keep a graph."""
+        self._device, self._holders = device, dict(holders or {})
         self._step_times, self._collect_times = step_times, collect_times
         self._blocks: dict[str, _Block] = {}
         self._token: Token[Profile | None] | None = None
@@ -59,7 +69,7 @@ class Profile:
         return MemoryScope(name, device=self._device, report=self._add)
 
     def table(self, title: str) -> str:
-        """Return the table of all blocks since the last one, and start anew."""
+        """Return the table of all blocks since the last one and what keeps graphs; start anew."""
         lines = [f"memory profile, {title}; MB on the host (and the device)"]
         lines.append(f"{'block':<10}{'passes':>9}{'ms/pass':>10}{'most taken':>22}{'kept':>22}")
         for name, block in self._blocks.items():
@@ -69,7 +79,8 @@ class Profile:
                 f"{name:<10}{block.passes:>9,}{block.milliseconds.mean:>10.3f}{taken:>22}{kept:>22}"
             )
             block.clear()
-        return "\n".join(lines)
+        graphs = kept_graphs(**self._holders) or ["none"]
+        return "\n".join([*lines, "tensors that keep their graph:", *(f"  {g}" for g in graphs)])
 
     def _add(self, report: ScopeReport) -> None:
         block = self._blocks.get(report.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ _ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
 
 # Exactly these: the tensors a compiler traces with have symbolic shapes and no storage.
 _TENSORS = frozenset((Tensor, Parameter))
+
+_NAMED = 5  # tensors to name of each sort
 
 
 class TensorKind(NamedTuple):
@@ -116,12 +118,32 @@ def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 def tensors_with_graph(**roots: Any) -> list[str]:
     """Return the paths of all tensors with a graph that the named roots keep alive."""
-    return [
-        f"{path}: {kind_of(tensor)}"
-        for name, root in roots.items()
-        for path, tensor in reachable_tensors(root, name)
-        if has_graph(tensor)
-    ]
+    return [f"{path}: {kind_of(tensor)}" for path, tensor in _with_graph(roots)]
+
+
+def kept_graphs(**roots: Any) -> list[str]:
+    """Say which tensors keep their graph, by the path from a root that holds them where one does.
+
+    Ask it between updates: then nothing should.
+    """
+    found = _with_graph(roots)
+    elsewhere = Counter(
+        {kind: count for kind, count in live_tensors().kinds.items() if kind.has_graph}
+    ) - Counter(kind_of(tensor) for _, tensor in found)
+    lines = []
+    for _ in range(min(_NAMED, len(found))):
+        path, tensor = found.pop(0)  # out of our list, whose reference would be counted
+        kind, nbytes, references = report(tensor)
+        lines.append(f"{path}: {kind}, {nbytes:,} bytes, {references} references")
+    if found:
+        lines.append(f"{len(found):,} more in {', '.join(roots)}")
+    lines += [f"{count:,} elsewhere: {kind}" for kind, count in elsewhere.most_common(_NAMED)]
+    return lines
+
+
+def _with_graph(roots: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    reached = (pair for name, root in roots.items() for pair in reachable_tensors(root, name))
+    return [(path, tensor) for path, tensor in reached if has_graph(tensor)]
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -40,8 +41,10 @@ class MemoryWatch:
         device: torch.device,
         *,
         buffers: Mapping[str, int] | None = None,
+        holders: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Watch `device`; a profile looks into `holders` for tensors that keep their graph."""
         self._settings, self._clock = settings, clock
         self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
         self._cleaner = CacheCleaner(settings.cache, device, self._monitor.rss, clock)
@@ -55,7 +58,10 @@ class MemoryWatch:
         self._learns = False
         if settings.profile:
             self._profile = Profile(
-                device, step_times=settings.step_times, collect_times=settings.collect_times
+                device,
+                step_times=settings.step_times,
+                collect_times=settings.collect_times,
+                holders=holders,
             )
             self._profile.activate()
 

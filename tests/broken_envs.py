@@ -104,6 +104,23 @@ class Signaller(Bad):
 gym.register("Signaller-v0", Signaller)
 
 
+class GraphKeeper(Bad):
+    """Keep a tensor with the graph that made it, in every episode."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def reset(self, *, seed=None, options=None):
+        import torch
+
+        self.kept.append(torch.ones(3, requires_grad=True) * 2)
+        return super().reset(seed=seed)
+
+
+gym.register("GraphKeeper-v0", GraphKeeper)
+
+
 class Glutton(Bad):
     """Take every file descriptor there is for some steps, and give them back."""
 

@@ -65,7 +65,9 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         stack.enter_context(messages.to_file(directory.path / "train.log"))
         _announce(job, env, device)
         log.info(plan_line(agent.nbytes(), built=True))
-        watch = MemoryWatch(settings.memory, device, buffers=agent.nbytes())
+        watch = MemoryWatch(
+            settings.memory, device, buffers=agent.nbytes(), holders={"agent": agent}
+        )
         stack.callback(watch.close)
         logger = stack.enter_context(closing(Logger(directory.path)))
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))

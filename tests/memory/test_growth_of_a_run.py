@@ -73,3 +73,23 @@ def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
     by_step = {line["step"]: line for line in lines}
     assert "memory/tree_pss_mb" not in by_step[1000] and by_step[1000]["memory/rss_mb"] > 0
     assert "memory/tree_pss_mb" in by_step[500] and "memory/tree_pss_mb" in by_step[2000]
+
+
+def test_a_profile_names_what_keeps_graphs(tmp_path):
+    command = (
+        "agent=ppo",
+        "agent.rollout_steps=16",
+        "agent.minibatches=1",
+        "agent.epochs=1",
+        "agent.compile=false",
+        "device=cpu",
+        "total_steps=4000",
+        "log.every=100",
+        "eval.every=0",
+        "memory.profile=true",
+    )
+    clean = run(tmp_path, "env=cartpole", *command, quick=False)[2]
+    planted = run(tmp_path, "env.id=broken_envs:GraphKeeper-v0", *command, quick=False)[2]
+    title = "tensors that keep their graph:"
+    assert clean.count(title) == 2 and clean.count(f"{title}\n  none\n") == 2
+    assert re.search(title + r"\n  \d+ elsewhere: float32\[3\] on cpu with their graph\n", planted)

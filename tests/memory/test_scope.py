@@ -73,7 +73,8 @@ def test_a_profile_sums_its_blocks_and_starts_anew():
         profile.deactivate()
     with block("update"):
         pass
-    title, _, *rows = profile.table("steps 0 to 10").splitlines()
+    title, _, *rows, graphs, none = profile.table("steps 0 to 10").splitlines()
+    assert (graphs, none) == ("tensors that keep their graph:", "  none")
     assert "steps 0 to 10" in title
     cells = {row.split()[0]: row.split() for row in rows}
     assert set(cells) == {"update", "sample", "collect"}

@@ -8,6 +8,7 @@ from torch import nn
 
 from memory.tensors import (
     has_graph,
+    kept_graphs,
     kind_of,
     live_tensors,
     reachable_tensors,
@@ -60,6 +61,16 @@ def test_the_path_is_readable():
     holder = Plain({"losses": [Slotted(with_graph())]})
     (path,) = tensors_with_graph(agent=holder)
     assert path == "agent.kept['losses'][0].kept: float32[3] on cpu with their graph"
+
+
+def test_what_keeps_graphs_is_named_with_its_path_and_the_rest_counted():
+    assert kept_graphs(agent=Plain(torch.ones(3))) == []
+    holder = Plain([with_graph() for _ in range(7)])
+    hidden = [with_graph() for _ in range(3)]
+    lines = kept_graphs(agent=holder)
+    assert lines[0] == ("agent.kept[0]: float32[3] on cpu with their graph, 12 bytes, 1 references")
+    assert lines[5:] == ["2 more in agent", "3 elsewhere: float32[3] on cpu with their graph"]
+    assert len(hidden) == 3
 
 
 def test_weights_have_no_graph_but_are_reached_with_their_gradients():

@@ -198,6 +198,22 @@ def test_the_profile_is_printed_every_10k_steps_and_100_rollouts(make, caplog):
     assert block("update") is block("other")
 
 
+def test_the_profile_names_what_keeps_a_graph_in_the_agent(alert_settings, caplog):
+    agent = torch.nn.Linear(2, 2)
+    settings = replace(alert_settings, profile=True)
+    watch = MemoryWatch(settings, CPU, holders={"agent": agent})
+    with caplog.at_level(logging.INFO, "steadyrl"):
+        watch.measure(10_000)
+        agent.losses = [agent(torch.ones(2)).sum()]
+        watch.measure(20_000)
+    watch.close()
+    clean, planted = caplog.messages
+    assert clean.endswith("tensors that keep their graph:\n  none")
+    assert (
+        "\n  agent.losses[0]: float32[] on cpu with their graph, 4 bytes, 1 references" in planted
+    )
+
+
 def test_a_stopped_leak_is_a_budget_error(make, alert_settings):
     watch = make(leak=replace(alert_settings.leak, action="stop", max_growth_mb=0))
     kept = []
