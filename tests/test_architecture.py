@@ -1,6 +1,7 @@
 """The house stands: imports run down only, and every key of the configuration is read."""
 
 import ast
+import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -179,3 +180,15 @@ def test_no_file_is_over_300_lines_and_no_function_over_50():
 
 def test_scripts_are_at_most_fifteen_files():
     assert len([path for path in sources() if "scripts" in path.parts]) <= 15
+
+
+def test_the_files_that_the_pages_name_are_there():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    folders = "|".join([*FLOORS, "configs", "docs", "tests"])
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(rf"\b(?:{folders})/[\w/]+\.(?:py|md|yaml)\b", page.read_text())
+    }
+    assert len(named) > 20
+    assert sorted(name for name in named if not (ROOT / name[1]).is_file()) == []
