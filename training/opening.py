@@ -18,17 +18,16 @@ from envs.types import VectorEnv
 from memory.budget import plan_line
 from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
-from training import messages
 from training.evaluation import Evaluator
 from training.hardware import device_name, prepare_arithmetic, thread_count
 from training.job import Job
-from training.logger import Logger
-from training.progress import open_progress
+from training.logger import Logger, to_file
 from training.run import Parts, Run
 from training.run_directory import RunDirectory, RunDirectoryLostError
 from training.seeding import spawn
 from training.signals import StopSignals
 from training.summary import Summary
+from training.terminal import Bar, Lines, open_progress, to_terminal
 
 log = logging.getLogger("steadyrl")
 
@@ -44,7 +43,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     seeds = spawn(settings.seed)
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        stack.enter_context(messages.to_terminal(console))
+        stack.enter_context(to_terminal(console))
         device = torch.device(device_name(settings.device))
         prepare_arithmetic(thread_count(settings.threads, job.spec))
         env = stack.enter_context(build_env(settings.env, seed=seeds.env))
@@ -62,7 +61,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         # Last, so that what cannot be built leaves no directory behind.
         signals.begin()
         directory = stack.enter_context(_open_directory(job))
-        stack.enter_context(messages.to_file(directory.path / "train.log"))
+        stack.enter_context(to_file(directory.path / "train.log"))
         _announce(job, env, device)
         log.info(plan_line(agent.nbytes(), built=True))
         watch = MemoryWatch(
@@ -107,9 +106,7 @@ def _announce(job: Job, env: VectorEnv, device: torch.device) -> None:
 
 
 @contextmanager
-def _ending(
-    run: Run, path: Path, progress: messages.Closable, signals: StopSignals
-) -> Iterator[None]:
+def _ending(run: Run, path: Path, progress: Bar | Lines, signals: StopSignals) -> Iterator[None]:
     """Give every way out its status, and write the summary on all of them."""
     try:
         yield

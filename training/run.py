@@ -18,11 +18,11 @@ from memory.watch import MemoryWatch
 from training.evaluation import Evaluation, Evaluator
 from training.intervals import Interval
 from training.logger import Logger
-from training.progress import Bar, Lines, Status
 from training.run_directory import RunDirectory
 from training.settings import Settings
 from training.signals import StopSignals
 from training.summary import Summary, rss_mb_peak, weights_hash
+from training.terminal import Bar, Lines, Status
 
 log = logging.getLogger("steadyrl")
 
