@@ -138,8 +138,8 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
 def _number(value: int | float | str, refused: SettingError) -> float:
     try:
         number = float(value)
-    except OverflowError:
-        return math.copysign(sys.float_info.max, int(value))
+    except OverflowError:  # a whole number of hundreds of digits
+        return sys.float_info.max
     except ValueError:
         raise refused from None
     if not math.isfinite(number):
