@@ -44,7 +44,11 @@ class Agent(Stateful, ABC):
     """
 
     overlaps: bool = False
-    updates: int  # gradient steps taken
+
+    @property
+    @abstractmethod
+    def updates(self) -> int:
+        """Gradient steps taken."""
 
     @classmethod
     @abstractmethod

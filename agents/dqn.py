@@ -140,7 +140,7 @@ class DQN(Agent):
         return FlatNetwork(module, self._device)
 
     @property
-    def updates(self) -> int:  # type: ignore[override]
+    def updates(self) -> int:
         """Gradient steps taken."""
         return self._learner.updates
 

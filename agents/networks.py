@@ -129,7 +129,7 @@ class FlatNetwork(Stateful):
     operation; on the flat tensors it is one per operation.
     """
 
-    state_names = ("weights",)
+    state_names = ("weights", "buffers")
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)
@@ -154,17 +154,14 @@ class FlatNetwork(Stateful):
             for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
         }
 
-    def load(self, weights: Tensor) -> None:
-        """Copy `weights` [P] in."""
-        if weights.shape != self.weights.shape:
-            raise ValueError(
-                f"the network has {self.weights.numel()} weights, the state {weights.numel()}"
-            )
-        self.weights.copy_(weights)
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What the module keeps besides its weights, such as running statistics."""
+        return dict(self.module.named_buffers())
 
     def named(self) -> dict[str, Tensor]:
-        """Return the weights of this moment by the names of the module's parameters."""
-        return self.views(self.weights)
+        """Return weights and buffers of this moment by the module's names."""
+        return self.views(self.weights) | self.buffers
 
     @property
     def nbytes(self) -> int:

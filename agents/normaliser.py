@@ -10,12 +10,13 @@ stored as they were seen, normalised already (`look`, `update`), and learned fro
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from memory.state import Stateful
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
 EPSILON = 1e-8
@@ -94,8 +95,10 @@ class ObservationNormaliser(nn.Module):
         self.scale.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))
 
 
-class RewardNormaliser:
+class RewardNormaliser(Stateful):
     """Divides rewards by the standard deviation of the discounted return, never shifts them."""
+
+    state_names = ("_return", "_count", "_mean", "_square")
 
     def __init__(self, num_envs: int, gamma: float) -> None:
         self._gamma = gamma
@@ -123,19 +126,3 @@ class RewardNormaliser:
         """What rewards are multiplied by; 1 until there is a spread."""
         std = math.sqrt(self._square / self._count) if self._count else 0.0
         return 1 / std if std > EPSILON else 1.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the statistics and the returns under way."""
-        return {
-            "return": torch.from_numpy(self._return.copy()),
-            "count": self._count,
-            "mean": self._mean,
-            "square": self._square,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self._return = state["return"].numpy().copy()
-        self._count = state["count"]
-        self._mean = state["mean"]
-        self._square = state["square"]

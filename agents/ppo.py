@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,41 @@ from agents.actors import Greedy, Sampling, policy_on_host
 from agents.base import Actor, Agent, Decision
 from agents.compiling import Mode, compile_mode
 from agents.heads import Head, build_head
+from agents.learner import Learner, Recipe
 from agents.networks import FlatNetwork, is_large_image
 from agents.normaliser import CLIP, RewardNormaliser
-from agents.ppo_loss import explained_variance
+from agents.ppo_loss import METRICS, explained_variance, ppo_loss, with_normal_advantages
 from agents.ppo_settings import PPOSettings
-from agents.ppo_update import METRICS, PPOUpdate
 from agents.schedules import linear
 from buffers.batch import RolloutBatch
 from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
-from memory.errors import NonFiniteError
 from memory.metrics import Metrics
+
+ADAM_EPSILON = 1e-5
+KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
+
+
+def recipe(settings: PPOSettings, head: Head, rows: int) -> Recipe:
+    """Return how the learner takes a step of PPO on minibatches of at most `rows` rows."""
+    target = settings.target_kl
+    return Recipe(
+        loss=partial(
+            ppo_loss,
+            head=head,
+            clip_value=settings.clip_value,
+            value_coef=settings.value_coef,
+            entropy_coef=settings.entropy_coef,
+        ),
+        metrics=METRICS,
+        epsilon=ADAM_EPSILON,
+        max_grad_norm=settings.max_grad_norm,
+        grad_accumulation=settings.grad_accumulation,
+        prepare=with_normal_advantages,
+        limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
+        rows=rows,
+    )
 
 
 def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
@@ -53,6 +77,17 @@ def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor
 
 class PPO(Agent):
     """Collect T rows from N environments on the training device, then learn from all of them."""
+
+    state_names = (
+        "_learner",
+        "_actor",
+        "_rollout",
+        "_rewards",
+        "_next_obs",
+        "_shuffling",
+        "_steps",
+        "_begun",
+    )
 
     def __init__(
         self,
@@ -84,7 +119,7 @@ class PPO(Agent):
         self._rollout = self._build_rollout(spec, module, mode)
         module.to_empty(device="cpu")
         module.start_(torch.Generator().manual_seed(seeds[0]))
-        self._network = FlatNetwork(module, device)
+        network = FlatNetwork(module, device)
         self._observations = module.normaliser
         self._actor = Sampling(
             module,
@@ -98,13 +133,12 @@ class PPO(Agent):
         )
         self._shuffling = torch.Generator(device).manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
-        self._update = PPOUpdate(settings, self._network, self._head, mode, self._piece)
+        self._learner = Learner(recipe(settings, self._head, self._piece), network, mode)
         self._next_obs: NDArray[Any] = np.zeros(
             (spec.num_envs, *spec.observation_shape), dtype=spec.dtype
         )
         self._steps = 0  # valid environment steps observed
         self._begun = 0  # those before the rollout under way
-        self.updates = 0
 
     def _build_rollout(self, spec: EnvSpec, module: ActorCritic, mode: Mode) -> RolloutBuffer:
         dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -124,6 +158,11 @@ class PPO(Agent):
             device=self._device,
             beside=minibatches + noise + networks,
         )
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps taken."""
+        return self._learner.updates
 
     @property
     def learning_rate(self) -> float:
@@ -156,7 +195,7 @@ class PPO(Agent):
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the sampling actor, or one that takes the most likely actions."""
         if not explore:
-            network = self._network.module
+            network = self._learner.network.module
             assert isinstance(network, ActorCritic)
             return most_likely(network, self._head, self._device)
         if num_envs != len(self._next_obs):
@@ -184,7 +223,7 @@ class PPO(Agent):
         if self._settings.normalize_reward:
             self._rewards.add(step.reward, step.valid)
         self._steps += int(np.count_nonzero(step.valid))
-        self._next_obs = step.obs
+        np.copyto(self._next_obs, step.obs)
 
     def update(self) -> Metrics | None:
         """Once the rollout is full: finish it, learn from it for some epochs, forget it."""
@@ -211,7 +250,7 @@ class PPO(Agent):
                 self._observations.rest_()
             if not self._actor.complete:
                 self._score()
-            _, last_value = self._network.module(obs)
+            _, last_value = self._learner.network.module(obs)
         rollout.finish(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
 
     def _score(self) -> None:
@@ -224,30 +263,24 @@ class PPO(Agent):
         stored = (r.obs, r.action, r.log_prob, r.value[:-1])
         pieces = (tensor.flatten(0, 1).split(self._piece) for tensor in stored)
         for obs, action, log_prob, value in zip(*pieces, strict=True):
-            parameters, values = self._network.module(obs)
+            parameters, values = self._learner.network.module(obs)
             log_prob.copy_(self._head.log_prob(parameters, action))
             value.copy_(values)
 
     def _learn(self) -> Metrics:
         """Take the epochs over the rollout."""
-        sums = torch.zeros(len(METRICS), device=self._device)
-        before = self.updates
-        self._update.set_rates(self.learning_rate, self.clip)
+        rate, clip = self.learning_rate, self.clip
         for batch in self._minibatches():
-            metrics = self._update(batch)
-            sums += metrics
-            self.updates += 1
-            if self._update.exceeded(metrics):
+            self._learner.step(batch, rate, clip)
+            if self._learner.exceeded:
                 break
-        # On the host a look at the loss is free; on a device it would stall the queue, and
-        # the metrics' next flush finds it.
-        if sums.device.type == "cpu" and not math.isfinite(sums[0].item()):
-            raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
+        metrics = self._learner.means()
+        assert metrics is not None
         old = (self._rollout.value[:-1], self._rollout.return_)
         valid = self._rollout.valid
         explained = explained_variance(*(part.flatten().index_select(0, valid) for part in old))
-        values = torch.cat((sums / (self.updates - before), explained.unsqueeze(0)))
-        return Metrics((*METRICS, "train/explained_variance"), values)
+        values = torch.cat((metrics.values, explained.unsqueeze(0)))
+        return Metrics((*metrics.names, "train/explained_variance"), values)
 
     def _move_on(self) -> None:
         """Let the statistics of observations move on; those of the first rollout have done so."""
@@ -270,50 +303,17 @@ class PPO(Agent):
 
     def weights(self) -> dict[str, Tensor]:
         """Return the network by layer, and what it normalises observations with."""
-        module = self._network.module
-        return self._network.views(self._network.weights) | dict(module.named_buffers())
+        return self._learner.network.named()
 
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the rollout and of weights, gradient and optimiser."""
         return {
             "rollout": self._rollout.nbytes + self._actor.nbytes,
-            "networks": 4 * self._network.weights.nbytes,
+            "networks": self._learner.nbytes,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, normalisers, optimiser, rollout, generators and counters."""
-        buffers = self._network.module.named_buffers()
-        return {
-            "weights": self._network.weights.clone(),
-            "observations": {name: tensor.clone() for name, tensor in buffers},
-            "rewards": self._rewards.state_dict(),
-            "optimizer": self._update.state_dict(),
-            "rollout": self._rollout.state_dict(),
-            "next_obs": torch.from_numpy(self._next_obs.copy()),
-            "actor": self._actor.state_dict(),
-            "shuffling": self._shuffling.get_state(),
-            "steps": self._steps,
-            "begun": self._begun,
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self._network.load(state["weights"])
-        for name, tensor in self._network.module.named_buffers():
-            tensor.copy_(state["observations"][name])
-        self._rewards.load_state_dict(state["rewards"])
-        self._update.load_state_dict(state["optimizer"])
-        self._rollout.load_state_dict(state["rollout"])
-        self._next_obs = state["next_obs"].numpy().copy()
-        self._actor.load_state_dict(state["actor"])
-        self._shuffling.set_state(state["shuffling"])
-        self._steps = state["steps"]
-        self._begun = state["begun"]
-        self.updates = state["updates"]
 
     def release(self) -> None:
         """Free the rollout and the network."""
         self._rollout.release()
-        del self._network, self._update, self._actor, self._next_obs
-        reclaim(self._device)  # an update refers to itself, by its methods
+        del self._learner, self._actor, self._next_obs
+        reclaim(self._device)  # a learner refers to itself, by its methods

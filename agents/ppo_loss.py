@@ -1,33 +1,68 @@
 """The mathematics of PPO (Schulman et al. 2017) as free functions of tensors.
 
-Every mean is a dot product with `weight` [B], which is 1/M for each of a minibatch's M rows and 0
-for padding. So the loss of a minibatch is the sum of the losses of its pieces, whatever their size.
+Every mean over a minibatch is a dot product with `share` [B], which is 1/M for each of its M rows
+and 0 for padding.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from agents.heads import Head
+from agents.learner import RowLoss
+from buffers.batch import RolloutBatch
 
-class PPOLoss(NamedTuple):
-    """The loss and its parts, all [] and summed over rows with their weights."""
-
-    loss: Tensor
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    approx_kl: Tensor
-    clip_fraction: Tensor
+METRICS = (
+    "train/policy_loss",
+    "train/value_loss",
+    "train/entropy",
+    "train/approx_kl",
+    "train/clip_fraction",
+)
 
 
-def normalised(advantage: Tensor, weight: Tensor) -> Tensor:
+def ppo_loss(
+    network: Callable[[Tensor], tuple[Tensor, Tensor]],
+    batch: RolloutBatch,
+    clip: float | Tensor,
+    *,
+    head: Head,
+    clip_value: bool,
+    value_coef: float,
+    entropy_coef: float,
+) -> RowLoss:
+    """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
+    parameters, value = network(batch.obs)
+    log_prob, entropy = head.evaluate(parameters, batch.action)
+    log_ratio = log_prob - batch.log_prob
+    ratio = log_ratio.exp()
+    if clip_value:
+        squares = clipped_value_loss(value, batch.value, batch.return_, clip)
+    else:
+        squares = value_loss(value, batch.return_)
+    policy = policy_loss(ratio, batch.advantage, clip)
+    each = torch.add(policy, squares, alpha=value_coef)
+    if entropy_coef:
+        each = torch.sub(each, entropy, alpha=entropy_coef)
+    with torch.no_grad():
+        kl = approximate_kl(log_ratio, ratio)
+        clipped = ((ratio - 1).abs() > clip).float()
+    return RowLoss(each, (policy, squares, entropy, kl, clipped))
+
+
+def with_normal_advantages(batch: RolloutBatch, share: Tensor) -> RolloutBatch:
+    """Return a minibatch with its advantages normalised."""
+    return batch._replace(advantage=normalised(batch.advantage, share))
+
+
+def normalised(advantage: Tensor, share: Tensor) -> Tensor:
     """Return (A − mean) / (std + 1e-8) [B]; zeros for a minibatch of one."""
-    centred = advantage - torch.dot(advantage, weight)
-    return centred / (torch.dot(centred.square(), weight).sqrt() + 1e-8)
+    centred = advantage - torch.dot(advantage, share)
+    return centred / (torch.dot(centred.square(), share).sqrt() + 1e-8)
 
 
 def policy_loss(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:

@@ -7,7 +7,7 @@ On them, generalised advantage estimation (Schulman et al. 2016):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from torch import Tensor
 from buffers.batch import RolloutBatch
 from buffers.kernel import kernel
 from memory.budget import require
+from memory.state import Stateful
 
 
-class RolloutBuffer:
+class RolloutBuffer(Stateful):
     """Rows [T, N, …], allocated once, filled by copy, with advantages computed in place.
 
     What comes from the networks is kept on `device`; what comes from the environments stays on
@@ -177,7 +178,7 @@ class RolloutBuffer:
         rows: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
         return {"position": t, "flags": self._flags[:, :t], **rows}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; advantages are computed anew by `finish`."""
         self.clear()
         t = int(state["position"])

@@ -89,17 +89,16 @@ def _union(hint: Any, value: Any, path: str) -> Any:
     members = list(get_args(hint))
     if value is None and type(None) in members:
         return None
-    refused = []
+    error: SettingError | None = None
     for member in members:
         if member is type(None):
             continue
         try:
             return convert(member, value, path)
-        except SettingError as error:
-            refused.append(error.reason)
-    first, *others = refused
-    reason = " or ".join([first, *(other.removeprefix("must be ") for other in others)])
-    raise SettingError(path, show(value), reason)
+        except SettingError as refused:
+            error = error or refused
+    assert error is not None
+    raise error
 
 
 def _choice(hint: Any, value: Any, path: str) -> Any:
@@ -107,8 +106,7 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
     text = show(value) if isinstance(value, bool) else value
     if text in choices:
         return text
-    one_of = "one of " if len(choices) > 1 else ""
-    raise SettingError(path, show(value), f"must be {one_of}{', '.join(map(str, choices))}")
+    raise SettingError(path, show(value), f"must be one of {', '.join(map(str, choices))}")
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:
@@ -138,8 +136,8 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
 def _number(value: int | float | str, refused: SettingError) -> float:
     try:
         number = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return sys.float_info.max
+    except OverflowError:
+        return math.copysign(sys.float_info.max, int(value))
     except ValueError:
         raise refused from None
     if not math.isfinite(number):

@@ -11,7 +11,7 @@ from agents.networks import QNetwork
 
 def both(agent):
     """Return an actor in NumPy and one on the network's device, with noise that is the same."""
-    module, head = agent._network.module, agent._head
+    module, head = agent._learner.network.module, agent._head
     options = dict(rows=16, num_envs=3, device=CPU, seed=5, fresh=lambda: False)
     return [Sampling(module, head, host, **options) for host in (policy_on_host(module), None)]
 
@@ -35,7 +35,7 @@ def test_numpy_decides_what_the_network_decides(name, activation, shape):
     assert not mine.complete and network.complete
     greedy = agent.actor(3, explore=False)
     head = agent._head
-    deciding = agent._network.module.deciding
+    deciding = agent._learner.network.module.deciding
     on_device = Greedy(deciding, None, CPU, lambda p: head.sent(head.greedy(p)))
     starts = np.zeros(3, dtype=bool)
     for _ in range(20):
@@ -60,7 +60,7 @@ def test_log_probabilities_and_values_follow_for_all_rows():
     with torch.inference_mode():
         agent._score()
     for t in range(16):
-        parameters, value = agent._network.module(rollout.obs[t])
+        parameters, value = agent._learner.network.module(rollout.obs[t])
         log_prob, _ = agent._head.evaluate(parameters, rollout.action[t])
         torch.testing.assert_close(rollout.log_prob[t], log_prob.detach())
         torch.testing.assert_close(rollout.value[t], value.detach())

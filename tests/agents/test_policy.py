@@ -69,7 +69,7 @@ def test_it_does_not_move_with_the_agent():
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     actor = finished_policy(SETTINGS, spec, agent.weights(), device=CPU)
     before = decisions(actor, (4,), "float32")
-    agent._network.weights.normal_(generator=torch.Generator().manual_seed(0))
+    agent._learner.network.weights.normal_(generator=torch.Generator().manual_seed(0))
     assert torch.equal(decisions(actor, (4,), "float32"), before)
     obs = np.ones((3, 4), dtype=np.float32)
     assert act(agent, obs, explore=False).action.shape == (3,)

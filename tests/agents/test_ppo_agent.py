@@ -10,22 +10,23 @@ import pytest
 import torch
 from ppo_agents import SETTINGS, SPACES, Episodes, act, build, collect, learn
 
-from agents.ppo_update import METRICS
 from envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 from memory.errors import NonFiniteError, SettingError
 
 
 def spy(agent):
     """Record every minibatch that the agent learns from and what its step reported."""
-    seen = []
-    step = agent._update._step
+    seen, learner = [], agent._learner
+    run = learner._run
 
-    def record(weights, adam, rates, batch, weight):
-        values = step(weights, adam, rates, batch, weight)
-        seen.append((batch, dict(zip(METRICS, values.tolist(), strict=True)), rates))
-        return values
+    def record(*args):
+        values, *reports = run(*args)
+        *_, rate, numbers, batch, _ = args
+        metrics = dict(zip(learner._names, values.tolist(), strict=True))
+        seen.append((batch, metrics, (rate, *numbers)))
+        return values, *reports
 
-    agent._update._step = record
+    learner._run = record
     return seen
 
 
@@ -39,7 +40,7 @@ def test_the_first_minibatch_has_ratio_1_and_no_kl(name, normalise):
     agent._finish_rollout()
     batch = next(agent._rollout.minibatches(4, torch.Generator()))
     with torch.no_grad():
-        parameters, value = agent._network.module(batch.obs)
+        parameters, value = agent._learner.network.module(batch.obs)
         log_prob, _ = agent._head.evaluate(parameters, batch.action)
         ratio = (log_prob - batch.log_prob).exp()
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-6, rtol=0)
@@ -77,7 +78,7 @@ def test_minibatches_of_one_row_are_finite(name):
     learn(agent, env, env.reset(), 2)
     assert {len(batch.obs) for batch, *_ in seen} == {1}
     assert all(np.isfinite(list(values.values())).all() for _, values, _ in seen)
-    assert torch.isfinite(agent._network.weights).all()
+    assert torch.isfinite(agent._learner.network.weights).all()
 
 
 def test_batch_size_decides_over_minibatches():
@@ -90,12 +91,12 @@ def test_batch_size_decides_over_minibatches():
 
 def test_a_rollout_without_a_valid_row_teaches_nothing():
     agent = build(2, rollout_steps=1, minibatches=1)
-    before = agent._network.weights.clone()
+    before = agent._learner.network.weights.clone()
     no = np.zeros(2, dtype=bool)
     obs = np.zeros((2, 4), dtype=np.float32)
     agent.observe(act(agent, obs), Step(obs, np.zeros(2, dtype=np.float32), no, no, no, ()))
     assert agent.update() is None
-    assert torch.equal(agent._network.weights, before)
+    assert torch.equal(agent._learner.network.weights, before)
     assert not agent._rollout.full
 
 
@@ -123,11 +124,11 @@ def rates_of(agent, env, total):
     while agent._steps < total:
         obs = collect(agent, env, obs, 1)
         rates, before = (agent.learning_rate * 1e3, agent.clip), agent.updates
-        weights = agent._network.weights.clone()
+        weights = agent._learner.network.weights.clone()
         agent.update()
         if agent.updates > before:
             found.append(rates)
-            assert not torch.equal(agent._network.weights, weights)
+            assert not torch.equal(agent._learner.network.weights, weights)
     return found
 
 
@@ -140,8 +141,8 @@ def test_the_first_update_has_the_full_rate_and_the_last_one_a_positive_one(roll
     found = rates_of(agent, Episodes(mean_length=1e9), total)
     expected = [1 - k * 48 / total for k in range(rollouts)]
     np.testing.assert_allclose(found, [(share, 0.2 * share) for share in expected], rtol=1e-12)
-    first = seen[0][2]
-    assert first.clip == pytest.approx(0.2)
+    _, clip = seen[0][2]
+    assert clip == pytest.approx(0.2)
 
 
 def test_rates_stay_positive_where_resets_make_more_rollouts():
@@ -183,7 +184,7 @@ def test_the_target_kl_ends_the_epochs():
     env = Episodes()
     learn(agent, env, env.reset(), 1)
     assert agent.updates == 2, "the first has no KL; the second is beyond the target"
-    assert agent._update.state_dict()["step"] == 1, "and its step is not taken"
+    assert agent._learner.adam.step == 1, "and its step is not taken"
 
 
 def state_of(agent):
@@ -225,7 +226,7 @@ def test_values_of_a_time_limit_and_of_a_termination(terminates, truth):
         flags = (end, no) if terminates else (no, end)
         agent.observe(act(agent, obs), Step(obs, valid.astype(np.float32), *flags, valid, ()))
         agent.update()
-    _, value = agent._network.module(torch.from_numpy(obs))
+    _, value = agent._learner.network.module(torch.from_numpy(obs))
     assert value.mean().item() == pytest.approx(truth, rel=0.05)
 
 
@@ -268,7 +269,7 @@ def test_the_seed_decides_everything_and_the_global_generator_nothing():
         agent = build(seed=seed)
         env = Episodes()
         learn(agent, env, env.reset(), 2)
-        return agent._network.weights
+        return agent._learner.network.weights
 
     assert torch.equal(weights(0, 1), weights(0, 2))
     assert not torch.equal(weights(0, 1), weights(3, 1))
@@ -319,7 +320,7 @@ def test_the_first_rollout_is_normalised_by_what_it_has_seen(envs, shared):
     assert seen[late].min() - seen[~late].max() > 1
     batch = next(agent._rollout.minibatches(4, torch.Generator()))
     with torch.no_grad():
-        parameters, value = agent._network.module(batch.obs)
+        parameters, value = agent._learner.network.module(batch.obs)
         log_prob, _ = agent._head.evaluate(parameters, batch.action)
     torch.testing.assert_close(log_prob, batch.log_prob, atol=1e-6, rtol=0)
     torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)

@@ -47,5 +47,5 @@ def test_the_graph_learns_what_the_eager_update_learns():
     for mode in ("false", "cudagraph"):
         agent, env = build(compile=mode), Episodes(mean_length=1e9)
         learn(agent, env, env.reset(), 1)
-        weights.append(agent._network.weights.clone())
+        weights.append(agent._learner.network.weights.clone())
     torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-4)

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from ppo_agents import CPU, SETTINGS
+from torch import nn
 
 from agents.actor_critic import ActorCritic
 from agents.compiling import flatten, traced
 from agents.heads import BoxHead, DiscreteHead
+from agents.learner import Learner
 from agents.networks import FlatNetwork
+from agents.ppo import recipe
 from agents.ppo_loss import explained_variance, normalised, policy_loss
-from agents.ppo_update import METRICS, PPOUpdate
 from buffers.batch import RolloutBatch
 
 
@@ -85,23 +87,51 @@ def setting(box=False, rows=24, seed=0, **changes):
     return s, flat, head, batch
 
 
+def step(learner, batch, learning_rate, clip):
+    """Take a step; return the loss, its parts and the norm of the gradient."""
+    learner.step(batch, learning_rate, clip)
+    return learner.means().values
+
+
 @pytest.mark.parametrize("box", [False, True])
 @pytest.mark.parametrize("clip_value", [False, True])
 def test_loss_parts_and_gradient_are_those_of_the_twin(box, clip_value):
     s, flat, head, batch = setting(box, clip_value=clip_value, entropy_coef=0.1)
-    update = PPOUpdate(s, flat, head, "eager", len(batch.obs))
+    learner = Learner(recipe(s, head, len(batch.obs)), flat, "eager")
     w = {n: v.double().numpy().copy() for n, v in flat.views(flat.weights).items()}
     expected = numpy_loss(w, batch, s, 0.2, box)
     assert 0.1 < expected[-1] < 0.9, "some rows must be clipped and some not"
     gradient = numpy_gradient(w, batch, s, 0.2, box)
-    update.set_rates(0.0, 0.2)
-    metrics = update(batch)
+    metrics = step(learner, batch, 0.0, 0.2)
     np.testing.assert_allclose(metrics[:6].numpy(), expected, rtol=1e-5, atol=1e-6)
     for name, truth in gradient.items():
         ours = flat.views(flat.gradient)[name].numpy()
         np.testing.assert_allclose(ours, truth, rtol=1e-4, atol=1e-6, err_msg=name)
     norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
-    assert metrics[METRICS.index("train/grad_norm")].item() == pytest.approx(norm, rel=1e-4)
+    assert metrics[-1].item() == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("clip_value", [False, True])
+def test_steps_are_those_of_torchs_adam_on_clipped_gradients(accumulate, clip_value):
+    changes = {"clip_value": clip_value, "entropy_coef": 0.01, "grad_accumulation": accumulate}
+    s, flat, head, batch = setting(**changes)
+    s = replace(s, max_grad_norm=0.1)
+    _, twin, _, _ = setting(**changes)
+    learner = Learner(recipe(s, head, 24), flat, "eager")
+    optimizer = torch.optim.Adam(twin.module.parameters(), lr=1e-2, eps=1e-5)
+    advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std(correction=0)
+    for _ in range(10):
+        twin.gradient.zero_()
+        rows = recipe(s, head, 24).loss(twin.module, batch._replace(advantage=advantage), 0.2)
+        rows.loss.mean().backward()
+        norm = nn.utils.clip_grad_norm_(twin.module.parameters(), 0.1)
+        optimizer.step()
+        metrics = step(learner, batch, 1e-2, 0.2)
+        assert metrics[0].item() == pytest.approx(rows.loss.mean().item(), abs=1e-5)
+        assert metrics[-1].item() == pytest.approx(norm.item(), rel=1e-4)
+    assert norm > 0.1, "something was clipped"
+    torch.testing.assert_close(flat.weights, twin.weights, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [24, 23, 7])
@@ -110,9 +140,8 @@ def test_pieces_add_up_to_the_gradient_of_the_whole(rows, count):
     gradients = []
     for k in (1, count):
         s, flat, head, batch = setting(rows=rows, grad_accumulation=k)
-        update = PPOUpdate(s, flat, head, "eager", rows)
-        update.set_rates(0.0, 0.2)
-        metrics = update(batch)
+        learner = Learner(recipe(s, head, rows), flat, "eager")
+        metrics = step(learner, batch, 0.0, 0.2)
         gradients.append((flat.gradient.clone(), metrics))
     for whole, pieces in zip(*gradients, strict=True):
         torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-6)
@@ -124,19 +153,18 @@ def test_the_traced_function_takes_the_same_step(rows, count):
     """What the compiler is given is run as it is; padding to 24 rows changes nothing."""
 
     def run_traced(*args):
-        graph, captured = traced(update._graph, args)
+        graph, captured = traced(learner._graph, args)
         return graph(*flatten(args), *captured)
 
     results = []
     for mode in ("eager", "graph"):
         s, flat, head, batch = setting(rows=rows, grad_accumulation=count, target_kl=1.0)
-        update = PPOUpdate(s, flat, head, "eager" if mode == "eager" else "compiled", 24)
+        learner = Learner(recipe(s, head, 24), flat, "eager" if mode == "eager" else "compiled")
         if mode == "graph":
-            update._step = run_traced
-        update.set_rates(1e-2, 0.2)
+            learner._run = run_traced
         for _ in range(3):
-            metrics = update(batch)
-        results.append((flat.weights, metrics, *update.state_dict().values()))
+            metrics = step(learner, batch, 1e-2, 0.2)
+        results.append((flat.weights, metrics, *learner.adam))
     for eager, graph in zip(*results, strict=True):
         torch.testing.assert_close(graph, eager, atol=2e-6, rtol=1e-5)
 
@@ -146,10 +174,9 @@ def test_the_compiled_graph_takes_the_same_step(caplog):
     results = []
     for mode in ("eager", "compiled"):
         s, flat, head, batch = setting()
-        update = PPOUpdate(s, flat, head, mode, 24)
+        learner = Learner(recipe(s, head, 24), flat, mode)
         for k in range(5):
-            update.set_rates(1e-2 / (k + 1), 0.2)
-            metrics = update(batch)
+            metrics = step(learner, batch, 1e-2 / (k + 1), 0.2)
         results.append((flat.weights, metrics))
     for eager, graph in zip(*results, strict=True):
         torch.testing.assert_close(graph, eager, atol=1e-5, rtol=1e-4)
@@ -158,29 +185,27 @@ def test_the_compiled_graph_takes_the_same_step(caplog):
 
 def test_a_step_beyond_the_target_kl_is_not_taken():
     s, flat, head, batch = setting(target_kl=1e-6)
-    update = PPOUpdate(s, flat, head, "eager", 24)
-    update.set_rates(1e-2, 0.2)
+    learner = Learner(recipe(s, head, 24), flat, "eager")
     before = flat.weights.clone()
-    metrics = update(batch)
-    assert update.exceeded(metrics)
+    step(learner, batch, 1e-2, 0.2)
+    assert learner.exceeded
     assert torch.equal(flat.weights, before)
-    assert update.state_dict()["step"] == 0
+    assert learner.adam.step == 0
 
 
 def test_a_step_within_the_target_kl_is_taken():
     s, flat, head, batch = setting(target_kl=10.0)
-    update = PPOUpdate(s, flat, head, "eager", 24)
-    update.set_rates(1e-2, 0.2)
+    learner = Learner(recipe(s, head, 24), flat, "eager")
     before = flat.weights.clone()
-    assert not update.exceeded(update(batch))
+    step(learner, batch, 1e-2, 0.2)
+    assert not learner.exceeded
     assert not torch.equal(flat.weights, before)
 
 
 def test_the_gradient_is_clipped_as_a_whole():
     s, flat, head, batch = setting()
-    update = PPOUpdate(replace(s, max_grad_norm=0.05), flat, head, "eager", 24)
-    update.set_rates(0.0, 0.2)
-    norm = update(batch)[METRICS.index("train/grad_norm")]
+    learner = Learner(recipe(replace(s, max_grad_norm=0.05), head, 24), flat, "eager")
+    norm = step(learner, batch, 0.0, 0.2)[-1]
     assert norm > 0.05
     assert flat.gradient.norm().item() == pytest.approx(0.05, rel=1e-4)
 

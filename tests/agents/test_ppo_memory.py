@@ -59,7 +59,7 @@ def test_an_update_holds_a_minibatch_and_never_the_rollout_again(normalise):
 
 def test_the_plan_counts_what_an_agent_takes():
     agent = build()
-    flat = agent._network.weights.nbytes
+    flat = agent._learner.network.weights.nbytes
     assert agent.nbytes()["networks"] == 4 * flat
     assert agent.nbytes()["rollout"] > agent._rollout.nbytes
 
