@@ -9,7 +9,7 @@ from training.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from agents.base import Actor, Agent
-    from envs.types import VectorEnv
+    from envs.vector import VectorEnv
     from training.job import Job
     from training.run import Run
 

@@ -35,10 +35,6 @@ class ActionLog:
         """Say that the next action is the first of a new episode."""
         self._start[env] = self._size
 
-    def lose(self, env: int) -> None:
-        """Say that the episode under way cannot be replayed."""
-        self._start[env] = -1
-
     def clear(self) -> None:
         """Forget every action: all episodes begin now."""
         self._size = 0

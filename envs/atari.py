@@ -9,17 +9,14 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.batch import BatchEnv
-from envs.episodes import Ends
+from envs.batch import Simulator, fill
 from envs.images import image_encoder
-from envs.making import find_spec, unknown_keyword
-from envs.rows import Rows
-from envs.seeding import episode_seed
+from envs.making import ATARI, find_spec, unknown_keyword
+from envs.row import Ends, Row
 from envs.settings import EnvSettings
-from envs.types import DiscreteActions, Encoder, EnvSpec, Episode
+from envs.types import DiscreteActions, Encoder, EnvSpec
 from memory.errors import SettingError
 
-ENTRY_POINT = "ale_py.env:AtariEnv"
 SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
 # What the timeline decides, so that nobody else may.
 OURS = {
@@ -32,7 +29,7 @@ OURS = {
 }
 
 
-class AtariVectorEnv(BatchEnv):
+class AtariSimulator(Simulator):
     """N copies of a game: one 84x84 frame a row, raw scores, lives as episodes where asked for.
 
     ALE's `episodic_life` starts a whole new game at every lost life; here the game goes on, as in
@@ -40,75 +37,62 @@ class AtariVectorEnv(BatchEnv):
     its reward counts for the score only.
     """
 
-    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+    def __init__(self, settings: EnvSettings, *, num_envs: int) -> None:
         kwargs = dict(settings.kwargs)
         self._lives_are_episodes = bool(kwargs.pop("episodic_life", False))
-        self._env = _make(settings, kwargs, num_envs)
-        encoder = _encoder(self._env.single_observation_space)
+        self.env = _make(settings, kwargs, num_envs)
+        encoder = _encoder(self.env.single_observation_space)
         self._encode = encoder.write
-        spec = EnvSpec(
-            id=settings.id,
-            num_envs=num_envs,
-            frame_shape=encoder.shape,
-            dtype=encoder.dtype,
-            frame_stack=1,
-            action=DiscreteActions(int(self._env.single_action_space.n)),
-        )
-        super().__init__(spec, seed=seed)
-        buttons = [action.name for action in self._env.ale.get_action_set()]
+        actions = DiscreteActions(int(self.env.single_action_space.n))
+        self.spec = EnvSpec.of(settings.id, num_envs, encoder, actions)
+        buttons = [action.name for action in self.env.ale.get_action_set()]
         fire = kwargs.get("use_fire_reset", True) and "FIRE" in buttons
         self._after_life = buttons.index("FIRE") if fire else buttons.index("NOOP")
         self._choices = len(buttons)
         self._lives = np.zeros(num_envs, np.int32)
         self._new_life = np.zeros(num_envs, np.bool_)  # whose next row goes on after a lost life
-        self._ends: Ends | None = None  # of the last row, None where all started
 
     def close(self) -> None:
         """End the threads; safe to call twice and after a failure."""
-        self._env = None
+        self.env = None
 
-    def _begin_batch(self, rows: Rows, start: int) -> None:
-        seeds = [
-            episode_seed(self._seed, env, start) % SEED_LIMIT for env in range(self.spec.num_envs)
-        ]
-        observations, info = self._env.reset(seed=np.array(seeds))
-        self._write(observations, rows)
+    def start(self, row: Row, seeds: list[int]) -> None:
+        """Seed and reset all games; write their frames."""
+        seeds = [seed % SEED_LIMIT for seed in seeds]
+        observations, info = self.env.reset(seed=np.array(seeds))
+        self._write(observations, row)
         self._lives[:] = info["lives"]
         self._new_life[:] = False
-        self._ends = None
 
-    def _send_batch(self, action: NDArray[Any]) -> None:
+    def send(self, action: NDArray[Any]) -> None:
+        """Begin a step of all games."""
         buttons = np.where(self._new_life, self._after_life, action)
         if buttons.min() < 0 or buttons.max() >= self._choices:  # ALE's threads would wait forever
             raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
-        self._env.send(buttons)
+        self.env.send(buttons)
 
-    def _receive_batch(self, rows: Rows) -> None:
-        observations, reward, game_over, time_up, info = self._env.recv()
-        self._write(observations, rows)
-        lives, begun, new_life = info["lives"], self._done.copy(), self._new_life
-        self._fill(rows, reward, game_over, time_up)
-        self._ends = Ends(reward, begun=begun, ended=self._done.copy(), skipped=new_life.copy())
-        rows.valid &= ~new_life
-        for array in (rows.reward, rows.terminated, rows.truncated):
+    def receive(self, row: Row, done: NDArray[np.bool_]) -> None:
+        """Finish the step and write the row, whose scores go by games and not by lives."""
+        observations, reward, game_over, time_up, info = self.env.recv()
+        self._write(observations, row)
+        lives, begun, new_life = info["lives"], done.copy(), self._new_life
+        fill(row, done, reward, game_over, time_up)
+        row.ends = Ends(reward, begun=begun, ended=done.copy(), skipped=new_life.copy())
+        row.valid &= ~new_life
+        for array in (row.reward, row.terminated, row.truncated):
             array[new_life] = 0
         if self._lives_are_episodes:
-            self._new_life = (lives < self._lives) & rows.valid & ~self._done
-            rows.terminated |= self._new_life
+            self._new_life = (lives < self._lives) & row.valid & ~done
+            row.terminated |= self._new_life
         self._lives[:] = lives
 
-    def _count(self, rows: Rows) -> tuple[Episode, ...]:
-        return (
-            super()._count(rows) if self._ends is None else self._statistics.record_ends(self._ends)
-        )
-
-    def _write(self, observations: NDArray[np.uint8], rows: Rows) -> None:
-        self._encode(observations[:, 0], rows.obs, (self.spec.num_envs,))
+    def _write(self, observations: NDArray[np.uint8], row: Row) -> None:
+        self._encode(observations[:, 0], row.obs, (self.spec.num_envs,))
 
 
 def _make(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
     spec = find_spec(settings.id)
-    if spec.entry_point != ENTRY_POINT:
+    if spec.entry_point != ATARI:
         raise SettingError("backend", settings.backend, f"{settings.id} is no Atari game")
     for key, reason in OURS.items():
         if key in kwargs:
@@ -131,5 +115,6 @@ def _encoder(stacks: spaces.Box) -> Encoder:
 def probe_atari(settings: EnvSettings) -> EnvSpec:
     """Say what the game offers, with one copy of it on one thread."""
     kwargs = {**settings.kwargs, "num_threads": 1}
-    with AtariVectorEnv(replace(settings, kwargs=kwargs), seed=0, num_envs=1) as env:
-        return env.spec
+    simulator = AtariSimulator(replace(settings, kwargs=kwargs), num_envs=1)
+    simulator.close()
+    return simulator.spec

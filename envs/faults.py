@@ -6,11 +6,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
 
 from envs.types import EnvironmentFailedError
 from memory.errors import ExpectedError, NonFiniteError, SettingError, describe, one_line
 
-LOG = logging.getLogger("steadyrl")
+log = logging.getLogger("steadyrl")
 HOUR = 3600.0
 
 
@@ -33,6 +34,46 @@ class RestartBudget:
         return True
 
 
+class Faults:
+    """The step that the environments are at, and what becomes of one that breaks there."""
+
+    def __init__(self, max_restarts: int) -> None:
+        self.step = 0  # rows since the start of the run
+        self._budget = RestartBudget(max_restarts)
+
+    def excuse(self, env: int, error: BaseException) -> None:
+        """Use one restart up for this failure, or raise it when none is left.
+
+        Ctrl-C is nobody's failure, and a wrong setting stays wrong: both pass as they are.
+        """
+        if isinstance(error, KeyboardInterrupt | SettingError):
+            raise error
+        failure = self._name(env, error)
+        for_good = isinstance(error, EnvironmentFailedError) or (
+            isinstance(error, WorkerError) and error.for_good
+        )
+        if for_good or not self._budget.spend():
+            raise failure from error
+        log.error("%s; it is built anew", failure, exc_info=error)
+
+    def _name(self, env: int, error: BaseException) -> ExpectedError:
+        if isinstance(error, NonFiniteError):
+            return error
+        what = f"environment {env} failed at step {self.step}: {told(error)}"
+        return EnvironmentFailedError(what)
+
+    def not_finite(self, name: str, env: int) -> NonFiniteError:
+        """Name the array that is not finite."""
+        return NonFiniteError(f"{name} of environment {env} is not finite at step {self.step}")
+
+    def give_up(self, name: str, error: BaseException) -> NoReturn:
+        """Raise what broke in a simulator of all environments, which cannot be built anew."""
+        if isinstance(error, KeyboardInterrupt | ExpectedError):
+            raise error
+        what = f"{name} failed at step {self.step}: {told(error)}"
+        raise EnvironmentFailedError(what) from error
+
+
 class WorkerError(Exception):
     """What went wrong in the process of an environment, and its traceback as text."""
 
@@ -53,29 +94,6 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
         return "\n" + str(self.args[0])
 
 
-def spend_or_raise(budget: RestartBudget, env: int, step: int, error: BaseException) -> None:
-    """Use one restart up for this failure, or raise it when none is left.
-
-    Ctrl-C is nobody's failure, and a wrong setting stays wrong: both pass as they are.
-    """
-    if isinstance(error, KeyboardInterrupt | SettingError):
-        raise error
-    failure = fault(env, step, error)
-    for_good = isinstance(error, EnvironmentFailedError) or (
-        isinstance(error, WorkerError) and error.for_good
-    )
-    if for_good or not budget.spend():
-        raise failure from error
-    LOG.error("%s; it is built anew", failure, exc_info=error)
-
-
-def fault(env: int, step: int, error: BaseException) -> ExpectedError:
-    """Name the environment, the step and what went wrong there."""
-    if isinstance(error, NonFiniteError):
-        return error
-    return EnvironmentFailedError(f"environment {env} failed at step {step}: {told(error)}")
-
-
 def told(error: BaseException) -> str:
     """Return what is said of an error in one line; the type only of errors that are foreign."""
     ours = isinstance(error, WorkerError | EnvironmentFailedError)
@@ -86,11 +104,6 @@ def refuse_other_spaces(before: str, now: str) -> None:
     """Refuse an environment that is not like the others or like itself before."""
     if now != before:
         raise EnvironmentFailedError(f"its spaces are {now}, but they were {before}")
-
-
-def not_finite(name: str, env: int, step: int) -> NonFiniteError:
-    """Name the tensor that is not finite."""
-    return NonFiniteError(f"{name} of environment {env} is not finite at step {step}")
 
 
 def without_context(error: BaseException, before: BaseException | None) -> None:

@@ -14,14 +14,26 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
-from envs.minatar import ENTRY_POINT as MINATAR
-from envs.minatar import FreshStickyAction
 from envs.settings import EnvSettings
 from memory.errors import SettingError, describe, one_line
 
 # Packages that bring environments: the start of an id → (module, extra that installs it).
 PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
+ATARI = "ale_py.env:AtariEnv"  # the entry point of its games
+NOT_ATARI = "Atari games run with ale or envpool"
+MINATAR = "minatar.gym:BaseEnv"
 EXTRAS_BY_ENTRY_POINT = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
+
+
+class FreshStickyAction(gym.Wrapper[Any, Any, Any, Any]):
+    """Forget MinAtar's last action at a reset: sticky, it would be the next episode's first."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset the game and the action that may stick."""
+        observation, info = self.env.reset(**kwargs)
+        game: Any = self.unwrapped
+        game.game.last_action = 0
+        return observation, info
 
 
 def find_spec(env_id: str) -> GymSpec:

@@ -10,21 +10,20 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from envs.batch import BatchEnv
-from envs.checking import Remarks
+from envs.batch import Simulator, fill
 from envs.making import find_spec, unknown_keyword
-from envs.rows import Rows
-from envs.seeding import episode_seed
+from envs.row import Row
 from envs.settings import EnvSettings
+from envs.single import Remarks
 from envs.spaces import encoders
 from envs.types import EnvSpec
 from memory.errors import SettingError
 
 
-class NativeVectorEnv(BatchEnv):
+class NativeSimulator(Simulator):
     """A vector environment of Gymnasium's own, with one generator for all N."""
 
-    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+    def __init__(self, settings: EnvSettings, *, num_envs: int) -> None:
         self._env = env = _make(settings, num_envs)
         try:
             encoder, decoder = encoders(
@@ -33,17 +32,9 @@ class NativeVectorEnv(BatchEnv):
         except BaseException:
             self.close()
             raise
-        spec = EnvSpec(
-            id=settings.id,
-            num_envs=num_envs,
-            frame_shape=encoder.shape,
-            dtype=encoder.dtype,
-            frame_stack=1,
-            action=decoder.spec,
-        )
-        super().__init__(spec, seed=seed)
         if settings.checked:
             Remarks(settings.id)(encoder.remark)
+        self.spec = EnvSpec.of(settings.id, num_envs, encoder, decoder.spec)
         self._encode, self._decode = encoder.write, decoder.decode
         self._action_dtype = env.action_space.dtype
         self._to_do: NDArray[Any] = np.zeros(0)
@@ -52,22 +43,22 @@ class NativeVectorEnv(BatchEnv):
         """Close the environment; safe to call twice and after a failure."""
         self._env.close()
 
-    def _begin_batch(self, rows: Rows, start: int) -> None:
-        observations, _ = self._env.reset(seed=episode_seed(self._seed, 0, start))
-        self._write(observations, rows)
+    def start(self, row: Row, seeds: list[int]) -> None:
+        """Seed and reset all environments; write their frames."""
+        observations, _ = self._env.reset(seed=seeds[0])
+        self._encode(observations, row.obs, (self.spec.num_envs,))
 
-    def _send_batch(self, action: NDArray[Any]) -> None:
+    def send(self, action: NDArray[Any]) -> None:
+        """Begin a step of all environments."""
         self._to_do = np.asarray(self._decode(action), self._action_dtype)
 
-    def _receive_batch(self, rows: Rows) -> None:
+    def receive(self, row: Row, done: NDArray[np.bool_]) -> None:
+        """Finish the step and write the row."""
         observations, reward, terminated, truncated, _ = self._env.step(self._to_do)
-        self._write(observations, rows)
-        self._fill(rows, reward, terminated, truncated)
+        self._encode(observations, row.obs, (self.spec.num_envs,))
+        fill(row, done, reward, terminated, truncated)
 
-    def _write(self, observations: Any, rows: Rows) -> None:
-        self._encode(observations, rows.obs, (self.spec.num_envs,))
-
-    def _snapshot(self) -> dict[str, Any] | None:
+    def snapshot(self) -> dict[str, Any] | None:
         """Return numbers, arrays and generator of a simulator that consists of nothing else."""
         import torch
 
@@ -83,10 +74,11 @@ class NativeVectorEnv(BatchEnv):
                 return None
         return values
 
-    def _restore(self, simulator: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Put a snapshot back."""
         self._env.reset(seed=0)  # makes the generator that the snapshot is put into
         env = self._env.unwrapped
-        for name, value in simulator.items():
+        for name, value in saved.items():
             current = getattr(env, name)
             if isinstance(current, np.random.Generator):
                 current.bit_generator.state = value
@@ -120,5 +112,6 @@ def _make(settings: EnvSettings, num_envs: int) -> gym.vector.VectorEnv[Any, Any
 
 def probe_native(settings: EnvSettings) -> EnvSpec:
     """Say what the environment offers, with a batch of one."""
-    with NativeVectorEnv(settings.for_evaluation(), seed=0, num_envs=1) as env:
-        return env.spec
+    simulator = NativeSimulator(settings.for_evaluation(), num_envs=1)
+    simulator.close()
+    return simulator.spec

@@ -23,7 +23,7 @@ RESERVED = {
     "vector_kwargs": "use env.backend",
     "disable_env_checker": "the first steps are always checked",
 }
-Backend = Literal["auto", "sync", "async", "native", "ale", "envpool"]
+BackendName = Literal["auto", "sync", "async", "native", "ale", "envpool"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class EnvSettings:
 
     id: str
     num_envs: int
-    backend: Backend
+    backend: BackendName
     frame_stack: int
     kwargs: dict[str, Any]
     step_timeout: float  # seconds one environment may take for one step; processes only

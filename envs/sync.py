@@ -5,118 +5,135 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from envs.checking import Remarks
-from envs.faults import RestartBudget, refuse_other_spaces, spend_or_raise
-from envs.replayable import ReplayableEnv
-from envs.rows import Rows
+from envs.faults import Faults, refuse_other_spaces
+from envs.row import Row
 from envs.settings import EnvSettings
-from envs.slot import EnvSlot
+from envs.single import Remarks, SingleEnv
+from envs.vector import Backend
 from memory.errors import NonFiniteError
 
-LOG = logging.getLogger("steadyrl")
+log = logging.getLogger("steadyrl")
 
 
-class SyncVectorEnv(ReplayableEnv):
+class SyncBackend(Backend):
     """N environments stepped in a plain loop."""
 
+    replays = True
+
     def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+        self.faults = Faults(settings.max_restarts)
         self._seed = seed
-        self._restarts = RestartBudget(settings.max_restarts)
-        self._slots: list[EnvSlot] = []
+        self._envs: list[SingleEnv] = []
         self._spaces = ""  # of all of them, once there is one
-        self._actions_to_do: list[Any] = []
+        self._actions: list[Any] = []  # decoded, of the step under way
         try:
             for index in range(num_envs):
                 say = Remarks(settings.id) if settings.checked and index == 0 else None
-                self._add(EnvSlot(settings, seed=seed, index=index, say=say))
-            first = self._slots[0]
-            self._decode = first.decoder.decode
-            super().__init__(first.spec(num_envs))
+                self._add(SingleEnv(settings, seed=seed, index=index, say=say))
+            self._decode = self._envs[0].decoder.decode
+            self.spec = self._envs[0].spec(num_envs)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, slot: EnvSlot) -> None:
-        self._slots.append(slot)
+    def _add(self, env: SingleEnv) -> None:
+        self._envs.append(env)
         try:
-            self._build(slot)
+            self._build(env)
         except BaseException as error:
-            self._rebuild(slot, error)
+            self._rebuild(env, error)
 
-    def _build(self, slot: EnvSlot) -> None:
-        slot.build()
-        self._spaces = self._spaces or slot.spaces
-        refuse_other_spaces(self._spaces, slot.spaces)
+    def _build(self, env: SingleEnv) -> None:
+        env.build()
+        self._spaces = self._spaces or env.spaces
+        refuse_other_spaces(self._spaces, env.spaces)
 
     def close(self) -> None:
         """Close every environment; safe to call twice and after a failure."""
-        for slot in self._slots:
-            slot.close()
+        for env in self._envs:
+            env.close()
 
-    def _start_all(self, rows: Rows) -> None:
-        for index, slot in enumerate(self._slots):
+    def start(self, row: Row) -> None:
+        """Start every environment anew; the row holds their first frames."""
+        for index, env in enumerate(self._envs):
             try:
-                slot.start(rows.frames[index])
-            except BaseException as error:
-                self._recover(index, error, rows)
-            rows.set_reset(index)
-
-    def _launch(self, action: NDArray[Any], rows: Rows) -> None:
-        self._actions_to_do = self._decode(action)
-
-    def _collect(self, rows: Rows) -> None:
-        for slot, action in zip(self._slots, self._actions_to_do, strict=True):
-            try:
-                slot.advance(action, rows)
+                env.start(row.frames[index])
             except BaseException as error:  # noqa: PERF203 - each one may break
-                self._recover(slot.index, error, rows)
+                self._recover(env, error, row)
 
-    def _recover(self, index: int, error: BaseException, rows: Rows) -> None:
+    def launch(self, action: NDArray[Any], row: Row) -> None:
+        """Keep the decoded actions of a step until it is collected."""
+        self._actions = self._decode(action)
+
+    def collect(self, row: Row) -> None:
+        """Step every environment and fill the row."""
+        for env, action in zip(self._envs, self._actions, strict=True):
+            try:
+                env.advance(action, row)
+            except BaseException as error:  # noqa: PERF203 - each one may break
+                self._recover(env, error, row)
+
+    def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
+        """Replace an environment whose numbers are no numbers; its row becomes a reset."""
+        self._recover(self._envs[env], error, row)
+
+    def _recover(self, env: SingleEnv, error: BaseException, row: Row) -> None:
         """Rebuild an environment that broke, or give up; its row becomes a reset."""
-        self._rebuild(self._slots[index], error, rows.frames[index])
-        rows.set_reset(index)
+        self._rebuild(env, error, row.frames[env.index])
+        row.set_reset(env.index)
 
     def _rebuild(
-        self, slot: EnvSlot, error: BaseException, frame: NDArray[Any] | None = None
+        self, env: SingleEnv, error: BaseException, frame: NDArray[Any] | None = None
     ) -> None:
         """Build an environment anew until it stands, and starts if there is a frame for it."""
         failure: BaseException | None = error
         while failure is not None:
-            spend_or_raise(self._restarts, slot.index, self.steps, failure)
+            self.faults.excuse(env.index, failure)
             try:
-                self._build(slot)
+                self._build(env)
                 if frame is not None:
-                    slot.start(frame)
+                    env.start(frame)
                 failure = None
             except BaseException as again:
                 failure = again
 
-    def _repair(self, env: int, error: NonFiniteError, rows: Rows) -> None:
-        self._recover(env, error, rows)
+    def snapshot(self) -> dict[str, Any]:
+        """Return the plain state: seeds and episodes, which their actions lead to again."""
+        return {
+            "seed": self._seed,
+            "episode": [env.episode for env in self._envs],
+            "over": [env.over for env in self._envs],
+        }
 
-    def _progress(self, env: int) -> tuple[int, bool]:
-        return self._slots[env].episode, self._slots[env].over
+    def restore(
+        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+    ) -> NDArray[np.bool_]:
+        """Play the episodes under way again; return whose goes on [N]."""
+        self._seed = saved["seed"]
+        able = np.zeros(len(self._envs), np.bool_)
+        for env, episode, over in zip(self._envs, saved["episode"], saved["over"], strict=True):
+            env.seed = self._seed
+            able[env.index] = self._replay(env, episode, past[env.index], row) and env.over == over
+            if not able[env.index]:
+                env.cut(episode)
+        return able
 
-    def _replay_all(
-        self, episodes: list[int], actions: list[NDArray[Any] | None], rows: Rows
-    ) -> None:
-        for env, slot in enumerate(self._slots):
-            slot.seed = self._seed
-            past = actions[env]
-            if past is None:
-                continue
-            try:
-                slot.cut(episodes[env] - 1)
-                slot.start(rows.frames[env])
-                slot.replay(past, rows.frames[env])
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
-                LOG.warning("environment %d could not be replayed", env, exc_info=True)
-                self._build(slot)
+    def _replay(self, env: SingleEnv, episode: int, past: NDArray[Any] | None, row: Row) -> bool:
+        if past is None:
+            return False
+        try:
+            env.replay(episode, past, row.frames[env.index])
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.warning("environment %d could not be replayed", env.index, exc_info=True)
+            self._build(env)
+            return False
+        return True
 
-    def _cut(self, env: int, episode: int) -> None:
-        self._slots[env].seed = self._seed
-        self._slots[env].cut(episode)
+    def cut(self, env: int) -> None:
+        """Let the next row of an environment be a reset."""
+        self._envs[env].cut(self._envs[env].episode)

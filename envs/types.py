@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,6 +74,19 @@ class BoxActions:
 ActionSpec = DiscreteActions | MultiDiscreteActions | MultiBinaryActions | BoxActions
 
 
+class Encoder(NamedTuple):
+    """How one observation becomes one frame: its shape, its dtype, and the writing of it.
+
+    `write(observation, frame)` takes one, `write(observations, frames, (N,))` a batch of N as
+    Gymnasium batches them; both are the same translation.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str  # "float32" or "uint8"
+    write: Callable[..., None]
+    remark: str = ""  # what the user should know about it
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Shapes and dtypes after encoding: float32 vectors, or channels-first uint8 images.
@@ -91,79 +102,12 @@ class EnvSpec:
     frame_stack: int
     action: ActionSpec
 
+    @classmethod
+    def of(cls, env_id: str, num_envs: int, encoder: Encoder, action: ActionSpec) -> EnvSpec:
+        """Describe environments of single frames."""
+        return cls(env_id, num_envs, encoder.shape, encoder.dtype, 1, action)
+
     @property
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of what the agent sees."""
         return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
-
-
-class Encoder(NamedTuple):
-    """How one observation becomes one frame: its shape, its dtype, and the writing of it.
-
-    `write(observation, frame)` takes one, `write(observations, frames, (N,))` a batch of N as
-    Gymnasium batches them; both are the same translation.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str  # "float32" or "uint8"
-    write: Callable[..., None]
-    remark: str = ""  # what the user should know about it
-
-
-class VectorEnv(ABC):
-    """N environments on one timeline (autoreset on the step after an episode's end)."""
-
-    spec: EnvSpec
-
-    @property
-    @abstractmethod
-    def observation(self) -> NDArray[Any]:
-        """The current observations [N, …], which the next action is decided on."""
-
-    @property
-    @abstractmethod
-    def starts(self) -> NDArray[np.bool_]:
-        """Whose current observation is the first of an episode [N]."""
-
-    @abstractmethod
-    def reset(self) -> NDArray[Any]:
-        """Start every environment anew and return the first observations [N, …]."""
-
-    @abstractmethod
-    def send(self, action: NDArray[Any]) -> None:
-        """Hand one action per environment over; rows that reset ignore theirs."""
-
-    @abstractmethod
-    def receive(self) -> Step:
-        """Return the row that the last `send` led to."""
-
-    def step(self, action: NDArray[Any]) -> Step:
-        """Send and receive."""
-        self.send(action)
-        return self.receive()
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return the plain state: seeds, the actions of the episodes under way, statistics."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; `observation` is then what it was.
-
-        An episode that cannot be continued is cut: its environment's next row is invalid.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free everything; safe to call twice and after a failure."""
-
-    def __enter__(self) -> VectorEnv:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -9,16 +9,18 @@ import json
 import multiprocessing
 import os
 import signal
+import statistics
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from envs.faults import told, without_context
+from envs.row import ActionForm, Row, SharedRows
 from envs.settings import EnvSettings
-from envs.shared import ActionForm, SharedArrays, describe
-from envs.slot import EnvSlot, step_time
+from envs.single import SingleEnv
 from envs.types import EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError
 
@@ -33,10 +35,12 @@ QUIT = b"q"
 DONE, BROKEN = b"d", b"b"
 
 PR_SET_PDEATHSIG = 1
+TRIAL_STEPS = 20
+TRIAL_SECONDS = 0.1
 HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
 
 
-class Job(NamedTuple):
+class Assignment(NamedTuple):
     """All that a worker needs to know; without `memory` it only describes the spaces."""
 
     settings: EnvSettings
@@ -49,28 +53,28 @@ class Job(NamedTuple):
     trial: bool = False  # without `memory`: measure a step instead of describing the spaces
 
 
-def run_worker(job: Job, pipe: Connection, inherited: Sequence[Connection]) -> None:
+def run_worker(task: Assignment, pipe: Connection, inherited: Sequence[Connection]) -> None:
     """Run one environment until told to quit or until the parent is gone."""
     before = sys.exc_info()[1]  # a fork that replaces a broken environment brings its error along
-    _detach(job, inherited)
+    _detach(task, inherited)
     line = _Line(pipe)
     remarks: list[str] = []
-    checked = job.settings.checked and job.env == 0 and job.spec is not None
+    checked = task.settings.checked and task.env == 0 and task.spec is not None
     say = remarks.append if checked else None
-    slot = EnvSlot(job.settings, seed=job.seed, index=job.env, say=say)
+    env = SingleEnv(task.settings, seed=task.seed, index=task.env, say=say)
     try:
-        slot.build()
-        slot.cut(job.episode)
-        line.answer(DONE + (step_time(slot) if job.trial else describe(slot)))
-        if job.spec is not None:
-            _Service(slot, SharedArrays(job.spec, job.memory), line, remarks).run()
+        env.build()
+        env.cut(task.episode)
+        line.answer(DONE + (step_time(env) if task.trial else describe(env)))
+        if task.spec is not None:
+            _Service(env, SharedRows(task.spec, task.memory), line, remarks).run()
     except _ParentGoneError:
         pass
     except BaseException as error:
         without_context(error, before)
         _report(error, line)
     finally:
-        slot.close()
+        env.close()
 
 
 class _ParentGoneError(Exception):
@@ -96,7 +100,7 @@ class _Line:
             raise _ParentGoneError from None
 
 
-def _detach(job: Job, inherited: Sequence[Connection]) -> None:
+def _detach(task: Assignment, inherited: Sequence[Connection]) -> None:
     """Leave Ctrl-C to the parent, die with it, and hold none of its other pipes open.
 
     A session of its own: whatever the environment starts can be ended together with it.
@@ -111,7 +115,7 @@ def _detach(job: Job, inherited: Sequence[Connection]) -> None:
         connection.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != job.parent:  # it died before we could ask to be told
+    if os.getppid() != task.parent:  # it died before we could ask to be told
         os._exit(0)
     gc.freeze()  # what came with the fork stays shared as long as nobody writes to it
 
@@ -119,12 +123,10 @@ def _detach(job: Job, inherited: Sequence[Connection]) -> None:
 class _Service:
     """Carry commands out."""
 
-    def __init__(
-        self, slot: EnvSlot, shared: SharedArrays, line: _Line, remarks: list[str]
-    ) -> None:
+    def __init__(self, env: SingleEnv, shared: SharedRows, line: _Line, remarks: list[str]) -> None:
         self._remarks = remarks  # to be sent with the next answer
-        self._slot, self._shared, self._line = slot, shared, line
-        self._progress = shared.progress[slot.index]
+        self._env, self._shared, self._line = env, shared, line
+        self._progress = shared.progress[env.index]
         self._form = ActionForm("<i8", ())
 
     def run(self) -> None:
@@ -136,30 +138,30 @@ class _Service:
             if command == FORM:
                 self._form = ActionForm.decode(rest)
             elif command == CUT:
-                self._slot.seed, episode = json.loads(rest)
-                self._slot.cut(episode)
+                self._env.seed, episode = json.loads(rest)
+                self._env.cut(episode)
             else:
                 self._write(command, rest[0], rest[1:])
-                self._progress[:] = self._slot.episode, self._slot.over
+                self._progress[:] = self._env.episode, self._env.over
                 self._line.answer(DONE + "\n".join(self._remarks).encode())
                 self._remarks.clear()
 
     def _write(self, command: bytes, turn: int, rest: bytes) -> None:
-        slot, rows = self._slot, self._shared.rows[turn]
-        frame = rows.frames[slot.index]
+        env, rows = self._env, self._shared.rows[turn]
+        frame = rows.frames[env.index]
         if command == REPLAY:
-            slot.replay(self._form.read(rest), frame)
+            env.redo(self._form.read(rest), frame)
         elif command == BEGIN:
-            slot.seed, episode = json.loads(rest)
-            slot.cut(episode - 1)
-            slot.start(frame)
-        elif slot.over:
+            env.seed, episode = json.loads(rest)
+            env.cut(episode - 1)
+            env.start(frame)
+        elif env.over:
             # Told before it is tried: an episode whose reset breaks is not tried again.
-            self._progress[0] = slot.episode + 1
-            slot.advance(None, rows)
+            self._progress[0] = env.episode + 1
+            env.advance(None, rows)
         else:
-            action = self._shared.action(slot.index, self._form)
-            slot.advance(slot.decoder.decode(action)[0], rows)
+            action = self._shared.action(env.index, self._form)
+            env.advance(env.decoder.decode(action)[0], rows)
 
 
 def _report(error: BaseException, line: _Line) -> None:
@@ -177,3 +179,24 @@ def _report(error: BaseException, line: _Line) -> None:
 
 def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else " " for c in line)
+
+
+def describe(env: SingleEnv) -> bytes:
+    """Write down what the environment's spaces are, for `read_description`."""
+    encoder, action = env.encoder, env.decoder.spec
+    said = [encoder.shape, encoder.dtype, type(action).__name__, vars(action), env.spaces]
+    return json.dumps(said).encode()
+
+
+def step_time(env: SingleEnv) -> bytes:
+    """Measure what one step of a built environment takes, in seconds."""
+    times: list[float] = []
+    row = Row(env.spec(num_envs=1), 0)
+    end = time.perf_counter() + TRIAL_SECONDS
+    while len(times) < TRIAL_STEPS and (not times or time.perf_counter() < end):
+        resets = env.over
+        begin = time.perf_counter()
+        env.advance(env.any_action(), row)
+        if not resets:
+            times.append(time.perf_counter() - begin)
+    return repr(statistics.median(times)).encode()

@@ -15,30 +15,35 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, get_args
 
 from envs.faults import WorkerError
-from envs.types import EnvironmentFailedError
-from envs.worker import BROKEN, HELD, QUIT, Job, run_worker
+from envs.settings import EnvSettings
+from envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
+from envs.worker import BROKEN, HELD, QUIT, Assignment, run_worker
 from memory.errors import SettingError
 
-LOG = logging.getLogger("steadyrl")
+log = logging.getLogger("steadyrl")
+ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
 KILL_SECONDS = 5.0
 LISTEN_SECONDS = 0.2  # how often a long wait looks whether it is in vain
+CLOSE_SECONDS = 2.0
 SPAWN_SECONDS = 30.0  # a spawned process loads its modules first
 
 
 class WorkerHandle:
     """One worker process and the pipe to it."""
 
-    def __init__(self, job: Job, others: Sequence[Connection], methods: Sequence[str]) -> None:
-        self.job = job
+    def __init__(
+        self, task: Assignment, others: Sequence[Connection], methods: Sequence[str]
+    ) -> None:
+        self.task = task
         try:
             self.pipe, child = multiprocessing.Pipe()
         except OSError as error:
-            raise no_process(job.env, error) from error
+            raise no_process(task.env, error) from error
         try:
-            self._process = _start(job, child, [self.pipe, *others], methods)
+            self._process = _start(task, child, [self.pipe, *others], methods)
         except BaseException:
             self.pipe.close()
             raise
@@ -63,7 +68,7 @@ class WorkerHandle:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._hangs = True
-                raise WorkerError(f"no answer within {self.job.settings.step_timeout:g} s")
+                raise WorkerError(f"no answer within {self.task.settings.step_timeout:g} s")
         try:
             message = self.pipe.recv_bytes()
         except (EOFError, OSError):
@@ -102,7 +107,7 @@ class WorkerHandle:
         try:
             self._process.close()
         except ValueError:  # not even SIGKILL ends a process that waits for a broken device
-            LOG.error("the process of environment %d cannot be ended", self.job.env)
+            log.error("the process of environment %d cannot be ended", self.task.env)
 
 
 def _kill_group(leader: int, *, ended: bool) -> None:
@@ -121,13 +126,15 @@ def _kill_group(leader: int, *, ended: bool) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _start(job: Job, child: Connection, inherited: list[Connection], methods: Sequence[str]) -> Any:
+def _start(
+    task: Assignment, child: Connection, inherited: list[Connection], methods: Sequence[str]
+) -> Any:
     """Start the process by the first method that works."""
     for method in methods:
         context: Any = multiprocessing.get_context(method)
-        arguments = (job, child, inherited if method == "fork" else [])
+        arguments = (task, child, inherited if method == "fork" else [])
         process = context.Process(
-            target=run_worker, args=arguments, daemon=True, name=f"environment-{job.env}"
+            target=run_worker, args=arguments, daemon=True, name=f"environment-{task.env}"
         )
         try:
             with _interrupts_held():
@@ -139,9 +146,9 @@ def _start(job: Job, child: Connection, inherited: list[Connection], methods: Se
             raise
         except OSError as error:
             if error.errno != errno.ENOMEM or method == methods[-1]:
-                raise no_process(job.env, error) from error
+                raise no_process(task.env, error) from error
             # There is no memory for a copy of this process, but perhaps for a fresh one.
-            LOG.warning("cannot %s a process for environment %d: %s", method, job.env, error)
+            log.warning("cannot %s a process for environment %d: %s", method, task.env, error)
     raise AssertionError("there is a way to start a process")
 
 
@@ -181,3 +188,41 @@ def start_methods() -> tuple[str, ...]:
 
 def _is_linux() -> bool:
     return os.uname().sysname == "Linux"
+
+
+def deadline(settings: EnvSettings, methods: Sequence[str] = ()) -> float:
+    """Return when an answer is late; given start methods, of a process that starts now."""
+    slow = bool(methods) and methods[0] != "fork"
+    return time.monotonic() + settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
+
+
+def ask_process(
+    settings: EnvSettings, methods: Sequence[str] = (), *, trial: bool = False
+) -> bytes:
+    """Let a process of its own make an environment and say what its spaces are, or its speed.
+
+    So nothing an environment does can harm this process; WorkerError says what it did.
+    """
+    methods = methods or start_methods()
+    task = Assignment(settings, 0, 0, -1, None, None, os.getpid(), trial)
+    worker = WorkerHandle(task, [], methods)
+    try:
+        told = worker.answer(deadline(settings, methods))
+        worker.quit()
+        worker.kill(CLOSE_SECONDS)
+        return told
+    finally:
+        worker.kill()
+
+
+def read_description(text: bytes, settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, str]:
+    """Read what a worker said of its environment, and what its own spaces are called."""
+    shape, dtype, kind, values, spaces = json.loads(text)
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    action = ACTION_KINDS[kind](**values)
+    return EnvSpec(settings.id, num_envs, tuple(shape), dtype, 1, action), spaces
+
+
+def describe_in_process(settings: EnvSettings) -> EnvSpec:
+    """Say what one environment offers without making it here."""
+    return read_description(ask_process(settings), settings, num_envs=1)[0]

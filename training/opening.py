@@ -14,7 +14,7 @@ from rich.console import Console
 from agents.base import Agent
 from agents.registry import build_agent
 from envs.factory import build_env
-from envs.types import VectorEnv
+from envs.vector import VectorEnv
 from memory.budget import plan_line
 from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch

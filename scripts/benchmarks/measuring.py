@@ -16,7 +16,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from agents.base import Agent
-from envs.types import Step, VectorEnv
+from envs.types import Step
+from envs.vector import VectorEnv
 from memory.metrics import Metrics
 from train import loop
 from training.command_line import CONFIGS, accept

@@ -7,9 +7,9 @@ import pytest
 from test_env_contract import CONFIGS, any_action, preset
 from toy_environments import settings
 
-from envs.checking import FIRST_STEPS, MOST_REMARKS, Remarks, check_first_steps
 from envs.factory import build_env
 from envs.making import make_env
+from envs.single import FIRST_STEPS, MOST_REMARKS, Remarks, check_first_steps
 from envs.types import EnvironmentFailedError
 
 BACKENDS = ["sync", "async"]

@@ -10,9 +10,8 @@ import gymnasium as gym
 import pytest
 from toy_environments import CounterVector, settings
 
-from envs import choosing
-from envs.choosing import choose_backend
-from envs.factory import build_env, probe
+from envs import factory
+from envs.factory import build_env, choose_backend, probe
 from envs.making import PROVIDERS
 from memory.errors import SettingError
 
@@ -89,15 +88,15 @@ def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
 
 @pytest.mark.parametrize(("seconds", "backend"), [(1e-5, "sync"), (1e-3, "async")])
 def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(seconds, backend, monkeypatch):
-    monkeypatch.setattr(choosing, "step_seconds", lambda _: seconds)
-    monkeypatch.setattr(choosing, "usable_cores", lambda: 2)
+    monkeypatch.setattr(factory, "step_seconds", lambda _: seconds)
+    monkeypatch.setattr(factory, "usable_cores", lambda: 2)
     chosen = choose_backend(settings("Acrobot-v1", backend="auto"), 4)
     assert chosen == (backend, f"a step takes {seconds * 1e6:,.0f} µs")
     assert choose_backend(settings("Acrobot-v1", backend="auto"), 1).backend == "sync"
 
 
 def test_the_trial_measures_steps_not_resets():
-    assert 0 < choosing.step_seconds(settings("CartPole-v1")) < 0.1
+    assert 0 < factory.step_seconds(settings("CartPole-v1")) < 0.1
 
 
 def test_a_trial_that_fails_leaves_the_fault_to_the_backend():

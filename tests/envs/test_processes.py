@@ -16,7 +16,8 @@ import pytest
 from toy_environments import settings
 
 from envs.factory import build_env
-from envs.processes import ProcessVectorEnv
+from envs.processes import ProcessBackend
+from envs.vector import VectorEnv
 
 ZEROS = np.zeros(3, np.int64)
 
@@ -104,8 +105,9 @@ def test_no_orphan_is_left_when_the_parent_is_killed(tmp_path):
 
 
 def test_spawned_processes_give_the_same_rows():
+    spawned = ProcessBackend(settings("CartPole-v1"), seed=3, num_envs=1, methods=("spawn",))
     with (
-        ProcessVectorEnv(settings("CartPole-v1"), seed=3, num_envs=1, methods=("spawn",)) as one,
+        VectorEnv(spawned) as one,
         build_env(settings("CartPole-v1"), seed=3) as other,
     ):
         np.testing.assert_array_equal(one.reset(), other.reset())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.rows import Rows, row_bytes
+from envs.row import Row, row_bytes
 from envs.types import DiscreteActions, EnvSpec
 
 
@@ -15,41 +15,41 @@ def spec(dtype="float32", shape=(3,), n=2):
 
 @pytest.mark.parametrize(("dtype", "shape"), [("float32", (3,)), ("uint8", (1, 5, 7))])
 def test_arrays_do_not_overlap(dtype, shape):
-    rows = Rows(spec(dtype, shape))
-    arrays = [rows.obs, rows.reward, rows.terminated, rows.truncated, rows.valid]
+    row = Row(spec(dtype, shape), 0)
+    arrays = [row.obs, row.reward, row.terminated, row.truncated, row.valid]
     for i, array in enumerate(arrays):
         array[...] = i % 2
     for i, array in enumerate(arrays):
         assert (array == i % 2).all()
-    assert rows.obs.shape == (2, *shape)
+    assert row.obs.shape == (2, *shape)
     assert sum(array.nbytes for array in arrays) == row_bytes(spec(dtype, shape))
-    assert np.shares_memory(rows.frames[1], rows.obs)
+    assert np.shares_memory(row.frames[1], row.obs)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "where"), [("reward", (1,)), ("obs", (1, 2))])
 def test_what_is_not_finite_is_found(bad, name, where):
-    rows = Rows(spec())
-    assert rows.is_finite()
-    getattr(rows, name)[where] = bad
-    assert not rows.is_finite()
-    assert rows.not_finite() == ({"obs": "observation"}.get(name, name), 1)
+    row = Row(spec(), 0)
+    assert row.is_finite()
+    getattr(row, name)[where] = bad
+    assert not row.is_finite()
+    assert row.not_finite() == ({"obs": "observation"}.get(name, name), 1)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_large_numbers_are_finite():
-    rows = Rows(spec())
-    rows.obs[:] = 3e38
-    assert rows.is_finite()
+    row = Row(spec(), 0)
+    row.obs[:] = 3e38
+    assert row.is_finite()
 
 
 def test_only_a_step_of_all_without_an_end_is_ordinary():
-    rows = Rows(spec())
-    rows.valid[:] = True
-    assert rows.is_ordinary()
+    row = Row(spec(), 0)
+    row.valid[:] = True
+    assert row.is_ordinary()
     for name, value in (("valid", False), ("terminated", True), ("truncated", True)):
-        array = getattr(rows, name)
+        array = getattr(row, name)
         array[1] = value
-        assert not rows.is_ordinary()
+        assert not row.is_ordinary()
         array[1] = not value
-        assert rows.is_ordinary()
+        assert row.is_ordinary()

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_environments import settings
 
 from envs.factory import build_env
-from envs.seeding import episode_seed
+from envs.single import episode_seed
 
 
 class Reseeded(gym.Wrapper):

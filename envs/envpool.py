@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.batch import BatchEnv
-from envs.checking import Remarks
+from envs.batch import Simulator, fill
 from envs.making import nearest, unknown_keyword
-from envs.rows import Rows
-from envs.seeding import episode_seed
+from envs.row import Row
 from envs.settings import EnvSettings
+from envs.single import Remarks
 from envs.spaces import encoders
 from envs.types import Encoder, EnvSpec
 from memory.errors import SettingError
@@ -22,14 +21,13 @@ from memory.errors import SettingError
 SEED_LIMIT = 2**31 - 1
 
 
-class PoolVectorEnv(BatchEnv):
+class EnvPoolSimulator(Simulator):
     """N environments of EnvPool; it is seeded when built, so every start builds it anew."""
 
-    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+    def __init__(self, settings: EnvSettings, *, num_envs: int) -> None:
         self._settings = settings
         self._env: Any = None
-        spec, encoder, self._decode = _inspect(settings, num_envs)
-        super().__init__(spec, seed=seed)
+        self.spec, encoder, self._decode = _inspect(settings, num_envs)
         self._encode = encoder.write
         if settings.checked:
             Remarks(settings.id)(encoder.remark)
@@ -40,7 +38,8 @@ class PoolVectorEnv(BatchEnv):
         if env is not None:
             env.close()
 
-    def _begin_batch(self, rows: Rows, start: int) -> None:
+    def start(self, row: Row, seeds: list[int]) -> None:
+        """Build all environments with a seed; write their first frames."""
         import envpool
 
         self.close()
@@ -50,21 +49,20 @@ class PoolVectorEnv(BatchEnv):
                 self._settings.id,
                 env_type="gymnasium",
                 num_envs=self.spec.num_envs,
-                seed=episode_seed(self._seed, 0, start) % SEED_LIMIT,
+                seed=seeds[0] % SEED_LIMIT,
                 **_kwargs(self._settings),
             )
-        self._write(self._env.reset()[0], rows)
+        self._encode(self._env.reset()[0], row.obs, (self.spec.num_envs,))
 
-    def _send_batch(self, action: NDArray[Any]) -> None:
+    def send(self, action: NDArray[Any]) -> None:
+        """Begin a step of all environments."""
         self._env.send(np.asarray(self._decode(action), self._env.action_space.dtype))
 
-    def _receive_batch(self, rows: Rows) -> None:
+    def receive(self, row: Row, done: NDArray[np.bool_]) -> None:
+        """Finish the step and write the row."""
         observations, reward, terminated, truncated, _ = self._env.recv()
-        self._write(observations, rows)
-        self._fill(rows, reward, terminated, truncated)
-
-    def _write(self, observations: Any, rows: Rows) -> None:
-        self._encode(observations, rows.obs, (self.spec.num_envs,))
+        self._encode(observations, row.obs, (self.spec.num_envs,))
+        fill(row, done, reward, terminated, truncated)
 
 
 def _kwargs(settings: EnvSettings) -> dict[str, Any]:
@@ -92,17 +90,10 @@ def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Encoder, An
     encoder, decoder = encoders(
         settings.id, told.gymnasium_observation_space, told.gymnasium_action_space
     )
-    spec = EnvSpec(
-        id=settings.id,
-        num_envs=num_envs,
-        frame_shape=encoder.shape,
-        dtype=encoder.dtype,
-        frame_stack=1,
-        action=decoder.spec,
-    )
+    spec = EnvSpec.of(settings.id, num_envs, encoder, decoder.spec)
     return spec, encoder, decoder.decode
 
 
-def probe_pool(settings: EnvSettings) -> EnvSpec:
+def probe_envpool(settings: EnvSettings) -> EnvSpec:
     """Say what the environment offers without building it."""
     return _inspect(settings, 1)[0]

@@ -1,0 +1,232 @@
+"""N environments on one timeline, whatever runs them (autoreset on the step after an end)."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from envs.action_log import ActionLog
+from envs.faults import Faults
+from envs.frame_stack import FrameStack
+from envs.row import EpisodeStatistics, Row
+from envs.types import EnvSpec, Step
+from memory.errors import NonFiniteError
+from memory.state import Stateful, give
+
+log = logging.getLogger("steadyrl")
+
+
+class Backend(ABC):
+    """What runs N environments; it fills rows and knows nothing else of the timeline."""
+
+    spec: EnvSpec  # of single frames
+    faults: Faults
+    replays = False  # episodes have seeds of their own, so that their actions lead to them again
+
+    def rows(self) -> tuple[Row, Row]:
+        """Return the two rows that are filled in turn."""
+        return Row(self.spec, 0), Row(self.spec, 1)
+
+    @abstractmethod
+    def start(self, row: Row) -> None:
+        """Start every environment anew; the row holds their first frames."""
+
+    @abstractmethod
+    def launch(self, action: NDArray[Any], row: Row) -> None:
+        """Begin a step [N, …] whose outcome this row will hold."""
+
+    @abstractmethod
+    def collect(self, row: Row) -> None:
+        """Finish the step begun last and fill the row."""
+
+    def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
+        """Replace an environment whose numbers are no numbers; its row becomes a reset."""
+        raise error
+
+    @abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """Return the plain state of the environments between two steps."""
+
+    @abstractmethod
+    def restore(
+        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+    ) -> NDArray[np.bool_]:
+        """Put a snapshot back; return whose episode goes on [N], the others' next row is a reset.
+
+        `past` holds the actions of the episodes under way, the row the frames of that moment, which
+        those that replay overwrite with what they came to.
+        """
+
+    @abstractmethod
+    def cut(self, env: int) -> None:
+        """Let the next row of an environment be a reset."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything; safe to call twice and after a failure."""
+
+
+class VectorEnv(Stateful):
+    """N environments whose rows alternate between two preallocated sets of arrays."""
+
+    def __init__(self, backend: Backend, *, frame_stack: int = 1) -> None:
+        num_envs = backend.spec.num_envs
+        self.spec = replace(backend.spec, frame_stack=frame_stack)
+        self._backend = backend
+        self._faults = backend.faults
+        self._rows = backend.rows()
+        self._turn = 0
+        self._stack = FrameStack(self.spec) if frame_stack > 1 else None
+        self._statistics = EpisodeStatistics(num_envs)
+        self._actions = ActionLog(num_envs) if backend.replays else None
+        self._started = self._under_way = False
+
+    @property
+    def observation(self) -> NDArray[Any]:
+        """The current observations [N, …], which the next action is decided on."""
+        return self._rows[self._turn].obs if self._stack is None else self._stack.now
+
+    @property
+    def starts(self) -> NDArray[np.bool_]:
+        """Whose next action is the first of an episode [N]."""
+        return ~self._rows[self._turn].valid
+
+    def reset(self) -> NDArray[Any]:
+        """Start every environment anew and return the first observations [N, …]."""
+        row = self._next()
+        self._backend.start(row)
+        self._repair(row)
+        row.set_all_reset()
+        self._statistics.clear()
+        if self._actions is not None:
+            self._actions.clear()
+        self._started, self._under_way = True, False
+        return row.obs if self._stack is None else self._stack.push(row.obs, row.valid)
+
+    def send(self, action: NDArray[Any]) -> None:
+        """Hand one action per environment over; rows that reset ignore theirs."""
+        if self._under_way or not self._started:
+            raise RuntimeError("send() needs a reset() before it and one receive() after it")
+        self._under_way = True
+        self._backend.launch(action, self._rows[1 - self._turn])
+        if self._actions is not None:
+            self._note_starts(self._actions)
+            self._actions.append(action)
+
+    def receive(self) -> Step:
+        """Return the row that the last `send` led to."""
+        if not self._under_way:
+            raise RuntimeError("receive() needs a send() before it")
+        self._under_way = False
+        row = self._next()
+        self._backend.collect(row)
+        if not row.is_finite():
+            self._repair(row)
+        self._faults.step += 1
+        episodes = self._statistics.record(row)
+        obs = row.obs if self._stack is None else self._stack.push(row.obs, row.valid)
+        return Step(obs, row.reward, row.terminated, row.truncated, row.valid, episodes)
+
+    def step(self, action: NDArray[Any]) -> Step:
+        """Send and receive."""
+        self.send(action)
+        return self.receive()
+
+    def _next(self) -> Row:
+        self._turn = 1 - self._turn
+        return self._rows[self._turn]
+
+    def _repair(self, row: Row) -> None:
+        while not row.is_finite():
+            name, env = row.not_finite()
+            self._backend.repair(env, self._faults.not_finite(name, env), row)
+
+    def _note_starts(self, actions: ActionLog) -> None:
+        valid = self._rows[self._turn].valid
+        if np.count_nonzero(valid) < valid.size:
+            for env in np.flatnonzero(~valid).tolist():
+                actions.begin_episode(env)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        if self._under_way:
+            raise RuntimeError("the state is whole between receive() and send() only")
+        row = self._rows[self._turn]
+        parts: dict[str, Any] = {
+            "step": self._faults.step,
+            "started": self._started,
+            "valid": row.valid,
+            "frames": row.obs,
+            "stack": None if self._stack is None else self._stack.now,
+            "actions": self._past(),
+            "statistics": self._statistics,
+            "backend": self._backend.snapshot(),
+        }
+        given: dict[str, Any] = give(parts)
+        return given
+
+    def _past(self) -> dict[str, NDArray[Any]]:
+        """Return the actions of the episodes under way, of those environments that know them."""
+        if self._actions is None or not self._started:
+            return {}
+        self._note_starts(self._actions)
+        known = ((env, self._actions.episode(env)) for env in range(self.spec.num_envs))
+        return {str(env): actions for env, actions in known if actions is not None}
+
+    @override
+    def load_state_dict(self, state: Any) -> None:
+        num_envs, saved = self.spec.num_envs, state["frames"].numpy()
+        if len(saved) != num_envs:
+            raise ValueError(f"the state is of {len(saved)} environments, there are {num_envs}")
+        self._faults.step, self._started = state["step"], state["started"]
+        self._under_way = False
+        self._statistics.load_state_dict(state["statistics"])
+        row = self._next()
+        row.set_all_reset()
+        row.valid[:] = state["valid"].numpy()
+        row.obs[...] = saved
+        actions = (state["actions"].get(str(env)) for env in range(num_envs))
+        past = [None if known is None else known.numpy() for known in actions]
+        self._go_on(self._backend.restore(state["backend"], past, row), past, saved)
+        row.obs[...] = saved
+        if self._stack is not None:
+            self._stack.now[...] = state["stack"].numpy()
+
+    def _go_on(
+        self, able: NDArray[np.bool_], past: list[NDArray[Any] | None], saved: NDArray[Any]
+    ) -> None:
+        """Cut the episodes that replaying did not bring back to the saved frames [N, …]."""
+        frames = self._rows[self._turn].obs
+        same = (frames == saved).reshape(len(saved), -1).all(axis=1)
+        for env in np.flatnonzero(able & ~same).tolist():
+            self._backend.cut(env)
+        lost = np.flatnonzero(~(able & same)).tolist()
+        if self._actions is not None:
+            self._actions.load([None if env in lost else past[env] for env in range(len(past))])
+        if lost and self._started:
+            who = "all environments"
+            if len(lost) < len(past):
+                who = f"environment {', '.join(map(str, lost))}"
+            log.warning("episodes of %s cannot be continued: the next row starts new ones", who)
+
+    def close(self) -> None:
+        """Free everything; safe to call twice and after a failure."""
+        self._backend.close()
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
