@@ -70,10 +70,7 @@ class ObservationNormaliser(nn.Module):
 
     def settle_(self) -> None:
         """Normalise by the rows taken in so far; the identity where there is none."""
-        if self.count > 0:
-            self._use(*self._statistics())
-        else:
-            self.rest_()
+        self._use(*self._statistics())
 
     def _statistics(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.count, self.mean, self.square
@@ -89,7 +86,7 @@ class ObservationNormaliser(nn.Module):
         return total, self.mean + delta * share, self.square + square
 
     def _use(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
-        std = (square / count).sqrt()
+        std = (square / count.clamp(min=1)).sqrt()
         self.shift.copy_(mean)
         # An input that never moved carries nothing, but must not be blown up once it does.
         self.scale.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))

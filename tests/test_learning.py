@@ -37,8 +37,11 @@ def test_a_preset_reaches_its_score(tmp_path, experiment):
 )
 def test_a_mujoco_preset_reaches_its_score(tmp_path, experiment, seed, target):
     pytest.importorskip("mujoco")
-    _, summary, _ = preset(tmp_path, f"experiment={experiment}", f"seed={seed}")
-    assert summary["eval_return_mean"] >= target
+    directory, _, _ = preset(tmp_path, f"experiment={experiment}", f"seed={seed}")
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    scores = [line["eval/return_mean"] for line in lines if "eval/return_mean" in line]
+    # Hopper falls or does not: one evaluation differs from the next by a thousand.
+    assert mean(scores[-10:]) >= target
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
 
@@ -75,3 +76,34 @@ def test_reward_statistics_come_back():
     for n in (one, other):
         n.add(np.array([7, 8], dtype=np.float32), np.array([True, True]))
     assert one.scale == other.scale
+
+
+class NoLooking(TorchDispatchMode):
+    """Fail where a number is fetched from the device: an update must not wait for it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "_local_scalar_dense" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_moving_on_asks_the_device_nothing():
+    normaliser = ObservationNormaliser((2,))
+    with NoLooking():
+        normaliser.look(torch.ones(3, 2))
+        normaliser.update(torch.arange(6.0).view(3, 2))
+        normaliser.rest_()
+        normaliser.settle_()
+    assert normaliser.count == 3
+    torch.testing.assert_close(normaliser(torch.tensor([[2.0, 3.0]])), torch.zeros(1, 2))
+
+
+def test_looking_takes_nothing_in():
+    normaliser = ObservationNormaliser((1,))
+    normaliser.update(torch.tensor([[0.0], [2.0]]))
+    before = {name: tensor.clone() for name, tensor in normaliser.named_buffers()}
+    normaliser.look(torch.tensor([[4.0]]))
+    assert normaliser.shift.item() == 2
+    normaliser.settle_()
+    assert all(torch.equal(t, before[name]) for name, t in normaliser.named_buffers())
+    normaliser.update(torch.empty(0, 1))
+    assert normaliser.count == 2
