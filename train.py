@@ -20,7 +20,6 @@ def train(job: Job) -> float | None:
     from training.opening import open_run
 
     with open_run(job) as (run, env, agent):
-        env.reset()
         loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
     if run.exit_code:
         sys.exit(run.exit_code)

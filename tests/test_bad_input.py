@@ -220,7 +220,7 @@ from training.command_line import main
 
 def train(job):
     job.directory.mkdir(parents=True)
-    (job.directory / "train.log").write_text("the traceback")
+    (job.directory / "train.log").write_text("Traceback (most recent call last)\\nTypeError")
     raise TypeError("ours")
 
 sys.argv = ["train.py", "run_dir={tmp_path}/run"]

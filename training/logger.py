@@ -1,4 +1,7 @@
-"""Metrics on disk: TensorBoard and one JSON line per step; a failing disk never ends a run."""
+"""What a run keeps while it lasts: metrics, as TensorBoard and as JSON lines, and messages.
+
+A failing disk never ends a run.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,18 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 
-from training.tensorboard import EventFile
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from training.terminal import attached
 
 log = logging.getLogger("steadyrl")
 
@@ -37,6 +47,32 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+
+class EventFile:
+    """A TensorBoard file, written directly: one record a step, no thread, no queue."""
+
+    def __init__(self, directory: Path) -> None:
+        # Two files opened within a second (after a disk error) must not share a name.
+        stamp = f"{time.time():.6f}".replace(".", "")
+        name = f"events.out.tfevents.{stamp}.{socket.gethostname()}.{os.getpid()}"
+        self._stream = (directory / name).open("xb")
+        self._records = RecordWriter(self._stream)
+        self._write(Event(file_version="brain.Event:2"))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Append the scalars of a step and hand them to the system."""
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._write(Event(step=step, summary=Summary(value=values)))
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file; what a full disk refused before, it may refuse again."""
+        self._stream.close()
 
 
 class Logger:
@@ -89,3 +125,40 @@ class Logger:
         if self._lines is not None:
             self._lines.close()
             self._lines = None
+
+
+class _Whole(logging.Formatter):
+    """The whole story, with control characters written out."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "".join(
+            c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
+            for c in super().format(record)
+        )
+
+
+class _MessageFile(logging.FileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Lose the message where the file cannot be opened: the disk is full, or its handles."""
+        with suppress(OSError):
+            super().emit(record)
+
+    def _open(self) -> TextIOWrapper:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        handle = os.open(self.baseFilename, flags, 0o644)
+        return os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Stay silent: a full disk must not print a traceback for every message."""
+
+
+@contextmanager
+def to_file(path: Path) -> Iterator[None]:
+    """Keep messages in a file, with times and the tracebacks the terminal is spared."""
+    handler = _MessageFile(path, delay=True)
+    handler.setFormatter(_Whole())
+    with attached(handler):
+        yield

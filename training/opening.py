@@ -6,7 +6,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -18,17 +20,15 @@ from envs.vector import VectorEnv
 from memory.budget import plan_line
 from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
-from training import messages
 from training.evaluation import Evaluator
 from training.hardware import device_name, prepare_arithmetic, thread_count
 from training.job import Job
-from training.logger import Logger
-from training.progress import open_progress
-from training.run import Parts, Run
+from training.logger import Logger, to_file
+from training.run import Instruments, Run
 from training.run_directory import RunDirectory, RunDirectoryLostError
-from training.seeding import spawn
 from training.signals import StopSignals
 from training.summary import Summary
+from training.terminal import open_progress, to_terminal
 
 log = logging.getLogger("steadyrl")
 
@@ -36,18 +36,27 @@ log = logging.getLogger("steadyrl")
 OWN_ENDS = (NonFiniteError, MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 
+class Seeds(NamedTuple):
+    """Seeds of the parts of a run; none depends on whether another is used."""
+
+    env: int
+    agent: int
+    evaluation: int
+
+
+def spawn(seed: int) -> Seeds:
+    """Derive the parts' seeds from the run's; 0 is a seed like any other."""
+    return Seeds(*np.random.SeedSequence(seed).generate_state(len(Seeds._fields)).tolist())
+
+
 @contextmanager
-def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
-    """Yield the run, its environments and its agent; write the summary and close on leaving."""
+def build(job: Job) -> Iterator[tuple[VectorEnv, Agent]]:
+    """Yield a job's environments and agent, and nothing that reports; free them on leaving."""
     settings = job.settings.run
-    console = Console(highlight=False)
     seeds = spawn(settings.seed)
-    with ExitStack() as stack:
-        signals = stack.enter_context(StopSignals())
-        stack.enter_context(messages.to_terminal(console))
-        device = torch.device(device_name(settings.device))
-        prepare_arithmetic(thread_count(settings.threads, job.spec))
-        env = stack.enter_context(build_env(settings.env, seed=seeds.env))
+    device = torch.device(device_name(settings.device))
+    prepare_arithmetic(thread_count(settings.threads, job.spec))
+    with build_env(settings.env, seed=seeds.env) as env:
         agent = build_agent(
             job.settings.agent,
             env.spec,
@@ -55,14 +64,33 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             seed=seeds.agent,
             total_steps=settings.total_steps,
         )
-        stack.callback(agent.release)
+        try:
+            yield env, agent
+        finally:
+            agent.release()
+
+
+@contextmanager
+def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
+    """Yield a run at its first step, its environments and its agent.
+
+    On leaving, the summary is written, and all is closed.
+    """
+    settings = job.settings.run
+    console = Console(highlight=False)
+    with ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        stack.enter_context(to_terminal(console))
+        env, agent = stack.enter_context(build(job))
         evaluator = None
         if settings.eval.every:
-            evaluator = stack.enter_context(closing(Evaluator(settings, seed=seeds.evaluation)))
+            seed = spawn(settings.seed).evaluation
+            evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
         # Last, so that what cannot be built leaves no directory behind.
         signals.begin()
         directory = stack.enter_context(_open_directory(job))
-        stack.enter_context(messages.to_file(directory.path / "train.log"))
+        stack.enter_context(to_file(directory.path / "train.log"))
+        device = torch.device(device_name(settings.device))
         _announce(job, env, device)
         log.info(plan_line(agent.nbytes(), built=True))
         watch = MemoryWatch(
@@ -71,9 +99,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         stack.callback(watch.close)
         logger = stack.enter_context(closing(Logger(directory.path)))
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
-        parts = Parts(directory, logger, progress, evaluator, signals, watch)
-        run = Run(job.settings, agent, parts, _summary(job, directory.path))
-        with _ending(run, directory.path, progress, signals):
+        instruments = Instruments(directory, logger, progress, evaluator, signals, watch)
+        run = Run(job.settings, agent, instruments, _summary(job, directory.path))
+        with _ending(run, instruments):
+            env.reset()
             yield run, env, agent
 
 
@@ -107,9 +136,7 @@ def _announce(job: Job, env: VectorEnv, device: torch.device) -> None:
 
 
 @contextmanager
-def _ending(
-    run: Run, path: Path, progress: messages.Closable, signals: StopSignals
-) -> Iterator[None]:
+def _ending(run: Run, instruments: Instruments) -> Iterator[None]:
     """Give every way out its status, and write the summary on all of them."""
     try:
         yield
@@ -119,17 +146,17 @@ def _ending(
         raise
     except BaseException as error:
         log.debug("the run failed", exc_info=True)
-        if signals.received is not None and not isinstance(error, OWN_ENDS):
+        if instruments.signals.received is not None and not isinstance(error, OWN_ENDS):
             # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
             run.fail("interrupted")
         else:
             run.fail("diverged" if isinstance(error, NonFiniteError) else "failed")
             raise
     finally:
-        progress.close()
-        with signals.shielded():
-            run.summary.save(path)
-    _report(run, path)
+        instruments.progress.close()
+        with instruments.signals.shielded():
+            run.summary.save(instruments.directory.path)
+    _report(run, instruments.directory.path)
 
 
 def _report(run: Run, path: Path) -> None:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from agents.base import Agent
 from envs.types import Step
 from memory.history import History
 from memory.metrics import MetricAccumulator, Metrics
 from memory.profile import block
+from memory.state import Stateful
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluation, Evaluator
-from training.intervals import Interval
 from training.logger import Logger
-from training.progress import Bar, Lines, Status
 from training.run_directory import RunDirectory
 from training.settings import Settings
 from training.signals import StopSignals
 from training.summary import Summary, rss_mb_peak, weights_hash
+from training.terminal import Bar, Lines, Status
+from training.timing import Interval, Stopwatch
 
 log = logging.getLogger("steadyrl")
 
@@ -30,7 +32,7 @@ log = logging.getLogger("steadyrl")
 EPISODES_IN_MEAN = 100
 
 
-class Parts(NamedTuple):
+class Instruments(NamedTuple):
     """What a run reports through and listens to."""
 
     directory: RunDirectory
@@ -41,25 +43,53 @@ class Parts(NamedTuple):
     watch: MemoryWatch
 
 
-class Run:
+class Mark(NamedTuple):
+    """Where a run stood when it was logged last."""
+
+    seconds: float
+    steps: int
+    updates: int
+
+
+class Run(Stateful):
     """Count what happens in the loop and do what is due: log, evaluate, stop."""
 
-    def __init__(self, settings: Settings, agent: Agent, parts: Parts, summary: Summary) -> None:
+    state_names = (
+        "steps",
+        "summary",
+        "_log_due",
+        "_eval_due",
+        "_metrics",
+        "_returns",
+        "_lengths",
+        "_stopwatch",
+        "_mark",
+        "_updates",
+        "_logged_step",
+    )
+
+    def __init__(
+        self, settings: Settings, agent: Agent, instruments: Instruments, summary: Summary
+    ) -> None:
         self.summary = summary
         self.steps = 0  # valid environment steps
         self._agent = agent
-        self._parts = parts
+        self._instruments = instruments
         self._total = settings.run.total_steps
         self._log_due = Interval(settings.run.log.every)
-        self._eval_due = Interval(settings.run.eval.every if parts.evaluator else 0)
+        self._eval_due = Interval(settings.run.eval.every if instruments.evaluator else 0)
         self._metrics = MetricAccumulator()
         self._returns = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
         self._lengths = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
-        self._begin = time.perf_counter()
-        self._away = 0.0  # seconds spent evaluating, which is not training speed
-        self._mark = (self._begin, 0, 0)  # of the last log: when, steps, updates
-        self._updates = 0
+        self._stopwatch = Stopwatch()
+        self._mark = Mark(0.0, 0, 0)
+        self._updates = 0  # that the metrics hold
         self._logged_step = 0
+        self._next = self._next_event()
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self._next = self._next_event()
 
     @property
@@ -75,18 +105,18 @@ class Run:
     @property
     def exit_code(self) -> int:
         """What the process should end with: 0, or the code of the signal that cut the run short."""
-        signal = self._parts.signals.received
+        signal = self._instruments.signals.received
         return 0 if signal is None or self.summary.status == "finished" else 128 + signal
 
     @property
     def _stopped(self) -> bool:
-        return self._parts.signals.received is not None
+        return self._instruments.signals.received is not None
 
     def record(self, step: Step, metrics: Metrics | None) -> None:
         """Count a row and what was learned meanwhile."""
         self.steps += int(np.count_nonzero(step.valid))
         self._learned(metrics)
-        self._parts.watch.on_episodes(len(step.episodes))
+        self._instruments.watch.on_episodes(len(step.episodes))
         for episode in step.episodes:
             self._returns.append(episode.return_)
             self._lengths.append(episode.length)
@@ -111,7 +141,7 @@ class Run:
         if metrics is None:
             return
         self._metrics.add(metrics)
-        watch, updates = self._parts.watch, self._agent.updates
+        watch, updates = self._instruments.watch, self._agent.updates
         watch.on_update(updates - self._updates)
         self._updates = updates
         if not self._agent.overlaps:
@@ -123,7 +153,7 @@ class Run:
         whole = not self._stopped
         if whole:
             self._learned(self._agent.update())
-            if self._parts.evaluator is not None:
+            if self._instruments.evaluator is not None:
                 scalars = self._evaluate()
                 whole = bool(scalars)
         if self.steps > self._logged_step:
@@ -141,8 +171,8 @@ class Run:
         # After a failure of the device, or of memory, there may be no weights to read.
         with suppress(RuntimeError, MemoryError):
             s.weights_sha256 = weights_hash(self._agent.weights())
-        s.wall_seconds = time.perf_counter() - self._begin
-        s.steps_per_second = self.steps / max(s.wall_seconds - self._away, 1e-9)
+        s.wall_seconds = self._stopwatch.seconds
+        s.steps_per_second = self.steps / max(self._stopwatch.training, 1e-9)
         s.steps = self.steps
         s.updates = self._agent.updates
         s.return_mean = self._returns.mean if len(self._returns) else None
@@ -153,16 +183,14 @@ class Run:
         return min(step for step in (*upcoming, self._total) if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
-        self._parts.directory.refuse_lost()
-        self._parts.logger.write(self.steps, scalars, time.perf_counter() - self._begin)
+        self._instruments.directory.refuse_lost()
+        self._instruments.logger.write(self.steps, scalars, self._stopwatch.seconds)
         self._logged_step = self.steps
 
     def _evaluate(self) -> dict[str, float]:
-        assert self._parts.evaluator is not None
-        begin = time.perf_counter()
-        result = self._parts.evaluator.run(self._agent, lambda: self._stopped)
-        self._away += time.perf_counter() - begin
-        self._mark = (self._mark[0] + time.perf_counter() - begin, *self._mark[1:])
+        assert self._instruments.evaluator is not None
+        with self._stopwatch.pause():
+            result = self._instruments.evaluator.run(self._agent, lambda: self._stopped)
         if result is None:
             return {}
         self._note(result)
@@ -180,22 +208,21 @@ class Run:
         s.best_eval_return_mean = result.mean if best is None else max(best, result.mean)
 
     def _scalars(self) -> dict[str, float]:
-        now = time.perf_counter()
-        when, steps, updates = self._mark
-        seconds = max(now - when, 1e-9)
-        speed = (self.steps - steps) / seconds
+        now = Mark(self._stopwatch.training, self.steps, self._agent.updates)
+        last, self._mark = self._mark, now
+        seconds = max(now.seconds - last.seconds, 1e-9)
+        speed = (now.steps - last.steps) / seconds
         scalars = {
             "time/steps_per_second": speed,
-            "time/updates_per_second": (self._agent.updates - updates) / seconds,
+            "time/updates_per_second": (now.updates - last.updates) / seconds,
         }
-        scalars |= self._parts.watch.measure(self.steps)
-        self._mark = (now, self.steps, self._agent.updates)
+        scalars |= self._instruments.watch.measure(self.steps)
         if len(self._returns):
             scalars["rollout/return_mean"] = self._returns.mean
             scalars["rollout/length_mean"] = self._lengths.mean
         scalars |= self._agent.scalars()
         scalars |= self._metrics.flush(check_step=self.steps)
-        self._parts.progress.show(
+        self._instruments.progress.show(
             Status(self.steps, speed, scalars.get("rollout/return_mean"), scalars["memory/rss_mb"])
         )
         return scalars

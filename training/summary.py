@@ -17,13 +17,23 @@ from pathlib import Path
 from torch import Tensor
 
 from memory.process import MB
+from memory.state import Stateful
 
 log = logging.getLogger("steadyrl")
 
 
 @dataclass
-class Summary:
+class Summary(Stateful):
     """The keys of `summary.json`; unknown numbers are null."""
+
+    # What a run that goes on cannot find out again.
+    state_names = (
+        "episodes",
+        "eval_return_mean",
+        "eval_return_std",
+        "eval_episodes",
+        "best_eval_return_mean",
+    )
 
     status: str
     run_dir: str

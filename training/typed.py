@@ -89,16 +89,17 @@ def _union(hint: Any, value: Any, path: str) -> Any:
     members = list(get_args(hint))
     if value is None and type(None) in members:
         return None
-    error: SettingError | None = None
+    refused = []
     for member in members:
         if member is type(None):
             continue
         try:
             return convert(member, value, path)
-        except SettingError as refused:
-            error = error or refused
-    assert error is not None
-    raise error
+        except SettingError as error:
+            refused.append(error.reason)
+    first, *others = refused
+    reason = " or ".join([first, *(other.removeprefix("must be ") for other in others)])
+    raise SettingError(path, show(value), reason)
 
 
 def _choice(hint: Any, value: Any, path: str) -> Any:
@@ -106,7 +107,8 @@ def _choice(hint: Any, value: Any, path: str) -> Any:
     text = show(value) if isinstance(value, bool) else value
     if text in choices:
         return text
-    raise SettingError(path, show(value), f"must be one of {', '.join(map(str, choices))}")
+    one_of = "one of " if len(choices) > 1 else ""
+    raise SettingError(path, show(value), f"must be {one_of}{', '.join(map(str, choices))}")
 
 
 def _scalar(hint: type, value: Any, path: str) -> Any:
@@ -136,8 +138,8 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
 def _number(value: int | float | str, refused: SettingError) -> float:
     try:
         number = float(value)
-    except OverflowError:
-        return math.copysign(sys.float_info.max, int(value))
+    except OverflowError:  # a whole number of hundreds of digits
+        return sys.float_info.max
     except ValueError:
         raise refused from None
     if not math.isfinite(number):

@@ -85,7 +85,6 @@ class Ours:
     def __init__(self, run: Run, env: VectorEnv, agent: Agent) -> None:
         self.run, self.env, self.agent = run, env, agent
         self._actor = agent.actor(env.spec.num_envs, explore=True)
-        env.reset()
 
     def train(self, steps: int) -> None:
         """Train for `steps` more steps."""

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         watched = stack.enter_context(ours(*overrides))
         blind = stack.enter_context(ours(*overrides))
-        blind.run._parts = blind.run._parts._replace(watch=Blind())
+        blind.run._instruments = blind.run._instruments._replace(watch=Blind())
         for contestant in (watched, blind):
             contestant.train(args.steps)  # what is built once is built here
         turns = take_turns(
@@ -80,5 +80,5 @@ def time_calls(contestant: Ours) -> Stopwatch:
     """Put a clock around every call of the watch; what it adds counts against the watch."""
     clock = Stopwatch()
     for method in METHODS:
-        clock.wrap(contestant.run._parts.watch, method, method)
+        clock.wrap(contestant.run._instruments.watch, method, method)
     return clock

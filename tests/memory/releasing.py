@@ -68,9 +68,9 @@ def run(*overrides):
     HydraConfig.instance().set_config(config)
     del config.hydra
     with open_run(accept(config)) as (run, env, agent):
-        train.loop(run, env, agent, env.reset())
+        train.loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
         meanwhile = read_rss(psutil.Process())
-    assert agent.updates
+        assert agent.updates
     return (run, env, agent), meanwhile
 
 

@@ -10,9 +10,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from training import messages
 from training.command_line import holds_traceback
+from training.logger import to_file
 from training.summary import Summary
+from training.terminal import to_terminal
 
 log = logging.getLogger("steadyrl")
 EVIL = "boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone"
@@ -22,7 +23,7 @@ EVIL = "boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone"
 def test_escapes_do_not_reach_the_terminal_and_are_spelled_out_in_the_log(tmp_path, live):
     output = io.StringIO()
     console = Console(file=output, force_terminal=live, color_system=None, width=200)
-    with messages.to_terminal(console), messages.to_file(tmp_path / "train.log"):
+    with to_terminal(console), to_file(tmp_path / "train.log"):
         log.info("one\ntwo %s", EVIL)
         try:
             raise ValueError(EVIL)
@@ -37,7 +38,7 @@ def test_escapes_do_not_reach_the_terminal_and_are_spelled_out_in_the_log(tmp_pa
 
 
 def test_text_that_has_no_encoding_is_logged_all_the_same(tmp_path):
-    with messages.to_file(tmp_path / "train.log"):
+    with to_file(tmp_path / "train.log"):
         log.info("a file called \udcff")
     assert "a file called" in (tmp_path / "train.log").read_text()
 
@@ -48,8 +49,8 @@ def test_a_log_that_cannot_be_opened_or_written_is_silence(tmp_path, obstacle):
     limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))" if obstacle == "handles" else ""
     code = (
         "import logging, resource, sys; from pathlib import Path\n"
-        "from training import messages\n"
-        "with messages.to_file(Path(sys.argv[1])):\n"
+        "from training.logger import to_file\n"
+        "with to_file(Path(sys.argv[1])):\n"
         f"    {limit or 'pass'}\n"
         "    logging.getLogger('steadyrl').info('lost')\n"
         "print('went on')"
@@ -63,7 +64,7 @@ def test_links_are_not_followed(tmp_path):
     other.write_text("precious")
     (tmp_path / "train.log").symlink_to(other)
     (tmp_path / ".summary.json.tmp").symlink_to(other)
-    with messages.to_file(tmp_path / "train.log"):
+    with to_file(tmp_path / "train.log"):
         log.info("lost")
     Summary("finished", str(tmp_path), "dqn", "CartPole-v1", 0).save(tmp_path)
     assert other.read_text() == "precious"
@@ -81,7 +82,7 @@ def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path):
     output = io.StringIO()
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        with messages.to_terminal(Console(file=output)):
+        with to_terminal(Console(file=output)):
             Summary("finished", str(tmp_path), "dqn", "CartPole-v1", 0).save(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -93,7 +94,7 @@ def test_a_log_is_pointed_to_only_where_it_holds_the_traceback(tmp_path):
     path = tmp_path / "train.log"
     error = KeyError("reward")
     assert not holds_traceback(path, error)
-    with messages.to_file(path):
+    with to_file(path):
         try:
             raise OSError("an environment broke, and was built anew")
         except OSError:

@@ -1,14 +1,17 @@
-"""A bar on a terminal, plain lines otherwise."""
+"""What a person sees of a run: messages, and a bar on a terminal or plain lines otherwise."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
-from contextlib import suppress
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.logging import RichHandler
 from rich.text import Text
 
 log = logging.getLogger("steadyrl")
@@ -20,6 +23,68 @@ SECONDS_BETWEEN_LINES = 5.0
 BY_IMPORTANCE = ("steps", "share", "left", "return", "speed", "memory")
 GAP = 2  # spaces after each
 SHORTEST_BAR, LONGEST_BAR = 8, 30
+
+
+class _ForTerminal(logging.Formatter):
+    """The plain message; what would move the cursor or clear the screen becomes a space."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        return prefix + "".join(
+            c if c.isprintable() or c == "\n" else " " for c in record.getMessage()
+        )
+
+
+class _Terminal(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Go on in silence: whoever read this (a pipe, a terminal) is gone."""
+        hush(self.stream)
+
+
+class _LiveTerminal(RichHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Go on in silence, as above."""
+        hush(self.console.file)
+
+
+def hush(stream: object) -> None:
+    """Let what is still written to a stream without a reader go nowhere, also at exit."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())  # type: ignore[attr-defined]
+        finally:
+            os.close(nowhere)
+
+
+@contextmanager
+def to_terminal(console: Console) -> Iterator[None]:
+    """Show messages on the terminal, above the progress bar where there is one."""
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = _LiveTerminal(
+            console=console, show_time=False, show_path=False, show_level=False, markup=False
+        )
+    else:
+        handler = _Terminal(cast(TextIO, console.file))
+    handler.setFormatter(_ForTerminal())
+    handler.setLevel(logging.INFO)
+    with attached(handler):
+        yield
+
+
+@contextmanager
+def attached(handler: logging.Handler) -> Iterator[None]:
+    """Send messages to a handler, and only to those chosen here."""
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        with suppress(OSError):  # what could not be written cannot be flushed either
+            handler.close()
 
 
 class Status(NamedTuple):

@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from training import messages
-from training.progress import Bar, Lines, Status
+from training.terminal import Bar, Lines, Status, to_terminal
 
 LONG = 123_456_789
 MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
@@ -54,7 +53,7 @@ def test_before_the_first_numbers_there_is_no_time_left_to_tell():
 
 def test_lines_say_the_same():
     output = io.StringIO()
-    with messages.to_terminal(Console(file=output)):
+    with to_terminal(Console(file=output)):
         Lines(LONG).show(MOMENT)
     [line] = output.getvalue().splitlines()
     assert line.startswith("step 61,728,394  50%  return -1234.5  ")

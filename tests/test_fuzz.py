@@ -1,0 +1,219 @@
+"""Whatever is typed, a run ends well or is refused in a line: nothing else happens, ever.
+
+`STEADYRL_FUZZ=5000 python -m pytest tests/test_fuzz.py` tries more than the default.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import io
+import os
+import signal
+import sys
+import types
+from typing import Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from agents.registry import settings_type
+from train import train
+from training.command_line import CONFIGS, main
+from training.settings import RunSettings
+
+EXAMPLES = int(os.environ.get("STEADYRL_FUZZ", "600"))
+REFUSED = (2, 7)
+
+# Cheap enough to run to the end in a tenth of a second, whatever else is set.
+SMALL = (
+    "device=cpu",
+    "eval.every=0",
+    "agent.hidden=[4]",
+    "agent.compile=false",
+    "memory.monitor.tree_every_seconds=0",
+)
+DQN = ("agent.replay.capacity=64", "agent.batch_size=4", "agent.learning_starts=4")
+PPO = ("agent=ppo", "agent.rollout_steps=4", "agent.minibatches=1", "agent.epochs=1")
+CHEAP_ENVS = ("cartpole", "acrobot", "pendulum", "mountaincar", "frozenlake", "taxi")
+# What takes long by its nature, or acts on something else than the run.
+LEFT_ALONE = {
+    "agent.compile",  # "true" compiles for seconds
+    "device",
+    "run_dir",
+    "env.backend",  # processes and other packages
+}
+EDGES = {
+    int: ("-1", "0", "1", "2", "3", "7", "1e18", "1e19", "1e400", "1.5", "9" * 400, "0x10", "1_0"),
+    float: ("-1", "0", "1e-320", "1e-9", "0.5", "1", "1.0000001", "1e37", "1e308", "nan", "-inf"),
+    bool: ("true", "false", "1", "yes"),
+    str: ("''", "CartPole-v1", "Nothing-v0", ":b", "no.such:Env-v0", "a b", "x" * 300),
+}
+WRONG = (
+    *("null", "[]", "{}", "[1]", "[[1]]", "{a:1}", "abc", "'1 '", "'\u0661'", "${nope}", "${seed}"),
+    *(
+        "${",
+        "1,2",
+        "range(3)",
+        "???",
+        "[",
+        "'",
+        "\u00fc",
+        "a=b",
+        "\0",
+        "\udc80",
+        "\t",
+        "",
+        "-",
+        "$",
+    ),
+)
+ODD = (
+    *("=", "=1", "@a=1", "seed", "+seed=1", "++seed=1", "~seed", "~env", "hydra=null", "hydra.x=1"),
+    *("+a.b=1", "env.kwargs.x=1", "++env.kwargs={1:2}", "--seed", "-x", "--cfg", "--info=x"),
+    *("lr=1", "agent.lr=1", "experiment=null", "hydra.output_subdir=x", "env@a=cartpole", "a b"),
+    *("hydra/launcher=x", "-m --cfg", "--resolve", "agent.name=ppo", "env=[cartpole,taxi]"),
+)
+
+
+def fields(cls, path):
+    """Yield (full key, type) of every leaf of a settings class."""
+    for name, hint in get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from fields(hint, f"{path}{name}.")
+        else:
+            yield path + name, hint
+
+
+def keys_of(algorithm):
+    """Return the type of every key of a run with this algorithm."""
+    agents = fields(settings_type(algorithm), "agent.")
+    every = {**dict(fields(RunSettings, "")), **dict(agents)}
+    return {key: hint for key, hint in every.items() if key not in LEFT_ALONE}
+
+
+KEYS = {algorithm: keys_of(algorithm) for algorithm in ("dqn", "ppo")}
+
+
+def seldom(odd, usual):
+    """Draw what is usual most of the time, or nothing would ever run."""
+    return st.sampled_from((True, False, False, False, False)).flatmap(
+        lambda chosen: odd if chosen else usual
+    )
+
+
+def values(hint):
+    """Draw the text of a value of this type: in range, at the edges, or wrong."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*map(values, get_args(hint)))
+    if origin is Literal:
+        right = st.sampled_from([str(choice) for choice in get_args(hint)])
+    elif origin is tuple:
+        items = st.lists(st.integers(-1, 5), max_size=3)
+        right = items.map(lambda numbers: str(numbers).replace(" ", ""))
+    elif hint is int:
+        right = seldom(st.sampled_from(EDGES[int]), st.integers(1, 9).map(str))
+    elif hint is float:
+        some = st.floats(0, 1, allow_subnormal=False).map(repr)
+        right = seldom(st.sampled_from(EDGES[float]), some)
+    else:
+        right = st.sampled_from(EDGES.get(hint, ("null", "{}", "{a:1}")))
+    return seldom(st.sampled_from(WRONG), right)
+
+
+def group(name):
+    """Draw a choice of a group: one of its files, seldom something else."""
+    files = sorted(path.stem for path in (CONFIGS / name).glob("*.yaml"))
+    bare = {file: file.partition("_")[0] for file in files}
+    good = [file for file in files if name not in ("env", "experiment") or bare[file] in CHEAP_ENVS]
+    others = st.sampled_from(("null", "1", "nosuch", "[]", "x.y", "{}", "'", *good))
+    return seldom(others, st.sampled_from(good))
+
+
+@st.composite
+def commands(draw):
+    """Draw an algorithm, made small, and up to three overrides of all kinds on top."""
+    algorithm = draw(st.sampled_from(("dqn", "ppo")))
+    other = draw(seldom(st.just("ppo"), st.just(algorithm)))
+    base = (*SMALL, *(PPO if algorithm == "ppo" else DQN), "total_steps=9", "log.every=4")
+    rest = []
+    for kind in draw(st.lists(st.sampled_from(range(20)), max_size=3)):
+        if kind < 14:
+            key = draw(st.sampled_from(sorted(KEYS[other])))
+            rest.append(f"{key}={draw(values(KEYS[other][key]))}")
+        elif kind < 19:
+            name = draw(st.sampled_from(("agent", "env", "env", "env", "memory", "experiment")))
+            rest.append(f"{name}={draw(group(name))}")
+        else:
+            rest += draw(st.sampled_from(ODD)).split(" ")
+    return [*base, *rest]
+
+
+def command(arguments):
+    """Run one command in this process; return its exit code and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    before = sys.argv
+    sys.argv = ["train.py", *arguments]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main(train)
+    except SystemExit as end:
+        return end.code, out.getvalue(), err.getvalue()
+    finally:
+        sys.argv = before
+    return 0, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """Run in a folder of its own; a collection of all that pytest holds takes most of a run."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    command([*SMALL, *DQN, "total_steps=9"])
+    gc.collect()
+    gc.freeze()
+    yield tmp_path
+    gc.unfreeze()
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+def test_every_command_runs_or_is_refused_in_a_line(quick):
+    counts = {"finished": 0, "refused": 0, "diverged": 0}
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=EXAMPLES == 600,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+    )
+    @given(commands())
+    def one(arguments):
+        before = sorted(quick.iterdir())
+        code, out, err = command(arguments)
+        assert "Traceback" not in out + err, err
+        if code == 0:
+            counts["finished"] += 1
+            assert err == "", err
+        elif code == 5:  # a learning rate of 1e37 is a way to ask for it
+            counts["diverged"] += 1
+            assert err.startswith("error: "), err
+        else:
+            counts["refused"] += 1
+            assert code in REFUSED, (code, err)
+            # What only the finished parts of a run can tell may come after the first message.
+            assert len(out.splitlines()) <= 2, out
+            assert len(err.splitlines()) == 1, err
+            assert err.startswith("error: "), err
+            assert sorted(quick.iterdir()) == before, "a refusal leaves nothing behind"
+
+    one()
+    print(counts)
+    assert counts["finished"] > EXAMPLES / 10
+    assert counts["refused"] > EXAMPLES / 10

@@ -1,0 +1,74 @@
+"""When something is due, and how long a run took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from typing_extensions import override
+
+from memory.state import Stateful
+
+
+class Interval(Stateful):
+    """Fire once for every crossing of a multiple of `every`; 0 never fires."""
+
+    state_names = ("next",)
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self.next = every if every else None
+
+    def due(self, step: int) -> bool:
+        """Return whether a multiple was reached since the last call; several count as one."""
+        if self.next is None or step < self.next:
+            return False
+        self.next = (step // self._every + 1) * self._every
+        return True
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the next step back; with another `every` it is the next multiple of that."""
+        saved = state["next"]
+        if self.next is not None and saved is not None:
+            self.next = (
+                saved if saved % self._every == 0 else self._every * -(-saved // self._every)
+            )
+
+
+class Stopwatch(Stateful):
+    """Seconds of a run, those before it was interrupted included; pauses are no training."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._before = self._paused = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return all seconds."""
+        return self._before + time.perf_counter() - self._begin
+
+    @property
+    def training(self) -> float:
+        """Return the seconds outside of pauses."""
+        return self.seconds - self._paused
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Count what happens inside as a pause."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - begin
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "paused": self._paused}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._begin = time.perf_counter()
+        self._before, self._paused = state["seconds"], state["paused"]
