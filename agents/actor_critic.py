@@ -13,6 +13,8 @@ from agents.compiling import being_traced
 from agents.heads import GaussianLayer, Head
 from agents.networks import build_trunk, orthogonal_
 from agents.normaliser import ObservationNormaliser
+from agents.ppo_settings import PPOSettings
+from envs.types import EnvSpec
 
 
 class FastTanh(torch.autograd.Function):
@@ -181,3 +183,18 @@ class ActorCritic(nn.Module):
         for part in (self.policy, self.normaliser):
             if isinstance(part, GaussianLayer | ObservationNormaliser):
                 part.start_()
+
+
+def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
+    """Build the network without its memory."""
+    with torch.device("meta"):
+        return ActorCritic(
+            spec.observation_shape,
+            spec.dtype,
+            head,
+            hidden=settings.hidden,
+            activation=settings.activation,
+            shared=settings.shared_trunk,
+            normalise=settings.normalize_obs,
+            log_std=settings.log_std_init,
+        )

@@ -63,6 +63,12 @@ class Greedy(Actor):
         return on_device(obs, self._device)
 
 
+def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor:
+    """Return an actor that takes the most likely actions."""
+    on_host = policy_on_host(network)
+    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)))
+
+
 class EpsilonGreedy(Actor):
     """Takes a random action with probability ε, one coin per environment, else the best one."""
 

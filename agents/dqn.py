@@ -13,9 +13,8 @@ from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
 from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
-from agents.learner import Learner, Recipe
+from agents.learner import Learner, Recipe, linear
 from agents.networks import FlatNetwork, QNetwork, is_large_image, uniform_
-from agents.schedules import linear
 from buffers.replay import build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
 from memory.budget import require

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,67 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agents.actor_critic import ActorCritic
-from agents.actors import Greedy, Sampling, policy_on_host
+from agents.actor_critic import ActorCritic, build_network
+from agents.actors import Sampling, most_likely, policy_on_host
 from agents.base import Actor, Agent, Decision
 from agents.compiling import Mode, compile_mode
-from agents.heads import Head, build_head
-from agents.learner import Learner, Recipe
+from agents.heads import build_head
+from agents.learner import Learner
 from agents.networks import FlatNetwork, is_large_image
 from agents.normaliser import CLIP, RewardNormaliser
-from agents.ppo_loss import METRICS, explained_variance, ppo_loss, with_normal_advantages
+from agents.ppo_loss import explained_variance, recipe
 from agents.ppo_settings import PPOSettings
-from agents.schedules import linear
 from buffers.batch import RolloutBatch
 from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
-
-ADAM_EPSILON = 1e-5
-KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
-
-
-def recipe(settings: PPOSettings, head: Head, rows: int) -> Recipe:
-    """Return how the learner takes a step of PPO on minibatches of at most `rows` rows."""
-    target = settings.target_kl
-    return Recipe(
-        loss=partial(
-            ppo_loss,
-            head=head,
-            clip_value=settings.clip_value,
-            value_coef=settings.value_coef,
-            entropy_coef=settings.entropy_coef,
-        ),
-        metrics=METRICS,
-        epsilon=ADAM_EPSILON,
-        max_grad_norm=settings.max_grad_norm,
-        grad_accumulation=settings.grad_accumulation,
-        prepare=with_normal_advantages,
-        limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
-        rows=rows,
-    )
-
-
-def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
-    """Build the network without its memory."""
-    with torch.device("meta"):
-        return ActorCritic(
-            spec.observation_shape,
-            spec.dtype,
-            head,
-            hidden=settings.hidden,
-            activation=settings.activation,
-            shared=settings.shared_trunk,
-            normalise=settings.normalize_obs,
-            log_std=settings.log_std_init,
-        )
-
-
-def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor:
-    """Return an actor that takes the most likely actions."""
-    on_host = policy_on_host(network)
-    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)))
 
 
 class PPO(Agent):
@@ -181,7 +134,7 @@ class PPO(Agent):
         So the first update has the full rate and the last one its share: after k of K whole
         rollouts it is 1 − k/K (Huang et al. 2022, detail 4).
         """
-        return linear(start, 0.0 if anneal else start, self._total_steps, self._begun)
+        return start - start * (self._begun / self._total_steps) if anneal else start
 
     @classmethod
     def policy(

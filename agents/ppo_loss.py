@@ -1,4 +1,4 @@
-"""The mathematics of PPO (Schulman et al. 2017) as free functions of tensors.
+"""The mathematics of PPO (Schulman et al. 2017) as free functions of tensors, and its recipe.
 
 Every mean over a minibatch is a dot product with `share` [B], which is 1/M for each of its M rows
 and 0 for padding.
@@ -7,13 +7,15 @@ and 0 for padding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from agents.heads import Head
-from agents.learner import RowLoss
+from agents.learner import Recipe, RowLoss
+from agents.ppo_settings import PPOSettings
 from buffers.batch import RolloutBatch
 
 METRICS = (
@@ -23,6 +25,29 @@ METRICS = (
     "train/approx_kl",
     "train/clip_fraction",
 )
+ADAM_EPSILON = 1e-5
+KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
+
+
+def recipe(settings: PPOSettings, head: Head, rows: int) -> Recipe:
+    """Return how the learner takes a step of PPO on minibatches of at most `rows` rows."""
+    target = settings.target_kl
+    return Recipe(
+        loss=partial(
+            ppo_loss,
+            head=head,
+            clip_value=settings.clip_value,
+            value_coef=settings.value_coef,
+            entropy_coef=settings.entropy_coef,
+        ),
+        metrics=METRICS,
+        epsilon=ADAM_EPSILON,
+        max_grad_norm=settings.max_grad_norm,
+        grad_accumulation=settings.grad_accumulation,
+        prepare=with_normal_advantages,
+        limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
+        rows=rows,
+    )
 
 
 def ppo_loss(
