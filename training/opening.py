@@ -28,7 +28,7 @@ from training.run import Instruments, Run
 from training.run_directory import RunDirectory, RunDirectoryLostError
 from training.signals import StopSignals
 from training.summary import Summary
-from training.terminal import open_progress, to_terminal
+from training.terminal import open_progress, score, to_terminal
 
 log = logging.getLogger("steadyrl")
 
@@ -161,8 +161,10 @@ def _ending(run: Run, instruments: Instruments) -> Iterator[None]:
 
 def _report(run: Run, path: Path) -> None:
     s = run.summary
-    score = "" if s.eval_return_mean is None else f", evaluated return {s.eval_return_mean:.1f}"
-    mean = "" if s.return_mean is None else f", return {s.return_mean:.1f}"
+    evaluated = (
+        "" if s.eval_return_mean is None else f", evaluated return {score(s.eval_return_mean)}"
+    )
+    mean = "" if s.return_mean is None else f", return {score(s.return_mean)}"
     log.info(
         "%s after %s steps in %.0f s (%s steps/s)%s%s",
         s.status,
@@ -170,7 +172,7 @@ def _report(run: Run, path: Path) -> None:
         s.wall_seconds,
         f"{s.steps_per_second:,.0f}",
         mean,
-        score,
+        evaluated,
     )
     log.info("run:    %s", path)
     log.info("curves: tensorboard --logdir %s", path)

@@ -23,7 +23,7 @@ from training.run_directory import RunDirectory
 from training.settings import Settings
 from training.signals import StopSignals
 from training.summary import Summary, rss_mb_peak, weights_hash
-from training.terminal import Bar, Lines, Status
+from training.terminal import Bar, Lines, Status, score
 from training.timing import Interval, Stopwatch
 
 log = logging.getLogger("steadyrl")
@@ -195,9 +195,11 @@ class Run(Stateful):
             return {}
         self._note(result)
         log.info(
-            "evaluation at step %s: return %.1f ± %.1f over %d episodes",
+            "evaluation at step %s: return %s ± %s over %d episodes",
             f"{self.steps:,}",
-            *result,
+            score(result.mean),
+            score(result.std),
+            result.episodes,
         )
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
 

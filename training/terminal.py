@@ -166,7 +166,7 @@ def _texts(status: Status, total: int) -> dict[str, str]:
     minutes, seconds = divmod(max(round(left), 0), 60)
     hours, minutes = divmod(minutes, 60)
     clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-    mean = "  -  " if status.return_mean is None else f"{status.return_mean:7.1f}"
+    mean = "  -  " if status.return_mean is None else f"{score(status.return_mean):>7}"
     return {
         "steps": f"{status.step:,}",
         "share": f"{100 * status.step / total:3.0f}%",
@@ -175,6 +175,11 @@ def _texts(status: Status, total: int) -> dict[str, str]:
         "memory": f"memory {status.rss_mb:,.0f} MB",
         "left": f"left {clock if status.steps_per_second else '-:--'}",
     }
+
+
+def score(value: float) -> str:
+    """Return a return as people read it, however large."""
+    return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.3g}"
 
 
 def open_progress(console: Console, total: int) -> Bar | Lines:

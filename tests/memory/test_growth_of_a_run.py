@@ -23,6 +23,12 @@ ALERT = (
 )
 
 
+def is_whole(summary):
+    """Return whether nothing is missing that a stopped run can tell."""
+    known = ("return_mean", "steps_per_second", "wall_seconds", "rss_mb_peak", "episodes")
+    return all(summary[key] for key in known) and len(summary["weights_sha256"]) == 64
+
+
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
 def test_it_stops_at_its_limit(tmp_path, agent):
     overrides = (f"agent={agent}", "device=cpu", "agent.compile=false", "memory.limit_mb=700")
@@ -30,7 +36,7 @@ def test_it_stops_at_its_limit(tmp_path, agent):
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
     assert "memory.limit_mb=700 is reached" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
-    assert summary["status"] == "failed"
+    assert summary["status"] == "failed" and is_whole(summary)
     # It grew before it was stopped, and was stopped soon after the limit.
     kept = summary["steps"] * SIZE / 1e6
     assert 100 < kept < 700 < summary["rss_mb_peak"] < 1000
@@ -43,6 +49,7 @@ def test_a_leak_is_named_and_stops_it_where_that_is_asked_for(tmp_path):
     assert "broken_envs.Hoarder.kept: list" in error and "(bytes)" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
     assert summary["status"] == "failed" and 0 < summary["steps"] < 5000
+    assert is_whole(summary)
 
 
 def test_a_leak_in_a_worker_is_found_and_the_worker_named(tmp_path):

@@ -47,6 +47,11 @@ def test_more_is_shown_where_there_is_room(width, also):
         assert word in text
 
 
+def test_a_return_beyond_all_measure_takes_no_more_room():
+    text = shown(60, MOMENT._replace(return_mean=-3.2e38))
+    assert "return -3.2e+38" in text and text.count("\n") == 1
+
+
 def test_before_the_first_numbers_there_is_no_time_left_to_tell():
     assert "left -:--" in shown(80, Status(0, 0.0, None, 0.0))
 
