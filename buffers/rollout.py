@@ -41,8 +41,7 @@ class RolloutBuffer(Stateful):
         beside: int = 0,
     ) -> None:
         """Ask for the memory of all rows, and for what the owner needs `beside` it, in bytes."""
-        self._steps, self._envs, self._device = steps, num_envs, device
-        self._pinned = device.type == "cuda"
+        self._steps, self._device = steps, device
         rows = (steps, num_envs)
         needed = steps * num_envs * (
             math.prod(observation_shape) * observation_dtype.itemsize
@@ -50,7 +49,7 @@ class RolloutBuffer(Stateful):
             + 5 * 4  # log-probability, value, advantage, return, reward
             + 3 + 2 * 8 + 3 * 8  # flags, factors, indices and their order in an epoch
         )  # fmt: skip
-        require("rollout", needed + beside, device=device if self._pinned else None)
+        require("rollout", needed + beside, device=device if device.type == "cuda" else None)
         self.obs = self._on_device((*rows, *observation_shape), observation_dtype)
         self.action = self._on_device((*rows, *action_shape), action_dtype)
         self.log_prob = self._on_device(rows, torch.float32)
@@ -61,11 +60,10 @@ class RolloutBuffer(Stateful):
         self._flags = self._on_host((3, *rows), torch.bool)  # terminated, truncated, valid
         self._factors = self._on_host((2, *rows), torch.float64)
         self._learned = self._on_host((steps * num_envs,), torch.int64)  # the valid rows
-        self._reward_rows: NDArray[np.float32] = self.reward.numpy()
-        self._flag_rows: NDArray[np.bool_] = self._flags.numpy()
         kept = (self.obs, self.action, self.log_prob, self.value)
         self._on_numpy = device.type == "cpu"
         self._decided: list[Any] = [part.numpy() if self._on_numpy else part for part in kept]
+        self._given: tuple[NDArray, ...] = (self.reward.numpy(), *self._flags.numpy())
         self._copied: torch.cuda.Event | None = None  # host memory may be written again
         self._position = 0
         self._valid: Tensor | None = None  # see `valid`
@@ -116,9 +114,8 @@ class RolloutBuffer(Stateful):
                 )
             # On the host NumPy's assignment costs half of torch's.
             store[t] = part.numpy() if self._on_numpy else part
-        self._reward_rows[t] = reward
-        flags = self._flag_rows
-        flags[0, t], flags[1, t], flags[2, t] = terminated, truncated, valid
+        rewards, ends, cuts, valids = self._given
+        rewards[t], ends[t], cuts[t], valids[t] = reward, terminated, truncated, valid
         self._position = t + 1
 
     def finish(self, last_value: Tensor, *, gamma: float, gae_lambda: float) -> None:
@@ -127,7 +124,7 @@ class RolloutBuffer(Stateful):
             raise RuntimeError(f"rollout: only {self._position} of {self._steps} rows are filled")
         self.value[-1] = last_value.detach()
         bootstrap, carry = self._factors.numpy()
-        terminated, truncated, valid = self._flag_rows
+        rewards, terminated, truncated, valid = self._given
         factors(
             terminated, truncated, valid,
             gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap, carry=carry,
@@ -137,7 +134,7 @@ class RolloutBuffer(Stateful):
         self._valid = self._learned[: len(learned)].to(self._device, non_blocking=True)
         if self._device.type == "cpu":
             value, advantage = self.value.numpy(), self.advantage.numpy()
-            gae_host(self._reward_rows, value, bootstrap, carry, advantage)
+            gae_host(rewards, value, bootstrap, carry, advantage)
         else:
             reward = self.reward.to(self._device, non_blocking=True)
             on_device = self._factors.to(self._device, non_blocking=True)
@@ -166,10 +163,7 @@ class RolloutBuffer(Stateful):
 
     def release(self) -> None:
         """Free all memory; the buffer is not used afterwards."""
-        self.clear()
-        del self.obs, self.action, self.log_prob, self.value, self.advantage, self.return_
-        del self.reward, self._flags, self._factors, self._learned
-        del self._reward_rows, self._flag_rows, self._decided
+        vars(self).clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows filled so far; tensors share the buffer's memory."""
@@ -205,7 +199,7 @@ class RolloutBuffer(Stateful):
         return torch.empty(shape, dtype=dtype, device=self._device).zero_()  # touched
 
     def _on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=self._pinned).zero_()
+        return torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda").zero_()
 
 
 def factors(
