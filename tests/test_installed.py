@@ -1,0 +1,62 @@
+"""Installed for good, and not only linked to a checkout, the command trains from any directory."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import QUICK, ROOT
+
+PIP = ("install", "-q", "--no-index", "--no-deps", "--no-build-isolation")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Install a copy of the checkout, as `pip install .` does, and return where it went."""
+    folder = tmp_path_factory.mktemp("installed")
+    source = folder / "source"
+    # A copy, because a build leaves its traces beside the sources.
+    unwanted = shutil.ignore_patterns(".*", "tests", "docs", "outputs", "build", "*.egg-info")
+    shutil.copytree(ROOT, source, ignore=unwanted)
+    target = folder / "site"
+    command = [sys.executable, "-m", "pip", *PIP, "--target", str(target), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def steadyrl(installed, folder, *arguments):
+    """Run the installed command in a folder."""
+    return subprocess.run(
+        [str(installed / "bin" / "steadyrl"), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_every_configuration_is_installed(installed):
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
+    there = {path.relative_to(installed) for path in (installed / "configs").rglob("*.yaml")}
+    assert there == wanted
+
+
+def test_the_command_trains_where_it_is_called(installed, tmp_path):
+    done = steadyrl(installed, tmp_path, "train", *QUICK, "total_steps=300", "eval.every=0")
+    assert done.returncode == 0, done.stderr
+    [path] = Path(tmp_path, "outputs").rglob("summary.json")
+    summary = json.loads(path.read_text())
+    assert (summary["status"], summary["steps"]) == ("finished", 300)
+
+
+def test_the_command_helps_and_refuses(installed, tmp_path):
+    done = steadyrl(installed, tmp_path, "--help")
+    assert "cartpole_ppo" in done.stdout
+    done = steadyrl(installed, tmp_path, "experiment=cartpole_pp")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean cartpole_ppo?" in done.stderr
+    assert list(tmp_path.iterdir()) == []
