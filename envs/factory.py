@@ -37,12 +37,14 @@ NATIVE_FROM = 8
 ROUND_TRIP_SECONDS = 150e-6
 
 
-def build_env(settings: EnvSettings, *, seed: int, num_envs: int | None = None) -> VectorEnv:
+def build_env(
+    settings: EnvSettings, *, seed: int, num_envs: int | None = None, purpose: str = "training"
+) -> VectorEnv:
     """Build the vector environment; `num_envs` replaces the number in the settings."""
     count = settings.num_envs if num_envs is None else num_envs
     with _making(settings, EnvironmentFailedError):
         name, reason = choose_backend(settings, count)
-        log.info("backend %s for %d x %s: %s", name, count, settings.id, reason)
+        log.info("%s: backend %s for %d x %s: %s", purpose, name, count, settings.id, reason)
         return VectorEnv(_backend(name, settings, seed, count), frame_stack=settings.frame_stack)
 
 

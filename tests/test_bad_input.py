@@ -202,7 +202,7 @@ def test_only_a_bug_ends_with_1_and_only_a_file_that_exists_is_named():
 def test_a_torch_error_is_known_for_memory_that_ran_out():
     import torch
 
-    from training.failures import out_of_memory
+    from training.command_line import out_of_memory
 
     cuda = out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert cuda.exit_code == 7

@@ -1,13 +1,31 @@
-"""What is typed after the command, and what of it is put right before Hydra reads it."""
+"""What can be typed after the command: the help, and what is put right before Hydra reads it."""
 
 from __future__ import annotations
 
 import argparse
+import textwrap
 import unicodedata
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from memory.errors import ExpectedError
 
+HELP = """Train DQN or PPO on a Gymnasium environment.
+
+  python train.py                            DQN on CartPole, about a minute
+  python train.py agent=ppo env=acrobot      another algorithm, another environment
+  python train.py experiment=cartpole_ppo    a tuned preset
+  python train.py env.id=Blackjack-v1        any Gymnasium id
+  python train.py agent.learning_rate=1e-3   any key of the configuration
+  python train.py -m seed=0,1,2              one run for each value
+  python train.py --cfg job                  print every key and its value
+
+{groups}
+
+Runs go to outputs/; watch them with: tensorboard --logdir outputs
+"""
 # Mappings whose keys nobody can list: they go to the environment as they are.
 FREE_FORM = ("env.kwargs.", "env.kwargs=")
 # One of these at a time: each does something else than training once.
@@ -126,3 +144,21 @@ def _no_such_option(option: str, given: list[str]) -> str:
         following = given[given.index(option) + 1 :] if option in given else []
         value = following[0] if following and following[0][:1] not in ("-", "") else "…"
     return f"{option}: no such option; keys are written without dashes: {name}={value}"
+
+
+def help_text(configs: Path) -> str:
+    """Return the help with the choices found in `configs`."""
+    groups = []
+    for folder in sorted(path for path in configs.iterdir() if path.is_dir()):
+        names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        indent = " " * (len(folder.name) + 1)
+        groups.append(textwrap.fill(f"{folder.name}={names}", 96, subsequent_indent=indent))
+    return HELP.format(groups="\n".join(groups))
+
+
+def version() -> str:
+    """Return the name and version of what is installed."""
+    try:
+        return f"steadyrl {installed_version('steadyrl')}"
+    except PackageNotFoundError:
+        return "steadyrl, from a checkout that is not installed"

@@ -16,11 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from envs.factory import probe
-from memory.errors import ExpectedError, SettingError, describe, one_line
-from training.arguments import Arguments, CommandError, read
-from training.failures import BugError, out_of_memory
+from memory.errors import ExpectedError, MemoryBudgetError, SettingError, describe, one_line
+from training.arguments import Arguments, CommandError, help_text, read, version
 from training.hardware import refuse_unfit_machine
-from training.help import help_text, version
 from training.hints import explain
 from training.job import Job
 from training.run_directory import absolute, default_path
@@ -28,6 +26,12 @@ from training.settings import Settings, load_settings
 from training.typed import UnknownKeyError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+class BugError(ExpectedError):
+    """Report a fault of the program itself: the only failure that ends with 1."""
+
+    exit_code = 1
 
 
 def main(train: Callable[[Job], float | None]) -> None:
@@ -111,6 +115,27 @@ def explained(error: Exception, job: Job | None) -> ExpectedError:
         return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
     traceback.print_exception(error)
     return BugError(f"a bug of ours, please report it with the lines above: {describe(error)}")
+
+
+def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
+    """Return the refusal that fits when memory ran out, with what there is; None otherwise."""
+    if not (isinstance(error, MemoryError) or _is_torchs(error)):
+        return None
+    from memory.budget import plan_line
+
+    return MemoryBudgetError(
+        f"memory ran out ({describe(error)}); {plan_line({}, None)}: make the replay, the "
+        "rollout, the batch or the network smaller, or use fewer environments"
+    )
+
+
+def _is_torchs(error: BaseException) -> bool:
+    # Without torch in memory no error is torch's; importing it here would take seconds.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    # The host's allocator has no type of its own.
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def holds_traceback(log: Path, error: Exception) -> bool:

@@ -32,7 +32,9 @@ class Evaluator:
         # short ones.
         self._shares = [episodes // envs + (i < episodes % envs) for i in range(envs)]
         self._max_episode_steps = settings.eval.max_episode_steps
-        self._env = build_env(settings.env.for_evaluation(), seed=seed, num_envs=envs)
+        self._env = build_env(
+            settings.env.for_evaluation(), seed=seed, num_envs=envs, purpose="evaluation"
+        )
         self._start = self._env.state_dict()
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:

@@ -83,7 +83,7 @@ def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
     probe(config)
     assert not caplog.text
     build_env(config, seed=0).close()
-    assert f"backend {backend} for {num_envs} x {env_id}" in caplog.text
+    assert f"training: backend {backend} for {num_envs} x {env_id}" in caplog.text
 
 
 @pytest.mark.parametrize(("seconds", "backend"), [(1e-5, "sync"), (1e-3, "async")])
