@@ -25,19 +25,9 @@ class History(Stateful):
         self._values.append(float(value))
 
     @property
-    def maxlen(self) -> int:
-        """How many numbers are kept at most."""
-        return self._values.maxlen or 0
-
-    @property
     def mean(self) -> float:
         """Mean of what is kept; NaN when empty."""
         return math.fsum(self._values) / len(self._values) if self._values else math.nan
-
-    @property
-    def last(self) -> float:
-        """The newest number; NaN when empty."""
-        return self._values[-1] if self._values else math.nan
 
     def clear(self) -> None:
         """Forget everything."""

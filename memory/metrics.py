@@ -64,11 +64,6 @@ class MetricAccumulator(Stateful):
         known.total.add_(metrics.values)
         known.count += 1
 
-    @property
-    def count(self) -> int:
-        """Updates added since the last flush."""
-        return sum(known.count for known in self._sums.values())
-
     def flush(self, *, check_step: int | None = None) -> dict[str, float]:
         """Return the mean of every name and start a new interval; one host transfer.
 

@@ -104,6 +104,23 @@ class Signaller(Bad):
 gym.register("Signaller-v0", Signaller)
 
 
+class Diary(Bad):
+    """Keep a kilobyte of every episode, for ever; an episode is one step."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 1024  # as a constant below, all pages were one object
+        self.pages = []
+
+    def step(self, action):
+        self.pages.append(b"\1" * self.size)
+        observation, reward, *_, info = super().step(action)
+        return observation, reward, True, False, info
+
+
+gym.register("Diary-v0", Diary)
+
+
 class GraphKeeper(Bad):
     """Keep a tensor with the graph that made it, in every episode."""
 

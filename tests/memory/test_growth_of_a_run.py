@@ -61,6 +61,33 @@ def test_a_leak_in_a_worker_is_found_and_the_worker_named(tmp_path):
     assert summary["status"] == "failed" and 0 < summary["steps"] < 10_000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "named"),
+    [
+        ("sync", r"host memory grew .*broken_envs\.Diary\.pages: list"),
+        ("async", r"environment-[01] \(process \d+\): its memory grew by 6\d\.\d MB"),
+    ],
+)
+def test_a_kilobyte_an_episode_is_found_as_the_watch_is_shipped(tmp_path, backend, named):
+    _, summary, printed = run(
+        tmp_path,
+        "env.id=broken_envs:Diary-v0",
+        "env.num_envs=2",
+        f"env.backend={backend}",
+        "total_steps=2_000_000",
+        "agent.train_every=1000",
+        "memory.leak.action=stop",
+        "memory.monitor.tree_every_seconds=1",  # 30 as shipped: the same in minutes
+        "eval.every=0",
+        "log.every=500",
+        code=7,
+    )
+    (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
+    assert re.search(named, error), error
+    assert 64e6 / 1024 < summary["steps"] < 1_000_000
+
+
 def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
     directory, summary, printed = run(
         tmp_path,
