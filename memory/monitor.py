@@ -28,7 +28,8 @@ class RareReading(Generic[T]):
     """The newest result of a costly function.
 
     It is called again only `every_seconds` after the last call, and never so often that it takes
-    more than 1/400 of the time; `every_seconds=0` calls it every time.
+    more than 1/400 of the time; `every_seconds=0` calls it every time. What it takes is counted in
+    seconds of the processor: on a busy machine most of the time is spent waiting for one.
     """
 
     def __init__(
@@ -36,18 +37,19 @@ class RareReading(Generic[T]):
         read: Callable[[], T],
         every_seconds: float,
         clock: Callable[[], float] = time.perf_counter,
+        effort: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._read, self._every, self._clock = read, every_seconds, clock
+        self._read, self._every = read, every_seconds
+        self._clock, self._effort = clock, effort
         self.value = self.refresh()
 
     def refresh(self) -> T:
         """Call now."""
-        start = self._clock()
+        start = self._effort()
         self.value = self._read()
-        end = self._clock()
-        self.cost = end - start
+        self.cost = self._effort() - start
         wait = max(self._every, _PATIENCE * self.cost) if self._every else 0.0
-        self._due = end + wait
+        self._due = self._clock() + wait
         return self.value
 
     def poll(self) -> bool:

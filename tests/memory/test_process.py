@@ -114,12 +114,21 @@ def test_a_costly_reading_is_rare(clock):
         calls.append(clock.now)
         return len(calls)
 
-    reading = RareReading(read, every_seconds=10, clock=clock)
+    reading = RareReading(read, every_seconds=10, clock=clock, effort=clock)
     assert reading.value == 1 and not reading.poll()
     clock.now += 39  # more than every_seconds, but less than 400 times what it takes
     assert not reading.poll() and reading.value == 1
     clock.now += 2
     assert reading.poll() and reading.value == 2
+
+
+def test_waiting_for_a_busy_machine_is_not_what_a_reading_takes(clock):
+    def read():
+        clock.now += 5  # but hardly any of them on the processor
+
+    reading = RareReading(read, every_seconds=10, clock=clock)
+    clock.now += 10
+    assert reading.poll()
 
 
 def test_the_interval_is_kept_by_a_cheap_reading_and_zero_means_always(clock):
