@@ -1,17 +1,18 @@
 """Learning while the environments step: it happens, and it changes nothing but the speed."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from command import run
+from opened import job
 
 from agents.base import Decision
 from envs.factory import build_env
 from envs.settings import EnvSettings
-from train import loop
+from train import loop, train
 
 SETTINGS = EnvSettings(
     id="waiting_env:Waiting-v0",
@@ -65,10 +66,9 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
 def test_processes_that_overlap_learning_give_the_weights_of_a_plain_loop(tmp_path):
     weights = {}
     for backend in ("sync", "async"):
-        (tmp_path / backend).mkdir()
-        _, summary, _ = run(
-            tmp_path / backend, f"env.backend={backend}", "env.num_envs=3", "total_steps=1500"
-        )
+        chosen = (f"env.backend={backend}", "env.num_envs=3", "total_steps=1500")
+        train(job(tmp_path / backend, *chosen))
+        summary = json.loads((tmp_path / backend / "run" / "summary.json").read_text())
         assert summary["updates"] > 100
         weights[backend] = summary["weights_sha256"]
     assert weights["sync"] == weights["async"]

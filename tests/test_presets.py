@@ -8,10 +8,10 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from agents.registry import ALGORITHMS, build_agent
-from envs.factory import build_env
+from agents.registry import ALGORITHMS
 from memory.errors import SettingError
 from training.command_line import accept
+from training.opening import build
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ENVS = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))
@@ -40,15 +40,7 @@ def accepted(*overrides):
 
 def play(job, rows=5):
     """Act and learn for a few rows."""
-    settings = job.settings
-    with build_env(settings.run.env, seed=0) as env:
-        agent = build_agent(
-            settings.agent,
-            env.spec,
-            device=torch.device("cpu"),
-            seed=0,
-            total_steps=settings.run.total_steps,
-        )
+    with build(job) as (env, agent):
         env.reset()
         actor = agent.actor(env.spec.num_envs, explore=True)
         for _ in range(rows):
@@ -58,11 +50,10 @@ def play(job, rows=5):
             agent.update()
         assert step.obs.shape == (env.spec.num_envs, *env.spec.observation_shape)
         assert all(torch.isfinite(w).all() for w in agent.weights().values())
-        agent.release()
 
 
 def small(agent):
-    return ("agent.compile=false", *((SMALL,) if agent == "dqn" else ()))
+    return ("agent.compile=false", "device=cpu", "threads=1", *((SMALL,) if agent == "dqn" else ()))
 
 
 @pytest.mark.parametrize("env", ENVS)
