@@ -61,10 +61,11 @@ class Counter(gym.Env):
 class CounterVector(VectorEnv):
     """The same counter as one batch, all episodes of one length."""
 
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
     def __init__(self, num_envs=1, length=3, **_):
         Counter.opened += 1
         self.num_envs = num_envs
-        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.single_action_space = spaces.Discrete(3)
         self.observation_space = gym.vector.utils.batch_space(
