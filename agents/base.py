@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from agents.learner import Learner
 from envs.types import EnvSpec, Step
 from memory.metrics import Metrics
 from memory.state import Stateful
@@ -44,11 +45,12 @@ class Agent(Stateful, ABC):
     """
 
     overlaps: bool = False
+    _learner: Learner
 
     @property
-    @abstractmethod
     def updates(self) -> int:
         """Gradient steps taken."""
+        return self._learner.updates
 
     @classmethod
     @abstractmethod
@@ -71,17 +73,17 @@ class Agent(Stateful, ABC):
     def update(self) -> Metrics | None:
         """Do all learning that is due; None when none is."""
 
-    @abstractmethod
     def scalars(self) -> dict[str, float]:
         """Return the host-side numbers of this moment: schedules and buffer fill."""
+        return {}
 
-    @abstractmethod
     def weights(self) -> dict[str, Tensor]:
         """Return the tensors, not copies, that the greedy policy is made of."""
+        return self._learner.network.named()
 
-    @abstractmethod
     def nbytes(self) -> dict[str, int]:
         """Return what each large part holds, for the memory plan."""
+        return {"networks": self._learner.nbytes}
 
     @abstractmethod
     def release(self) -> None:

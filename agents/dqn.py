@@ -139,11 +139,6 @@ class DQN(Agent):
         return FlatNetwork(module, self._device)
 
     @property
-    def updates(self) -> int:
-        """Gradient steps taken."""
-        return self._learner.updates
-
-    @property
     def epsilon(self) -> float:
         """Probability of a random action at this step."""
         s = self._settings
@@ -233,16 +228,10 @@ class DQN(Agent):
             numbers["train/beta"] = self.beta
         return numbers
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Return the weights of the online network by layer."""
-        return self._learner.network.named()
-
     def nbytes(self) -> dict[str, int]:
-        """Return the bytes of the replay and of weights, gradient and optimiser."""
-        return {
-            "replay": self._replay.nbytes,
-            "networks": self._learner.nbytes + self._target.nbytes,
-        }
+        """Return the bytes of the replay and of both networks."""
+        networks = self._learner.nbytes + self._target.nbytes
+        return {"replay": self._replay.nbytes, "networks": networks}
 
     def release(self) -> None:
         """Free the replay and the networks."""

@@ -7,7 +7,7 @@ else is here: accumulation, clipping, Adam, undoing a step that went too far, co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -121,14 +121,20 @@ class Learner(Stateful):
         limit = self._recipe.limit
         return limit is not None and bool(self._last[self._names.index(limit[0])] > limit[1])
 
-    def means(self) -> Metrics | None:
-        """Return the metrics' means over the steps since the last call; None if there are none."""
+    def means(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
+        """Return the metrics' means over the steps since the last call; None if there are none.
+
+        `others` [] are put beside them.
+        """
         if not self._summed:
             return None
-        values = self._sums / self._summed
+        names, values = self._names, self._sums / self._summed
+        if others:
+            names = (*names, *others)
+            values = torch.cat((values, torch.stack(list(others.values()))))
         self._sums.zero_()
         self._summed = 0
-        return Metrics(self._names, values)
+        return Metrics(names, values)
 
     def _set(self, numbers: tuple[float, ...]) -> None:
         """Take the numbers of a step; as tensors where a graph must see them change."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from agents.actor_critic import ActorCritic, build_network
 from agents.actors import Sampling, most_likely, policy_on_host
@@ -18,10 +17,9 @@ from agents.compiling import Mode, compile_mode
 from agents.heads import build_head
 from agents.learner import Learner
 from agents.networks import FlatNetwork, is_large_image
-from agents.normaliser import CLIP, RewardNormaliser
+from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
 from agents.ppo_loss import explained_variance, recipe
 from agents.ppo_settings import PPOSettings
-from buffers.batch import RolloutBatch
 from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
@@ -113,11 +111,6 @@ class PPO(Agent):
         )
 
     @property
-    def updates(self) -> int:
-        """Gradient steps taken."""
-        return self._learner.updates
-
-    @property
     def learning_rate(self) -> float:
         """Step size of Adam in the update at the end of the rollout under way."""
         s = self._settings
@@ -186,7 +179,8 @@ class PPO(Agent):
         metrics = None
         if len(self._rollout.valid):
             metrics = self._learn()
-            self._move_on()
+            if self._observations is not None:
+                self._move_on(self._observations)
         self._rollout.clear()
         self._begun = self._steps
         return metrics
@@ -220,50 +214,35 @@ class PPO(Agent):
             log_prob.copy_(self._head.log_prob(parameters, action))
             value.copy_(values)
 
-    def _learn(self) -> Metrics:
+    def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""
-        rate, clip = self.learning_rate, self.clip
-        for batch in self._minibatches():
+        rollout, rate, clip = self._rollout, self.learning_rate, self.clip
+        for batch in chain.from_iterable(
+            rollout.minibatches(self._parts, self._shuffling) for _ in range(self._settings.epochs)
+        ):
             self._learner.step(batch, rate, clip)
             if self._learner.exceeded:
                 break
-        metrics = self._learner.means()
-        assert metrics is not None
-        old = (self._rollout.value[:-1], self._rollout.return_)
-        valid = self._rollout.valid
-        explained = explained_variance(*(part.flatten().index_select(0, valid) for part in old))
-        values = torch.cat((metrics.values, explained.unsqueeze(0)))
-        return Metrics((*metrics.names, "train/explained_variance"), values)
+        stored = (rollout.value[:-1], rollout.return_)
+        old = (part.flatten().index_select(0, rollout.valid) for part in stored)
+        return self._learner.means({"train/explained_variance": explained_variance(*old)})
 
-    def _move_on(self) -> None:
+    def _move_on(self, statistics: ObservationNormaliser) -> None:
         """Let the statistics of observations move on; those of the first rollout have done so."""
-        if self._observations is None:
-            return
         if self._begun == 0:
-            self._observations.settle_()
+            statistics.settle_()
             return
         obs = self._rollout.obs.flatten(0, 1)
         for rows in self._rollout.valid.split(self._piece):
-            self._observations.update(obs.index_select(0, rows))
-
-    def _minibatches(self) -> Iterator[RolloutBatch]:
-        for _ in range(self._settings.epochs):
-            yield from self._rollout.minibatches(self._parts, self._shuffling)
+            statistics.update(obs.index_select(0, rows))
 
     def scalars(self) -> dict[str, float]:
         """Return the learning rate of this moment."""
         return {"train/learning_rate": self.learning_rate}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the network by layer, and what it normalises observations with."""
-        return self._learner.network.named()
-
     def nbytes(self) -> dict[str, int]:
-        """Return the bytes of the rollout and of weights, gradient and optimiser."""
-        return {
-            "rollout": self._rollout.nbytes + self._actor.nbytes,
-            "networks": self._learner.nbytes,
-        }
+        """Return the bytes of the rollout with its noise, and of the network's."""
+        return {"rollout": self._rollout.nbytes + self._actor.nbytes, **super().nbytes()}
 
     def release(self) -> None:
         """Free the rollout and the network."""
