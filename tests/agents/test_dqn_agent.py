@@ -150,14 +150,32 @@ def test_a_run_that_ends_before_learning_starts_is_warned_of(total, warned, capl
     assert ("nothing will be learned" in caplog.text) is warned
 
 
-def test_there_is_a_coin_for_every_environment():
-    agent = build(64, obs=4, actions=50, epsilon_start=0.5, epsilon_end=0.5)
+@pytest.mark.parametrize("epsilon", [0.2, 0.5])
+def test_there_is_a_coin_for_every_environment(epsilon):
+    agent = build(64, obs=4, actions=50, epsilon_start=epsilon, epsilon_end=epsilon)
     obs = np.ones((64, 4), dtype=np.float32)
     greedy = act(agent, obs, explore=False).action
     differing = [(act(agent, obs).action != greedy).float().mean().item() for _ in range(50)]
     # A single coin for all would give 0 or 1 each time.
-    assert all(0.1 < share < 0.9 for share in differing)
-    assert np.mean(differing) == pytest.approx(0.5 * 49 / 50, abs=0.03)
+    assert all(0 < share < 0.9 for share in differing)
+    assert np.mean(differing) == pytest.approx(epsilon * 49 / 50, abs=0.03)
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_batches_are_weighted_by_the_exponent_of_their_step(prioritized, monkeypatch):
+    agent = build(1, 400, obs=11, prioritized=prioritized)
+    asked = []
+    sample = agent._replay.sample
+
+    def listen(size, *, beta):
+        asked.append((beta, agent.beta))
+        return sample(size, beta=beta)
+
+    monkeypatch.setattr(agent._replay, "sample", listen)
+    run(agent, Chain(1, [10], terminates=False), 400)
+    given, due = zip(*asked, strict=True)
+    assert given == (due if prioritized else (1.0,) * len(due))
+    assert 0.5 < due[0] < 0.6 and due[-1] == 1.0 and len(due) == agent.updates
 
 
 def test_greedy_decisions_touch_no_state():
