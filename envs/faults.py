@@ -62,9 +62,10 @@ class Faults:
         what = f"environment {env} failed at step {self.step}: {told(error)}"
         return EnvironmentFailedError(what)
 
-    def not_finite(self, name: str, env: int) -> NonFiniteError:
-        """Name the array that is not finite."""
-        return NonFiniteError(f"{name} of environment {env} is not finite at step {self.step}")
+    def not_finite(self, name: str, env: int, number: str) -> NonFiniteError:
+        """Name the array that is not finite, and the number that is none."""
+        where = f"{name} of environment {env}"
+        return NonFiniteError(f"{where} is not finite at step {self.step}: {number}")
 
     def give_up(self, name: str, error: BaseException) -> NoReturn:
         """Raise what broke in a simulator of all environments, which cannot be built anew."""

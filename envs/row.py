@@ -79,12 +79,15 @@ class Row:
         floats = self._floats
         return math.isfinite(floats.dot(floats)) or bool(np.isfinite(floats).all())
 
-    def not_finite(self) -> tuple[str, int]:
-        """Name the first array and environment that are not finite."""
+    def not_finite(self) -> tuple[str, int, str]:
+        """Name the first array and environment that are not finite, and the number in words."""
         for name, array in (("reward", self.reward), ("observation", self.obs)):
-            finite = np.isfinite(array.reshape(len(self.reward), -1)).all(axis=1)
+            finite = np.isfinite(array)
             if not finite.all():
-                return name, int(np.argmin(finite))
+                place = tuple(np.argwhere(~finite)[0].tolist())
+                env, element = place[0], list(place[1:])
+                number = f"element {element} is" if element else "it is"
+                return name, env, f"{number} {array[place]}"
         raise ValueError("all numbers are finite")
 
 

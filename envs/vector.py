@@ -145,8 +145,8 @@ class VectorEnv(Stateful):
 
     def _repair(self, row: Row) -> None:
         while not row.is_finite():
-            name, env = row.not_finite()
-            self._backend.repair(env, self._faults.not_finite(name, env), row)
+            name, env, number = row.not_finite()
+            self._backend.repair(env, self._faults.not_finite(name, env, number), row)
 
     def _note_starts(self, actions: ActionLog) -> None:
         valid = self._rows[self._turn].valid

@@ -33,7 +33,8 @@ def test_what_is_not_finite_is_found(bad, name, where):
     assert row.is_finite()
     getattr(row, name)[where] = bad
     assert not row.is_finite()
-    assert row.not_finite() == ({"obs": "observation"}.get(name, name), 1)
+    said = ("observation", f"element [2] is {bad}") if name == "obs" else (name, f"it is {bad}")
+    assert row.not_finite() == (said[0], 1, said[1])
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
