@@ -5,7 +5,11 @@ On CUDA either would wait for the device. `test_replay_cuda.py` says the same wh
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from places import make_replay
 from torch.utils._python_dispatch import TorchDispatchMode
 from traffic import Scene, Traffic
@@ -75,3 +79,23 @@ def test_a_row_travels_in_one_copy(prioritized, monkeypatch):
     for row in traffic.rows(10):
         replay.add(*row)
     assert len(copies) == 10
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray:
+    """Arrays of all the types that travel, empty ones and ones with gaps between their rows."""
+    kind = draw(st.sampled_from(["bool", "uint8", "int32", "int64", "float32", "float64"]))
+    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    whole = (random.random(shape) * 200).astype(kind)
+    return whole[:, ::2] if whole.ndim > 1 and draw(st.booleans()) else whole
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(arrays(), min_size=1, max_size=6))
+def test_what_is_sent_together_arrives_as_it_was(given_arrays):
+    sent = send(torch.device("cpu"), *given_arrays)
+    for tensor, array in zip(sent, given_arrays, strict=True):
+        assert tensor.numpy().dtype == array.dtype
+        np.testing.assert_array_equal(tensor.numpy(), array)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in sent}) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from traffic import Scene, Traffic
 
 from buffers.replay import build_replay
 from buffers.settings import ReplaySettings
+from buffers.timeline import ReplayLayout, Timeline
 from memory.errors import MemoryBudgetError, SettingError
 
 SCENE = Scene(num_envs=3, frame_shape=(1, 4, 3), dtype="uint8", frame_stack=3, mean_length=4.0)
@@ -28,14 +31,16 @@ def settings(**changes) -> ReplaySettings:
     return ReplaySettings(**{**plain, **changes})
 
 
-def build(chosen: ReplaySettings, scene: Scene = SCENE, device: torch.device = CPU):
+def build(
+    chosen: ReplaySettings, scene: Scene = SCENE, device: torch.device = CPU, n_step: int = 3
+):
     return build_replay(
         chosen,
         frame_shape=scene.frame_shape,
         dtype=scene.dtype,
         frame_stack=scene.frame_stack,
         num_envs=scene.num_envs,
-        n_step=3,
+        n_step=n_step,
         gamma=0.99,
         device=device,
         seed=0,
@@ -199,8 +204,28 @@ def test_atari_costs_one_frame_a_transition(prioritized):
 
 
 def test_a_replay_that_cannot_fit_is_refused_with_the_capacity_that_does():
-    with pytest.raises(MemoryBudgetError, match=r"replay needs .* largest capacity that fits"):
-        build(settings(capacity=10**13))
+    for capacity in (10**13, 10**18, 10**60):
+        with pytest.raises(MemoryBudgetError, match=r"replay needs .* largest capacity that fits"):
+            build(settings(capacity=capacity))
+
+
+def test_windows_that_cannot_fit_are_refused_without_naming_a_capacity():
+    with pytest.raises(MemoryBudgetError, match=r"with n_step=10,000,000,000 and") as caught:
+        build(settings(), n_step=10**10)
+    assert "largest capacity" not in str(caught.value)
+    with pytest.raises(MemoryBudgetError, match=r"and frame_stack=10,000,000,000 needs"):
+        build(settings(), replace(SCENE, frame_stack=10**10))
+
+
+def test_rows_are_numbered_in_integers_that_hold_them():
+    layout = make_replay("host", SCENE, 50, 3, 0.9, True)[1]
+    assert layout.row_type == np.int32
+    longest = 2**31 - 3 - SCENE.frame_stack  # and the rows that its windows read
+    for capacity, kind in ((3 * longest, np.int32), (3 * longest + 3, np.int64)):
+        long = replace(layout, capacity=capacity)
+        assert long.row_type == kind
+        assert (long.rows <= 2**31 - 1) == (kind == np.int32)
+        assert Timeline.bytes_needed(long) > long.slots + kind().itemsize * capacity
 
 
 def test_the_training_device_decides_where_auto_and_cuda_are():
@@ -223,6 +248,16 @@ def test_the_training_device_decides_where_auto_and_cuda_are():
 def test_settings_out_of_range_are_refused_by_name(field, value):
     with pytest.raises(SettingError, match=rf"^{field}={value}: "):
         settings(**{field: value})
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_long_rings_draw_what_short_ones_do(monkeypatch, prioritized):
+    short, _ = filled("host", prioritized=prioritized)
+    monkeypatch.setattr(ReplayLayout, "row_type", np.dtype(np.int64))
+    long, _ = filled("host", prioritized=prioritized)
+    assert long.state_dict()["timeline"]["alive"].dtype == torch.int64
+    for ours, theirs in zip(short.sample(64), long.sample(64), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_capacity_is_rounded_up_to_whole_rows_and_never_exceeded():
