@@ -10,8 +10,8 @@ from training.signals import ended_by_signals
 if TYPE_CHECKING:
     from agents.base import Actor, Agent
     from envs.vector import VectorEnv
-    from training.job import Job
     from training.run import Run
+    from training.settings import Job
 
 
 def train(job: Job) -> float | None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from agents.learner import RowLoss
-from buffers.batch import ReplayBatch
+from buffers.replay import ReplayBatch
 
 Q = Callable[[Tensor], Tensor]
 METRICS = ("train/td_error", "train/q_mean")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.checks import at_most, fraction, hidden_layers, positive, zero_or_more
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec
-from memory.errors import SettingError
+from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
 
 
 @dataclass(frozen=True, kw_only=True)

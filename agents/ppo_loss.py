@@ -16,7 +16,7 @@ from torch import Tensor
 from agents.heads import Head
 from agents.learner import Recipe, RowLoss
 from agents.ppo_settings import PPOSettings
-from buffers.batch import RolloutBatch
+from buffers.rollout import RolloutBatch
 
 METRICS = (
     "train/policy_loss",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.checks import at_most, fraction, hidden_layers, positive, zero_or_more
 from envs.types import EnvSpec
-from memory.errors import SettingError
+from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
 
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 

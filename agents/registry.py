@@ -10,9 +10,12 @@ from agents.ppo_settings import PPOSettings
 from memory.errors import SettingError
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Mapping
 
-    from agents.base import Agent
+    import torch
+    from torch import Tensor
+
+    from agents.base import Actor, Agent
     from envs.types import EnvSpec
 
 AgentSettings = DQNSettings | PPOSettings
@@ -58,3 +61,30 @@ def agent_class(name: str) -> type[Agent]:
     entry = ALGORITHMS[name]
     cls: type[Agent] = getattr(import_module(entry.module), entry.cls)
     return cls
+
+
+def finished_policy(
+    settings: AgentSettings,
+    spec: EnvSpec,
+    weights: Mapping[str, Tensor],
+    *,
+    device: torch.device,
+) -> Actor:
+    """Return an actor that decides greedily by `weights`, which are what `Agent.weights` gave.
+
+    The observations' normaliser is among them. It takes any number of environments.
+    """
+    network, actor = agent_class(settings.name).policy(settings, spec, device)
+    own = network.state_dict()
+    wrong = [f"no {name}" for name in own.keys() - weights.keys()]
+    wrong += [f"{name}, which the network has not" for name in weights.keys() - own.keys()]
+    wrong += [
+        f"{name} {list(weights[name].shape)} in place of {list(own[name].shape)}"
+        for name in own.keys() & weights.keys()
+        if own[name].shape != weights[name].shape
+    ]
+    if wrong:
+        raise ValueError(f"the weights are of another policy: {'; '.join(sorted(wrong))}")
+    for name, tensor in own.items():
+        tensor.detach().copy_(weights[name])
+    return actor

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from buffers.batch import ReplayBatch
 from buffers.block_sums import BlockSums, send
-from buffers.replay import NOTHING_YET, ReplayBuffer
+from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
 from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout
 
 

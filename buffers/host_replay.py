@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from buffers.batch import ReplayBatch
 from buffers.kernel import kernel, prefetch, touched_zeros
-from buffers.replay import NOTHING_YET, ReplayBuffer
+from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
 from buffers.sum_tree import SumTree
 from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout, Timeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from buffers.batch import ReplayBatch
 from buffers.block_sums import BlockSums
 from buffers.settings import ReplaySettings
 from buffers.sum_tree import SumTree
@@ -24,6 +23,18 @@ from memory.state import Stateful
 
 NOTHING_YET = "replay: there is no complete transition to draw yet"
 AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations need the rest
+
+
+class ReplayBatch(NamedTuple):
+    """B transitions; its tensors are reused by the next sample."""
+
+    obs: Tensor  # [B, *observation_shape]
+    action: Tensor  # [B] int64
+    reward: Tensor  # [B] n-step return
+    discount: Tensor  # [B] γ^m, 0 where the window ends in a termination
+    next_obs: Tensor  # [B, *observation_shape]
+    weight: Tensor  # [B] importance weights; ones when uniform
+    index: Tensor  # type: ignore[assignment]  # [B] int64 transition ids, row * N + env
 
 
 class ReplayBuffer(Stateful, ABC):

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.batch import RolloutBatch
 from buffers.kernel import kernel
 from memory.budget import require
 from memory.state import Stateful
+
+
+class RolloutBatch(NamedTuple):
+    """M valid rows of a rollout, on the training device."""
+
+    obs: Tensor  # [M, *observation_shape]
+    action: Tensor  # [M, *action_shape]
+    log_prob: Tensor  # [M]
+    value: Tensor  # [M]
+    advantage: Tensor  # [M]
+    return_: Tensor  # [M]
 
 
 class RolloutBuffer(Stateful):

@@ -214,3 +214,32 @@ class EpisodeStatistics(Stateful):
     def _restart(self, where: NDArray[np.bool_]) -> None:
         self._return[where] = 0.0
         self._begin[where] = self._rows
+
+
+class FrameStack:
+    """Concatenate the last k frames of an episode along axis 0, oldest first.
+
+    Before an episode's first frame the first frame is repeated.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._frames, self._channels = spec.frame_stack, spec.frame_shape[0]
+        shape = (spec.num_envs, *spec.observation_shape)
+        self._stacks = (np.zeros(shape, spec.dtype), np.zeros(shape, spec.dtype))
+        self._turn = 0
+
+    @property
+    def now(self) -> NDArray[Any]:
+        """The stacks [N, k·C, …] that end with the last row's frames."""
+        return self._stacks[self._turn]
+
+    def push(self, frames: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[Any]:
+        """Take one more row of frames [N, C, …]; rows that are not valid begin an episode."""
+        before = self.now
+        self._turn = 1 - self._turn
+        stack = self.now
+        stack[:, : -self._channels] = before[:, self._channels :]
+        stack[:, -self._channels :] = frames
+        if np.count_nonzero(valid) < valid.size:
+            stack[~valid] = np.concatenate([frames[~valid]] * self._frames, axis=1)
+        return stack

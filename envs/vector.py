@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from envs.action_log import ActionLog
 from envs.faults import Faults
-from envs.frame_stack import FrameStack
-from envs.row import EpisodeStatistics, Row
+from envs.row import EpisodeStatistics, FrameStack, Row
 from envs.types import EnvSpec, Step
 from memory.errors import NonFiniteError
 from memory.state import Stateful, give

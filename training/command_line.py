@@ -20,9 +20,8 @@ from memory.errors import ExpectedError, MemoryBudgetError, SettingError, descri
 from training.arguments import Arguments, CommandError, help_text, read, version
 from training.hardware import refuse_unfit_machine
 from training.hints import explain
-from training.job import Job
 from training.run_directory import absolute, default_path
-from training.settings import Settings, load_settings
+from training.settings import Job, Settings, load_settings
 from training.typed import UnknownKeyError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

@@ -22,10 +22,10 @@ from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
 from training.hardware import device_name, prepare_arithmetic, thread_count
-from training.job import Job
 from training.logger import Logger, to_file
 from training.run import Instruments, Run
 from training.run_directory import RunDirectory, RunDirectoryLostError
+from training.settings import Job
 from training.signals import StopSignals
 from training.summary import Summary
 from training.terminal import open_progress, score, to_terminal

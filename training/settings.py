@@ -1,13 +1,15 @@
-"""The typed root of the configuration."""
+"""The typed root of the configuration, and a job: all that a run is told from outside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from agents.registry import AgentSettings, settings_type
 from envs.settings import EnvSettings
+from envs.types import EnvSpec
 from memory.errors import SettingError
 from memory.settings import MemorySettings
 from training.typed import build, convert, show
@@ -75,6 +77,16 @@ class Settings:
 
     run: RunSettings
     agent: AgentSettings
+
+
+class Job(NamedTuple):
+    """Checked settings, the environment's shape, and what to keep of how they came about."""
+
+    settings: Settings
+    spec: EnvSpec
+    config: dict[str, Any]  # composed and resolved, for config.yaml
+    hydra: dict[str, Any]  # what .hydra/ keeps: config, hydra, overrides
+    directory: Path  # absolute: where the run is kept
 
 
 def load_settings(values: Mapping[str, Any]) -> Settings:

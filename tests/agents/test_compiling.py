@@ -14,7 +14,7 @@ from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled
 from agents.dqn import recipe
 from agents.learner import Learner
 from agents.networks import FlatNetwork, QNetwork, uniform_
-from buffers.batch import ReplayBatch
+from buffers.replay import ReplayBatch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ import torch
 
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.networks import QNetwork
-from buffers.batch import ReplayBatch
+from buffers.replay import ReplayBatch
 
 ACTIONS = 3
 

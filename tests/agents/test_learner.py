@@ -13,7 +13,7 @@ from agents.dqn import recipe
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.learner import Learner, Padding, Recipe, RowLoss
 from agents.networks import FlatNetwork, QNetwork
-from buffers.batch import ReplayBatch
+from buffers.replay import ReplayBatch
 from memory.errors import NonFiniteError
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, learn
 from test_dqn_agent import SETTINGS as DQN_SETTINGS
 
 from agents.dqn import DQN
-from agents.policy import finished_policy
+from agents.registry import finished_policy
 from envs.types import DiscreteActions, EnvSpec
 
 

@@ -15,7 +15,7 @@ from agents.learner import Learner
 from agents.networks import FlatNetwork
 from agents.ppo import recipe
 from agents.ppo_loss import explained_variance, normalised, policy_loss
-from buffers.batch import RolloutBatch
+from buffers.rollout import RolloutBatch
 
 
 def numpy_loss(w, batch, s, clip, box):
