@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.batch import Simulator, fill
-from envs.making import nearest, unknown_keyword
+from envs.making import nearest_id, unknown_keyword
 from envs.row import Row
 from envs.settings import EnvSettings
 from envs.single import Remarks
@@ -82,7 +82,7 @@ def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Encoder, An
 
     known = envpool.list_all_envs()
     if settings.id not in known:
-        raise SettingError("id", settings.id, f"not in EnvPool, {nearest(settings.id, known)}")
+        raise SettingError("id", settings.id, f"not in EnvPool, {nearest_id(settings.id, known)}")
     try:
         told = envpool.make_spec(settings.id, **_kwargs(settings))
     except TypeError as error:

@@ -128,10 +128,10 @@ def _where(error: BaseException) -> str:
 
 def _unknown(env_id: str, error: Exception) -> str:
     reason = "deprecated" if isinstance(error, gym.error.DeprecatedEnv) else "no such environment"
-    return f"{reason}, {nearest(env_id, gym.registry)}"
+    return f"{reason}, {nearest_id(env_id, gym.registry)}"
 
 
-def nearest(env_id: str, known_ids: Iterable[str]) -> str:
+def nearest_id(env_id: str, known_ids: Iterable[str]) -> str:
     """Return a hint at the id that was probably meant."""
     wanted = env_id.lower()
     known = {name.lower(): name for name in known_ids}
