@@ -92,10 +92,8 @@ class DQN(Agent):
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         if total_steps <= settings.learning_starts:
             log.warning(
-                "nothing will be learned: the run has %s steps, learning starts after %s "
-                "(agent.learning_starts)",
-                f"{total_steps:,}",
-                f"{settings.learning_starts:,}",
+                f"nothing will be learned: the run has {total_steps:,} steps, learning starts "
+                f"after {settings.learning_starts:,} (agent.learning_starts)"
             )
         self._settings = settings
         self._device = device
