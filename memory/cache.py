@@ -43,33 +43,31 @@ class CacheCleaner:
     ) -> None:
         self._settings, self._rss, self._clock = settings, rss, clock
         self._device, self._unused = device, unused or unused_by_allocator
-        self._updates = self._episodes = self._rollouts = 0
+        self._counts = {"updates": 0, "episodes": 0, "rollouts": 0}
         self._clean_rss, self._clean_unused = rss(), self._unused(device)
         self._start = self._next_look = clock()
         self._interval_seconds = self._seconds = 0.0
         self._cost = _FIRST_COST
-        self._bell = DoublingAlarm()
+        self._alarm = DoublingAlarm()
         self.cleanings = 0
 
     def on_updates(self, count: int) -> None:
         """Count updates; look every `every_updates` of them."""
-        self._updates += count
-        if 0 < self._settings.every_updates <= self._updates:
-            self._updates %= self._settings.every_updates
-            self.look()
+        self._note("updates", count, self._settings.every_updates)
 
     def on_episodes(self, count: int) -> None:
         """Count finished episodes; look every `every_episodes` of them."""
-        self._episodes += count
-        if 0 < self._settings.every_episodes <= self._episodes:
-            self._episodes %= self._settings.every_episodes
-            self.look()
+        self._note("episodes", count, self._settings.every_episodes)
 
     def on_rollout(self) -> None:
         """Count a finished rollout; look every `every_rollouts` of them."""
-        self._rollouts += 1
-        if 0 < self._settings.every_rollouts <= self._rollouts:
-            self._rollouts = 0
+        self._note("rollouts", 1, self._settings.every_rollouts)
+
+    def _note(self, kind: str, count: int, every: int) -> None:
+        count += self._counts[kind]
+        due = 0 < every <= count
+        self._counts[kind] = count % every if due else count
+        if due:
             self.look()
 
     def look(self) -> bool:
@@ -114,7 +112,7 @@ class CacheCleaner:
         share = self._seconds / max(run_seconds, 1e-9)
         if self.cleanings < _WORTH_SAYING or share <= _MAX_SHARE:
             return
-        if self._bell.rings(self._seconds):
+        if self._alarm.rings(self._seconds):
             log.warning(
                 "clearing caches took %.1f %% of the run so far (%d times): raise "
                 "memory.cache.every_updates or memory.cache.min_reclaimable_mb",
