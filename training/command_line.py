@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -31,6 +33,14 @@ class BugError(ExpectedError):
     """Report a fault of the program itself: the only failure that ends with 1."""
 
     exit_code = 1
+
+
+class ForgetConfigurations(Callback):
+    """Let a sweep go on without the configurations of jobs that are over."""
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Drop what Hydra would keep of a job besides its result."""
+        job_return.cfg = job_return.hydra_cfg = None
 
 
 def main(train: Callable[[Job], float | None]) -> None:
