@@ -46,7 +46,11 @@ def start(folder, *overrides, quick=True):
 
 def run(folder, *overrides, code=0, quick=True):
     """Run to the end; return the run directory, its summary, and what was printed."""
-    process = start(folder, *overrides, quick=quick)
+    return finished(start(folder, *overrides, quick=quick), folder, code)
+
+
+def finished(process, folder, code):
+    """Wait for a run that is to end with `code`; return as `run` does."""
     out, err = process.communicate()
     assert process.returncode == code, out + err
     assert "Traceback" not in out + err

@@ -6,9 +6,9 @@ import os
 import signal
 
 import pytest
-from command import run, start
 from opened import job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from warm import run, start
 
 from train import train
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from command import run
 from opened import job
+from warm import run
 
 from train import train
 from training.evaluation import Evaluator

@@ -20,6 +20,8 @@ PPO = (
     "log.every=130",
     "eval.every=400",
     "agent.rollout_steps=64",
+    "agent.epochs=2",
+    "agent.minibatches=1",
 )
 
 

@@ -1,19 +1,20 @@
 """A signal ends a run with a line, its exit code and no traceback, whenever it comes."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from command import QUICK, ROOT, environment, run, start
+from command import QUICK, ROOT, environment
+from command import run as run_afresh
+from warm import run, start
 
 NOTED = "stopping after this update; again to stop now"
 INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
 
-def signalled(folder, signals, *overrides, code):
+def signalled(folder, signals, *overrides, code, run=run):
     """Train with an environment that sends these signals to its process."""
     told = f"[{','.join(map(str, signals))}]"
     chosen = ("env.id=broken_envs:Signaller-v0", "env.backend=sync", f"env.kwargs.signals={told}")
@@ -57,26 +58,34 @@ def test_while_libraries_are_imported(tmp_path, number):
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "stopping\n")
 
 
+# A compiler that is still at work when somebody presses Ctrl-C.
+COMPILER = """#!/bin/sh
+case "$*" in *--version*) exec g++ "$@";; esac
+[ -e "$0.pressed" ] || { touch "$0.pressed"; kill -INT 0; }
+exit 1
+"""
+
+
 def test_ctrl_c_during_compilation(tmp_path):
     """It reaches the whole process group: the compiler too."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    # Nothing is compiled already.
+    nothing = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(compiler)}
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), *QUICK, "agent.compile=true", "total_steps=1e6"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        # Nothing is compiled already.
-        env=environment() | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+        env=environment() | nothing,
         start_new_session=True,
     )
-    for line in process.stdout:
-        if "compiling the update" in line:
-            break
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.stderr.readline().strip() == NOTED
     out, err = process.communicate()
     assert process.returncode == 130, out + err
-    assert "Traceback" not in out + err
+    assert err.splitlines()[0] == NOTED and "Traceback" not in out + err
+    assert "compiling the update" in out and "running eagerly" in out
     [summary] = tmp_path.rglob("summary.json")
     assert json.loads(summary.read_text())["status"] == "interrupted"
 
@@ -85,7 +94,7 @@ def test_nohup_keeps_a_run_going(tmp_path):
     before = signal.signal(HUP, signal.SIG_IGN)  # which children inherit
     try:
         chosen = ("env.kwargs.step=300", "total_steps=400")
-        _, summary, printed = signalled(tmp_path, [HUP], *chosen, code=0)
+        _, summary, printed = signalled(tmp_path, [HUP], *chosen, code=0, run=run_afresh)
     finally:
         signal.signal(HUP, before)
     assert summary["status"] == "finished" and NOTED not in printed

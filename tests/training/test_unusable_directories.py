@@ -7,7 +7,7 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from command import run, start
+from warm import run, start
 
 from memory.errors import SettingError
 from training.run_directory import RunDirectory, RunDirectoryInUseError, RunDirectoryLostError

@@ -1,0 +1,135 @@
+"""Runs of the command in processes of their own that need not import everything again.
+
+One process imports the libraries, which takes seconds, and is forked for every run. Nothing else
+differs from `command.run`: the process, its output, its signals and its exit code are real. Tests
+that look at imports, or at what memory a process has, start a new one.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from command import QUICK, ROOT, environment, finished
+
+
+class Process:
+    """A forked run, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, folder, arguments):
+        ends = [os.pipe() for _ in range(3)]
+        request = json.dumps({"arguments": arguments, "folder": str(folder)}).encode()
+        socket.send_fds(nursery(), [request], [write for _, write in ends])
+        for _, write in ends:
+            os.close(write)
+        self.stdout, self.stderr, self._fate = (os.fdopen(read) for read, _ in ends)
+        self.pid = int(self._fate.readline())
+        self.returncode = None
+
+    def wait(self):
+        """Wait for its end."""
+        if self.returncode is None:
+            self.returncode = int(self._fate.readline())
+            self._fate.close()
+        return self.returncode
+
+    def communicate(self):
+        """Return what it still prints, once it has ended."""
+        # A run prints little to stderr: far less than a pipe holds.
+        out, err = self.stdout.read(), self.stderr.read()
+        self.stdout.close()
+        self.stderr.close()
+        self.wait()
+        return out, err
+
+
+@cache
+def nursery():
+    """Start the process that has imported everything; return the way to ask it for runs."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdout=subprocess.DEVNULL,
+        env=environment(),
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    theirs.close()
+
+    def end():
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def start(folder, *overrides, quick=True):
+    """Start a run in `folder`."""
+    return Process(folder, [*(QUICK if quick else ()), *overrides])
+
+
+def run(folder, *overrides, code=0, quick=True):
+    """Run to the end; return the run directory, its summary, and what was printed."""
+    return finished(start(folder, *overrides, quick=quick), folder, code)
+
+
+def serve(connection):
+    """Fork a run for every request; return in the process that is to run it."""
+    while True:
+        request, outputs, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+        if not request:
+            sys.exit()
+        if os.fork() == 0:
+            connection.close()
+            break
+        for output in outputs:
+            os.close(output)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    return json.loads(request), outputs
+
+
+def supervise(fate):
+    """Fork once more: the parent tells of the child's process and of its end."""
+    child = os.fork()
+    if child == 0:
+        os.close(fate)
+        return
+    for output in (1, 2):
+        os.close(output)
+    os.write(fate, f"{child}\n".encode())
+    _, status = os.waitpid(child, 0)
+    os.write(fate, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def main(connection):
+    """Import what a run needs, then turn into one at every request."""
+    import tensorboard.summary.writer.record_writer  # noqa: F401
+
+    import train
+    import training.command_line
+    import training.opening  # noqa: F401
+
+    request, (out, err, fate) = serve(connection)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    supervise(fate)
+    os.chdir(request["folder"])
+    sys.argv = [str(ROOT / "train.py"), *request["arguments"]]
+    sys.path[0] = str(Path(train.__file__).parent)
+    train.command()
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
