@@ -1,13 +1,18 @@
-"""The closed list of algorithms: one line each."""
+"""The algorithms: ours a line each, those from outside found by Python's entry points.
+
+A name in a configuration chooses among what is installed; it is never imported as a path.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agents.dqn_settings import DQNSettings
 from agents.ppo_settings import PPOSettings
-from memory.errors import SettingError
+from memory.errors import SettingError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +23,18 @@ if TYPE_CHECKING:
     from agents.base import Actor, Agent
     from envs.types import EnvSpec
 
-AgentSettings = DQNSettings | PPOSettings
+GROUP = "steadyrl.agents"
+
+
+class AgentSettings(Protocol):
+    """What every algorithm's settings have: a name, and checks against the environment."""
+
+    @property
+    def name(self) -> str:
+        """Name of the algorithm."""
+
+    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments and run lengths that these settings do not fit."""
 
 
 class Algorithm(NamedTuple):
@@ -27,6 +43,7 @@ class Algorithm(NamedTuple):
     settings: type[AgentSettings]
     module: str
     cls: str
+    defaults: Path | None = None  # a YAML file; ours lie in configs/agent
 
 
 ALGORITHMS = {
@@ -35,11 +52,33 @@ ALGORITHMS = {
 }
 
 
-def settings_type(name: object) -> type[AgentSettings]:
+def algorithm(name: str) -> Algorithm:
+    """Return the algorithm called `name`, ours or one that is installed."""
+    found = ALGORITHMS.get(name) or from_outside(name)
+    if found is None:
+        names = ", ".join([*ALGORITHMS, *sorted(entry_points(group=GROUP).names)])
+        raise SettingError("name", name, f"no such agent; there are: {names}")
+    return found
+
+
+def from_outside(name: str) -> Algorithm | None:
+    """Return the installed algorithm of this name, if there is one."""
+    for point in entry_points(group=GROUP, name=name):
+        where = f"its entry point {point.value}"
+        try:
+            found = point.load()
+        except (Exception, SystemExit) as error:  # foreign code
+            reason = f"{where} cannot be imported: {describe(error)}"
+            raise SettingError("name", name, reason) from error
+        if not isinstance(found, Algorithm):
+            raise SettingError("name", name, f"{where} is no agents.registry.Algorithm")
+        return found
+    return None
+
+
+def settings_type(name: str) -> type[AgentSettings]:
     """Return the settings class of the algorithm called `name`."""
-    if name not in ALGORITHMS:
-        raise SettingError("name", name, f"no such agent; there are: {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[str(name)].settings
+    return algorithm(name).settings
 
 
 def build_agent(
@@ -58,7 +97,7 @@ def build_agent(
 
 def agent_class(name: str) -> type[Agent]:
     """Import the agent of the algorithm called `name`."""
-    entry = ALGORITHMS[name]
+    entry = algorithm(name)
     cls: type[Agent] = getattr(import_module(entry.module), entry.cls)
     return cls
 

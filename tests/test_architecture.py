@@ -103,12 +103,17 @@ def unread(classes, texts):
     A check is no use: what is only looked at when it is refused changes nothing.
     """
     reads = attribute_reads(texts, checks=frozenset({"__post_init__", "refuse_unfit"}))
-    names = {cls: f"{cls.__module__}.{cls.__qualname__}" for c in classes for cls in c.__mro__}
+
+    def names(cls):
+        yield from (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+        if hasattr(cls, "refuse_unfit"):  # the protocol of all agents' settings
+            yield "agents.registry.AgentSettings"
+
     return sorted(
         f"{cls.__name__}.{field.name}"
         for cls in classes
         for field in fields(cls)
-        if not any((names[base], field.name) in reads for base in cls.__mro__)
+        if not any((name, field.name) in reads for name in names(cls))
     )
 
 

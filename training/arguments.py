@@ -10,7 +10,11 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from memory.errors import ExpectedError
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from agents.registry import ALGORITHMS, Algorithm, from_outside
+from memory.errors import ExpectedError, SettingError, describe
 
 HELP = """Train DQN or PPO on a Gymnasium environment.
 
@@ -28,6 +32,8 @@ Runs go to outputs/; watch them with: tensorboard --logdir outputs
 """
 # Mappings whose keys nobody can list: they go to the environment as they are.
 FREE_FORM = ("env.kwargs.", "env.kwargs=")
+# Where an agent from outside the tree is named: its defaults join the group `agent`.
+AGENT_KEYS = ("agent", "agent.name")
 # One of these at a time: each does something else than training once.
 INSTEAD = ("multirun", "cfg", "info", "hydra_help", "shell_completion")
 PARTS_OF_CONFIG = ("job", "hydra", "all")
@@ -76,7 +82,7 @@ def read(given: list[str]) -> Arguments:
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
-        _arranged(text, multirun=typed.multirun)
+        _arranged(_offered(text), multirun=typed.multirun)
         for text in typed.overrides
         if text != "experiment=null"  # as the default is printed; Hydra would not read it
     ]
@@ -127,6 +133,41 @@ def _arranged(override: str, *, multirun: bool) -> str:
     if key.startswith("hydra.output_subdir"):
         raise CommandError(f"{override}: .hydra/ always lies in the run's own directory")
     return override
+
+
+def _offered(override: str) -> str:
+    """Make installed agents that are named known to Hydra; return what it reads then.
+
+    `agent.name=X` alone would give X the keys of another agent: it becomes `agent=X`.
+    """
+    key, _, value = override.partition("=")
+    if key not in AGENT_KEYS:
+        return override
+    names = value.split(",")
+    outside = {name: _found(name) for name in names if name and name not in ALGORITHMS}
+    for name, found in outside.items():
+        if found is not None:
+            _store(name, found)
+    chosen = any(found is not None for found in outside.values())
+    return f"agent={value}" if chosen else override
+
+
+def _found(name: str) -> Algorithm | None:
+    try:
+        return from_outside(name)
+    except SettingError as error:
+        raise SettingError(f"agent.{error.field}", error.value, error.reason) from error
+
+
+def _store(name: str, found: Algorithm) -> None:
+    if found.defaults is None:
+        raise SettingError("agent", name, "its Algorithm names no file of defaults")
+    try:
+        defaults = OmegaConf.load(found.defaults)
+    except Exception as error:  # a missing file, or one that is no YAML
+        reason = f"its defaults {found.defaults} cannot be read: {describe(error)}"
+        raise SettingError("agent", name, reason) from error
+    ConfigStore.instance().store(group="agent", name=name, node=defaults, provider="outside")
 
 
 def _refuse_unprintable(argument: str) -> None:

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 
-from agents.registry import ALGORITHMS, settings_type
+from agents.registry import ALGORITHMS, from_outside, settings_type
 from memory.errors import describe, nearest, one_line
 from training.settings import RunSettings
 from training.typed import UnknownKeyError
@@ -131,7 +131,8 @@ def _sets(override: Override, key: str) -> bool:
 
 def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
-    keys = {name: list(_keys(name)) for name in ALGORITHMS}
+    names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and from_outside(agent) else [])]
+    keys = {name: list(_keys(name)) for name in names}
     owners = [name for name in keys if key in keys[name]]
     if owners:
         return f"is a key of {' and '.join(owners)}, and the agent is {agent}"

@@ -1,0 +1,1 @@
+"""An algorithm that is not part of the tree."""

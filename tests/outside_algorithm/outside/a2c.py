@@ -1,0 +1,118 @@
+"""A2C (Mnih et al. 2016): collect a few rows, take one step on them, forget them."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from agents.actor_critic import ActorCritic
+from agents.actors import Sampling, most_likely
+from agents.base import Agent
+from agents.heads import build_head
+from agents.learner import Learner, Recipe, RowLoss, linear
+from agents.networks import FlatNetwork
+from agents.ppo_loss import with_normal_advantages
+from buffers.rollout import RolloutBuffer
+
+
+def a2c_loss(network, batch, *, head, entropy_coef):
+    """Return −A log π(a given o) + ½(V − R)² − c·H of every row."""
+    parameters, value = network(batch.obs)
+    log_prob, entropy = head.evaluate(parameters, batch.action)
+    policy, squares = -batch.advantage * log_prob, 0.5 * (value - batch.return_).square()
+    return RowLoss(policy + squares - entropy_coef * entropy, (policy, squares, entropy))
+
+
+def build(settings, spec, device):
+    """Build the head, and the network without its memory."""
+    head = build_head(spec.action, device, scaled=True)
+    shape = {"shared": False, "normalise": False, "log_std": 0.0}
+    with torch.device("meta"):
+        network = ActorCritic(
+            spec.observation_shape,
+            spec.dtype,
+            head,
+            hidden=settings.hidden,
+            activation="tanh",
+            **shape,
+        )
+    return head, network
+
+
+class A2C(Agent):
+    """Learns from T rows of N environments at a time."""
+
+    state_names = ("_learner", "_actor", "_rollout", "_order", "_next_obs", "_steps")
+
+    def __init__(self, settings, spec, *, device, seed, total_steps):
+        self._settings, self._device, self._total = settings, device, total_steps
+        self._head, network = build(settings, spec, device)
+        network.to_empty(device="cpu").start_(torch.Generator().manual_seed(seed))
+        flat = FlatNetwork(network, device)
+        rows = {"num_envs": spec.num_envs, "device": device}
+        self._actor = Sampling(
+            network,
+            self._head,
+            None,
+            rows=settings.rollout_steps,
+            seed=seed + 1,
+            fresh=bool,
+            **rows,
+        )
+        self._rollout = RolloutBuffer(
+            steps=settings.rollout_steps,
+            observation_shape=spec.observation_shape,
+            observation_dtype=getattr(torch, spec.dtype),
+            action_shape=self._head.action_shape,
+            action_dtype=self._head.action_dtype,
+            **rows,
+        )
+        recipe = Recipe(
+            loss=partial(a2c_loss, head=self._head, entropy_coef=settings.entropy_coef),
+            metrics=("train/policy_loss", "train/value_loss", "train/entropy"),
+            epsilon=1e-5,
+            max_grad_norm=settings.max_grad_norm,
+            grad_accumulation=1,
+            prepare=with_normal_advantages,
+        )
+        self._learner = Learner(recipe, flat, "eager")
+        self._next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
+        self._order = torch.Generator(device).manual_seed(seed)  # of the rows in a batch
+        self._steps = 0
+
+    @classmethod
+    def policy(cls, settings, spec, device):
+        """Build the network of a finished policy, and who acts by it."""
+        head, network = build(settings, spec, device)
+        network.to_empty(device=device)
+        return network, most_likely(network, head, device)
+
+    def actor(self, num_envs, *, explore):
+        """Return the sampling actor, or one that takes the most likely actions."""
+        network = self._learner.network.module
+        return self._actor if explore else most_likely(network, self._head, self._device)
+
+    def observe(self, decision, step):
+        """Store the row."""
+        made = (decision.obs, decision.chosen, decision.log_prob, decision.value)
+        self._rollout.add(*made, step.reward, step.terminated, step.truncated, step.valid)
+        np.copyto(self._next_obs, step.obs)
+        self._steps += int(step.valid.sum())
+
+    def update(self):
+        """Once the rollout is full: take one step on it, and forget it."""
+        if not self._rollout.full:
+            return None
+        s, network = self._settings, self._learner.network.module
+        with torch.inference_mode():
+            _, last_value = network(torch.from_numpy(self._next_obs).to(self._device))
+        self._rollout.finish(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
+        for batch in self._rollout.minibatches(1, self._order):
+            self._learner.step(batch, linear(s.learning_rate, 0.0, self._total, self._steps))
+        self._rollout.clear()
+        return self._learner.means()
+
+    def release(self):
+        """Free the rollout and the network."""
+        self._rollout.release()
+        del self._learner, self._actor

@@ -1,0 +1,35 @@
+"""Types and checks of A2C's keys, and where it is; importable without torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agents.registry import Algorithm
+from envs.types import EnvSpec
+from memory.errors import fraction, hidden_layers, positive, zero_or_more
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CSettings:
+    """Advantage actor-critic: one step on every rollout."""
+
+    name: Literal["outside.a2c"]
+    hidden: tuple[int, ...]
+    learning_rate: float
+    gamma: float
+    gae_lambda: float
+    rollout_steps: int
+    entropy_coef: float
+    max_grad_norm: float
+
+    def __post_init__(self) -> None:
+        hidden_layers(self.hidden)
+        positive(self, "learning_rate", "rollout_steps")
+        fraction(self, "gamma", "gae_lambda")
+        zero_or_more(self, "entropy_coef", "max_grad_norm")
+
+    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments and run lengths that these settings do not fit: there are none."""
+
+
+A2C = Algorithm(A2CSettings, "outside.a2c", "A2C", Path(__file__).with_name("a2c.yaml"))

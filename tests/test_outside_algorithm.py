@@ -1,0 +1,182 @@
+"""An algorithm that is installed beside the project trains like ours, from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command import ROOT, environment
+from hydra.core.config_store import ConfigStore
+from opened import job
+
+from agents.registry import algorithm, finished_policy
+from memory.errors import SettingError
+from training.arguments import read
+from training.command_line import main
+from training.opening import build
+
+OUTSIDE = ROOT / "tests" / "outside_algorithm"
+PAGE = ROOT / "docs" / "ADDING_AN_ALGORITHM.md"
+AGENT = "agent.name=outside.a2c"
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Put the package where Python looks for installed ones, and forget it afterwards."""
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
+        del sys.modules[name]
+    ConfigStore.instance().repo.get("agent", {}).clear()
+
+
+def install(folder, value):
+    """Install a distribution that offers `broken.algo` as this entry point."""
+    sys.modules.pop("broken", None)
+    info = folder / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[steadyrl.agents]\nbroken.algo = {value}\n")
+
+
+def train(folder, *overrides):
+    """Train as a person does who has installed the package; return the summary."""
+    path = os.pathsep.join([str(OUTSIDE), environment()["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, ROOT / "train.py", AGENT, f"run_dir={folder / 'run'}", *overrides],
+        env=environment() | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+def refused(monkeypatch, capsys, *overrides):
+    """Return the line in which a command is refused before anything is trained."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *overrides])
+    with pytest.raises(SystemExit) as left:
+        main(lambda accepted: pytest.fail("it was accepted"))
+    assert left.value.code == 2
+    line, *more = capsys.readouterr().err.splitlines()
+    assert not more
+    return line
+
+
+def test_it_trains_and_is_evaluated_with_overrides(tmp_path):
+    changes = ("total_steps=600", "eval.every=300", "eval.episodes=2", "env.num_envs=2")
+    summary = train(tmp_path, "agent.learning_rate=1e-3", *changes)
+    assert (summary["agent"], summary["status"]) == ("outside.a2c", "finished")
+    assert summary["updates"] >= 600 // 2 // 16
+    assert summary["eval_return_mean"] > 0
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert "name: outside.a2c" in config
+    assert "learning_rate: 0.001" in config
+    assert "gae_lambda: 0.95" in config
+    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert {"train/policy_loss", "train/entropy", "train/grad_norm"} <= json.loads(last).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_learns_cartpole(tmp_path, seed):
+    summary = train(tmp_path, f"seed={seed}", "total_steps=200_000", "env.num_envs=8")
+    assert summary["eval_return_mean"] >= 400
+
+
+def test_its_state_and_its_policy_are_given_and_taken(installed, tmp_path):
+    chosen = read([AGENT]).overrides
+    with build(job(tmp_path, *chosen, "env.num_envs=2", quick=False)) as (env, agent):
+        actor = agent.actor(2, explore=True)
+        env.reset()
+        for _ in range(40):
+            decision = actor.act(env.observation, env.starts)
+            agent.observe(decision, env.step(decision.action.numpy(force=True)))
+            agent.update()
+        assert agent.updates == 2
+        state = agent.state_dict()
+        settings = agent._settings
+        greedy = agent.actor(2, explore=False).act(env.observation, env.starts)
+        loaded = finished_policy(settings, env.spec, agent.weights(), device=torch.device("cpu"))
+        assert torch.equal(loaded.act(env.observation, env.starts).action, greedy.action)
+        weights = agent._learner.network.weights
+        before = weights.clone()
+        weights.zero_()
+        agent.load_state_dict(state)
+        assert torch.equal(weights, before)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("agent.learning_rat=1", "agent.learning_rat=1: no such key; did you mean agent.learning_"),
+        ("agent.epochs=3", "is a key of ppo, and the agent is outside.a2c"),
+        ("agent.gamma=2", "agent.gamma=2: must be between 0 and 1"),
+        ("agent.hidden=[]", "agent.hidden=[]: needs at least one layer"),
+    ],
+)
+def test_its_keys_are_checked_like_ours(installed, monkeypatch, capsys, override, reason):
+    assert reason in refused(monkeypatch, capsys, AGENT, override)
+
+
+@pytest.mark.parametrize("name", ["outside.a2d", "outside.a2c_settings", "os.path", "a2c"])
+def test_only_what_is_installed_under_this_name_is_found(installed, monkeypatch, capsys, name):
+    """A module's path is no name: nothing is imported because a configuration says so."""
+    line = refused(monkeypatch, capsys, f"agent.name={name}")
+    assert line == f"error: agent.name={name}: no such agent; there are: dqn, ppo, outside.a2c"
+    assert "outside.a2c_settings" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "reason"),
+    [
+        ("broken:ALGO", "1 / 0", "broken:ALGO cannot be imported: ZeroDivisionError: division"),
+        ("broken:ALGO", "raise SystemExit(0)", "broken:ALGO cannot be imported: SystemExit: 0"),
+        ("broken:ALGO", "pass", "broken:ALGO cannot be imported: AttributeError"),
+        ("absent:ALGO", "", "absent:ALGO cannot be imported: ModuleNotFoundError"),
+        ("broken:ALGO", "ALGO = 3", "broken:ALGO is no agents.registry.Algorithm"),
+    ],
+)
+def test_a_broken_entry_point_is_named(tmp_path, monkeypatch, capsys, value, code, reason):
+    install(tmp_path, value)
+    (tmp_path / "broken.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = refused(monkeypatch, capsys, "agent.name=broken.algo")
+    assert f"its entry point {reason}" in line
+
+
+@pytest.mark.parametrize(
+    ("defaults", "reason"),
+    [("None", "names no file of defaults"), ("Path('/absent.yaml')", "cannot be read: FileNotF")],
+)
+def test_defaults_that_are_not_there_are_named(
+    installed, tmp_path, monkeypatch, capsys, defaults, reason
+):
+    install(tmp_path, "broken:ALGO")
+    (tmp_path / "broken.py").write_text(
+        "from pathlib import Path\nfrom outside.a2c_settings import A2C\n"
+        f"ALGO = A2C._replace(defaults={defaults})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = refused(monkeypatch, capsys, "agent.name=broken.algo")
+    assert reason in line
+
+
+def test_a_sweep_may_name_ours_and_others(installed):
+    assert read(["-m", "agent=dqn,outside.a2c"]).overrides == ["agent=dqn,outside.a2c"]
+    assert "outside.a2c.yaml" in ConfigStore.instance().repo["agent"]
+    assert read(["agent=ppo", "seed=1"]).overrides == ["agent=ppo", "seed=1"]
+
+
+def test_a_name_that_is_not_there_is_refused_without_a_command_line_too():
+    with pytest.raises(SettingError, match="no such agent; there are: dqn, ppo"):
+        algorithm("absent")
+
+
+@pytest.mark.parametrize("path", sorted(OUTSIDE.glob("outside/a2c*")), ids=lambda path: path.name)
+def test_the_page_shows_the_files_as_they_are(path: Path):
+    assert path.read_text() in PAGE.read_text()
