@@ -1,0 +1,79 @@
+"""What we use of torch that it does not promise to keep: this names what has moved."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import torch
+
+# where it is → what, and which file of ours uses it
+PRIVATE = {
+    ("torch", "_fused_adam_"): "agents/adam.py",
+    ("torch._inductor", "compile"): "agents/compiling.py",
+    ("torch.fx.experimental.proxy_tensor", "make_fx"): "agents/compiling.py",
+    ("torch.fx.experimental.proxy_tensor", "get_proxy_mode"): "agents/compiling.py",
+}
+
+
+def private(module, name):
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        user = PRIVATE[module, name]
+        pytest.fail(f"torch {torch.__version__} has no {module}.{name} any more: see {user}")
+
+
+@pytest.mark.parametrize(("module", "name"), PRIVATE)
+def test_it_is_where_it_was(module, name):
+    assert callable(private(module, name))
+
+
+def test_the_list_names_what_the_files_use():
+    root = __file__.rpartition("tests")[0]
+    for (module, name), user in PRIVATE.items():
+        with open(root + user) as file:
+            text = file.read()
+        assert module in text and name in text, (module, name, user)
+
+
+def test_fused_adam_takes_a_step_as_the_optimizer_does():
+    step = private("torch", "_fused_adam_")
+    rng = torch.Generator().manual_seed(0)
+    ours = torch.randn(7, generator=rng)
+    theirs = ours.clone().requires_grad_()
+    adam = torch.optim.Adam([theirs], lr=0.01, eps=1e-5)
+    mean, square, count = torch.zeros(7), torch.zeros(7), torch.zeros(())
+    for _ in range(3):
+        gradient = torch.randn(7, generator=rng)
+        theirs.grad = gradient.clone()
+        adam.step()
+        count += 1
+        step(
+            [ours], [gradient], [mean], [square], [], [count],
+            lr=torch.tensor(0.01), beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-5,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_tracing_gives_a_graph_and_says_so_while_it_lasts():
+    proxy = "torch.fx.experimental.proxy_tensor"
+    make_fx, get_proxy_mode = private(proxy, "make_fx"), private(proxy, "get_proxy_mode")
+    modes = []
+
+    def function(x):
+        modes.append(get_proxy_mode())
+        return torch.func.grad(lambda y: (y * y).sum())(x)
+
+    graph = make_fx(function)(torch.ones(3))
+    assert get_proxy_mode() is None
+    assert modes[0] is not None
+    assert isinstance(graph, torch.fx.GraphModule)
+    assert graph(torch.full((3,), 5.0)).tolist() == [10.0] * 3
+
+
+def test_the_compiler_takes_a_graph_and_its_inputs():
+    parameters = list(inspect.signature(private("torch._inductor", "compile")).parameters)
+    assert parameters[:2] == ["gm", "example_inputs"]
