@@ -154,7 +154,7 @@ class Lines:
             return
         self._next = now + SECONDS_BETWEEN_LINES
         texts = _texts(status, self._total)
-        log.info("step %9s %s", texts.pop("steps"), "  ".join(texts.values()))
+        log.info("step %s %s", texts.pop("steps"), "  ".join(texts.values()))
 
     def close(self) -> None:
         """Nothing to take back: lines stay."""
@@ -168,7 +168,7 @@ def _texts(status: Status, total: int) -> dict[str, str]:
     clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
     mean = "  -  " if status.return_mean is None else f"{score(status.return_mean):>7}"
     return {
-        "steps": f"{status.step:,}",
+        "steps": f"{status.step:,}".rjust(len(f"{total:,}")),
         "share": f"{100 * status.step / total:3.0f}%",
         "return": f"return {mean}",
         "speed": f"{status.steps_per_second:>6,.0f} steps/s",

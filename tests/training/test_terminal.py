@@ -61,5 +61,5 @@ def test_lines_say_the_same():
     with to_terminal(Console(file=output)):
         Lines(LONG).show(MOMENT)
     [line] = output.getvalue().splitlines()
-    assert line.startswith("step 61,728,394  50%  return -1234.5  ")
+    assert line.startswith("step  61,728,394  50%  return -1234.5  ")
     assert line.endswith("left 1:23:20")
