@@ -163,18 +163,20 @@ def test_its_cost_is_reported_once_and_a_share_over_one_percent_is_warned_of(clo
 
 
 @pytest.mark.gpu
-def test_cuda_blocks_are_given_back():
+def test_cuda_blocks_are_given_back(clock):
     settings = CacheSettings(
         every_updates=1, every_episodes=0, every_rollouts=0, min_reclaimable_mb=64.0
     )
     device = torch.device("cuda", 0)
-    cleaning = CacheCleaner(settings, device, Memory())
+    cleaning = CacheCleaner(settings, device, Memory(), clock)
+    clock.now += 1000  # a run that can afford it
     torch.cuda.empty_cache()
     block = torch.zeros(100 * MB, dtype=torch.uint8, device=device)
     cleaning.on_updates(1)
     assert cleaning.cleanings == 0
     del block
     held = torch.cuda.memory_reserved(device)
+    clock.now += 1
     cleaning.on_updates(1)
     assert cleaning.cleanings == 1
     assert torch.cuda.memory_reserved(device) <= held - 64 * MB
