@@ -107,6 +107,9 @@ CASES = {
     "--cfg nothing": ["--cfg", "nothing", "job"],
     "seed=1 --config-dir": ["--config-dir", "argument"],
     "seed=1 --config-dir /no/such": ["/no/such"],
+    "--cfg job --package nothing": ["nothing", "not found"],
+    "--config-name env/cartpole seed=1": ["seed=1", "no such key"],
+    "env@agent=cartpole": ["env@agent=cartpole", "no such key"],
     "--experimental-rerun x": ["--experimental-rerun", "no such option"],
 }
 

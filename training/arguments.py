@@ -36,6 +36,7 @@ FREE_FORM = ("env.kwargs.", "env.kwargs=")
 AGENT_KEYS = ("agent", "agent.name")
 # One of these at a time: each does something else than training once.
 INSTEAD = ("multirun", "cfg", "info", "hydra_help", "shell_completion")
+PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")
 PARTS_OF_CONFIG = ("job", "hydra", "all")
 PARTS_OF_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -60,6 +61,11 @@ class Arguments(NamedTuple):
         """Whether this is one run, without anything that concerns Hydra itself."""
         hydras = any(text.lstrip("+~").startswith("hydra") for text in self.overrides)
         return not (self.options or hydras)
+
+    @property
+    def prints(self) -> bool:
+        """Whether Hydra only prints something, and nothing is run."""
+        return any(option.partition("=")[0] in PRINTING for option in self.options)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -110,6 +110,9 @@ def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) 
     try:
         sys.argv = [*typed[:1], *arguments.options, *arguments.overrides]
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
+    except SystemExit as end:
+        # Hydra ends so, after a line of its own, what it cannot print; a run's 1 is a bug's.
+        sys.exit(SettingError.exit_code if end.code == 1 and arguments.prints else end.code)
     finally:
         sys.argv = typed
 

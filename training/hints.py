@@ -126,7 +126,8 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
 def _sets(override: Override, key: str) -> bool:
     name = override.key_or_group
     inside = key.startswith(f"{name}.") and isinstance(override.value(), dict)
-    return name == key or name.startswith(f"{key}.") or inside
+    at = f"{name}@{override.package}"
+    return key in (name, at) or name.startswith(f"{key}.") or inside
 
 
 def unknown_key(key: str, agent: str) -> str:
@@ -134,14 +135,14 @@ def unknown_key(key: str, agent: str) -> str:
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and from_outside(agent) else [])]
     keys = {name: list(_keys(name)) for name in names}
     owners = [name for name in keys if key in keys[name]]
-    if owners:
+    if owners and agent not in owners:
         return f"is a key of {' and '.join(owners)}, and the agent is {agent}"
     last = key.rpartition(".")[2]
     wanted = OTHER_NAMES.get(last, last)
     for name in sorted(keys, key=lambda name: name != agent):
         same = [known for known in keys[name] if known.rpartition(".")[2] == wanted]
         close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
-        if close:
+        if close and close != [key]:
             return f"no such key; did you mean {close[0]}?"
     return "no such key; --cfg job prints all there are"
 
