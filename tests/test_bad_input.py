@@ -292,10 +292,11 @@ def test_help_fits_a_screen(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=python_path(),
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'outside_algorithm'}"},
         check=True,
     )
     lines = done.stdout.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
-    assert "agent=dqn" in done.stdout
+    assert "agent=dqn, ppo, outside.a2c" in done.stdout

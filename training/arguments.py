@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 import unicodedata
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, entry_points
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from agents.registry import ALGORITHMS, Algorithm, from_outside
+from agents.registry import ALGORITHMS, GROUP, Algorithm, from_outside
 from memory.errors import ExpectedError, SettingError, describe
 
 HELP = """Train DQN or PPO on a Gymnasium environment.
@@ -194,12 +194,15 @@ def _no_such_option(option: str, given: list[str]) -> str:
 
 
 def help_text(configs: Path) -> str:
-    """Return the help with the choices found in `configs`."""
+    """Return the help with the choices found in `configs`, and installed agents."""
     groups = []
     for folder in sorted(path for path in configs.iterdir() if path.is_dir()):
-        names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        if folder.name == "agent":
+            names += sorted(entry_points(group=GROUP).names)
         indent = " " * (len(folder.name) + 1)
-        groups.append(textwrap.fill(f"{folder.name}={names}", 96, subsequent_indent=indent))
+        text = f"{folder.name}={', '.join(names)}"
+        groups.append(textwrap.fill(text, 96, subsequent_indent=indent))
     return HELP.format(groups="\n".join(groups))
 
 
