@@ -104,6 +104,9 @@ def _make(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
             spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
         )
     except TypeError as error:
+        if "incompatible function arguments" in str(error):  # and then all of C++'s signature
+            reason = "one of the values is not of the kind that ALE takes"
+            raise SettingError("kwargs", settings.kwargs, reason) from None
         raise unknown_keyword(settings, error) or error from None
 
 

@@ -110,7 +110,11 @@ def _import_module_of(env_id: str) -> str:
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may do anything
-        what = str(error) if isinstance(error, ModuleNotFoundError) else describe(error)
+        what = describe(error)
+        if isinstance(error, ModuleNotFoundError):
+            what = str(error)
+        elif isinstance(error, SyntaxError):  # its own text names the place as well
+            what = f"SyntaxError: {error.msg}"
         reason = f"cannot import {module}: {what}{_where(error)}"
         raise SettingError("id", env_id, one_line(reason)) from error
     return name

@@ -181,6 +181,12 @@ def test_what_cannot_be_is_refused(changes, field, reason):
     assert caught.value.field == field
 
 
+def test_a_keyword_of_another_kind_is_refused_without_a_signature():
+    with pytest.raises(SettingError, match="not of the kind that ALE takes") as caught:
+        probe(settings("ALE/Pong-v5", backend="ale", kwargs={"noop_max": "abc"}))
+    assert caught.value.field == "kwargs"
+
+
 def test_an_action_that_no_button_stands_for_is_an_error():
     with build_env(game(), seed=0) as env:
         env.reset()

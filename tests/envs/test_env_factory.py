@@ -147,7 +147,7 @@ def test_what_is_no_module_before_the_colon_is_refused(env_id):
     ("text", "reason"),
     [
         ("x = 1\ny = x / 0\n", r"ZeroDivisionError: division by zero \(.*broken.py, line 2\)"),
-        ("\ndef f(:\n", r"SyntaxError: .*broken.py, line 2\)"),
+        ("\ndef f(:\n", r"SyntaxError: [^(]* \(/[^(]*broken.py, line 2\)$"),
         ("import no_such_module_here", "No module named 'no_such_module_here' .*broken.py, line 1"),
         ("import sys\nsys.exit(0)", "SystemExit: 0 .*broken.py, line 2"),
         ("\nimport also_broken", r"ValueError: oh \(.*also_broken.py, line 2\)"),
