@@ -57,8 +57,10 @@ class ScalarHead(QHead):
 
 def said_of(outputs: Tensor, action: Tensor) -> Tensor:
     """Return what outputs [B, A, *shape] say of actions [B]."""
-    extra = outputs.shape[2:]
-    index = action.view(-1, 1, *(1 for _ in extra)).expand(-1, 1, *extra)
+    index = action.unsqueeze(1)
+    if outputs.dim() > 2:
+        shape = outputs.shape[2:]
+        index = index.view(-1, 1, *(1 for _ in shape)).expand(-1, 1, *shape)
     return outputs.gather(1, index).squeeze(1)
 
 
@@ -68,13 +70,12 @@ def td_loss(online: Q, target: Q, batch: ReplayBatch, *, head: QHead, double: bo
     a* is the best action by the online network (van Hasselt et al. 2016), or by the target
     network when not double.
     """
+    outputs = online(batch.obs)
+    chosen = said_of(outputs, batch.action)
     with torch.no_grad():
         after = target(batch.next_obs)
         judge = online(batch.next_obs) if double else after
-    outputs = online(batch.obs)
-    with torch.no_grad():
         successor = said_of(after, head.values(judge).argmax(1))
-    chosen = said_of(outputs, batch.action)
     each, td_error = head.loss(chosen, successor, batch)
     metrics = (td_error.abs(), head.values(chosen.detach()))
     return RowLoss(batch.weight * each, metrics, (td_error,))

@@ -77,6 +77,8 @@ class Learner(Stateful):
         self.updates = 0
         self._recipe = recipe
         self._frozen = tuple(frozen)
+        # Themselves, because nothing hooks into these modules and each call costs.
+        self._forwards = [n.module.forward for n in (network, *frozen)]
         self._names = ("train/loss", *recipe.metrics, "train/grad_norm")
         self._rate = torch.zeros((), device=device)
         self._numbers: tuple[float | Tensor, ...] = ()
@@ -163,13 +165,11 @@ class Learner(Stateful):
         share: Tensor,
     ) -> tuple[Tensor, ...]:
         del frozen  # the modules' parameters are views of all these weights
-        # `forward` itself, because nothing hooks into these modules and each call costs.
-        networks = [network.module.forward for network in (self.network, *self._frozen)]
         # Gradients are views of one tensor too: autograd accumulates straight into it.
         gradient = self.network.gradient.zero_()
         pieces = []
         for piece, part in self._pieces(batch, share):
-            rows = self._recipe.loss(*networks, piece, *numbers)
+            rows = self._recipe.loss(*self._forwards, piece, *numbers)
             torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
             pieces.append((rows, part))
         return self._finish(weights, gradient, adam, rate, pieces)
@@ -235,9 +235,11 @@ class Learner(Stateful):
             adam_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
             for now, then in zip((weights, *adam), before, strict=True):
                 now.copy_(torch.where(keep, now, then))
-        reports = zip(*(rows.reports for rows, _ in pieces), strict=True)
-        joined = [each[0] if len(each) == 1 else torch.cat(each) for each in reports]
-        return torch.cat((values, norm.unsqueeze(0))), *joined
+        reports = pieces[0][0].reports
+        if len(pieces) > 1:
+            parts = zip(*(rows.reports for rows, _ in pieces), strict=True)
+            reports = tuple(torch.cat(each) for each in parts)
+        return torch.cat((values, norm.unsqueeze(0))), *reports
 
 
 class Padding:

@@ -129,7 +129,7 @@ def compare(args: argparse.Namespace) -> None:
 def _breakdown(name: str, one: Ours, steps: int) -> None:
     watch = Stopwatch()
     agent: Any = one.agent
-    watch.wrap(agent, "act", "act")
+    watch.wrap(agent.actor(one.env.spec.num_envs, explore=True), "act", "act")
     watch.wrap(one.env, "send", "env")
     watch.wrap(one.env, "receive", "env")
     watch.wrap(agent._replay, "add", "add")

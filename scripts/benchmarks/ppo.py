@@ -98,7 +98,7 @@ def _compare(work: Work, args: argparse.Namespace) -> None:
 def _breakdown(name: str, one: Ours, work: Work, iterations: int) -> None:
     watch = Stopwatch()
     agent: Any = one.agent
-    watch.wrap(agent, "act", "act")
+    watch.wrap(agent.actor(one.env.spec.num_envs, explore=True), "act", "act")
     watch.wrap(one.env, "send", "env")
     watch.wrap(one.env, "receive", "env")
     watch.wrap(agent, "observe", "store")
