@@ -37,9 +37,9 @@ class Simulator(ABC):
         """Return the whole state, None when it cannot be had."""
         return None
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Put a snapshot back."""
-        raise NotImplementedError("this simulator gives no snapshots")
+    def restore(self, saved: dict[str, Any]) -> bool:
+        """Put a snapshot back; say whether that could be done."""
+        return False
 
     @abstractmethod
     def close(self) -> None:
@@ -105,9 +105,8 @@ class BatchBackend(Backend):
         """Put a snapshot back; where there is none all start anew."""
         self._seed, self._starts = saved["seed"], saved["starts"]
         self._done[:] = saved["done"].numpy()
-        self._cut = saved["simulator"] is None
-        if not self._cut:
-            self.simulator.restore(saved["simulator"])
+        snapshot = saved["simulator"]
+        self._cut = snapshot is None or not self.simulator.restore(snapshot)
         return np.full(self.spec.num_envs, not self._cut)
 
     def cut(self, env: int) -> None:

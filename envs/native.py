@@ -74,8 +74,8 @@ class NativeSimulator(Simulator):
                 return None
         return values
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Put a snapshot back."""
+    def restore(self, saved: dict[str, Any]) -> bool:
+        """Put a snapshot back; it always can be."""
         self._env.reset(seed=0)  # makes the generator that the snapshot is put into
         env = self._env.unwrapped
         for name, value in saved.items():
@@ -86,6 +86,7 @@ class NativeSimulator(Simulator):
                 setattr(env, name, value.numpy().copy())
             else:
                 setattr(env, name, value)
+        return True
 
 
 def _make(settings: EnvSettings, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:

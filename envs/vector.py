@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -222,10 +221,5 @@ class VectorEnv(Stateful):
     def __enter__(self) -> VectorEnv:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
