@@ -26,6 +26,7 @@ from envs.worker_handle import (
     WorkerHandle,
     ask_process,
     deadline,
+    interrupts_held,
     no_process,
     read_description,
     start_methods,
@@ -67,7 +68,7 @@ class ProcessBackend(Backend):
         self._shared.progress[:] = -1, True
         try:
             for index in range(num_envs):
-                self._workers.append(self._hire(index))
+                self._hire(index)
             self._answers(self._replace, starting=True)
         except BaseException:
             self.close()
@@ -98,11 +99,15 @@ class ProcessBackend(Backend):
                 self.faults.excuse(0, error)
 
     def _hire(self, index: int) -> WorkerHandle:
+        """Start a process and put it in its place, both or neither: else nobody would end it."""
         episode, parent = int(self._shared.progress[index, 0]), os.getpid()
         task = Assignment(
             self._settings, self._seed, index, episode, self.spec, self._memory, parent
         )
-        return WorkerHandle(task, [worker.pipe for worker in self._workers], self._methods)
+        with interrupts_held():
+            worker = WorkerHandle(task, [other.pipe for other in self._workers], self._methods)
+            self._workers[index : index + 1] = [worker]
+        return worker
 
     def _deadline(self, *, starting: bool = False) -> float:
         return deadline(self._settings, self._methods if starting else ())
@@ -132,7 +137,6 @@ class ProcessBackend(Backend):
             self._workers[index].kill()
             try:
                 worker = self._hire(index)
-                self._workers[index] = worker
                 self._hear(worker.answer(self._deadline(starting=True)), starting=True)
                 if self._form is not None:
                     worker.send(FORM + self._form.encode())

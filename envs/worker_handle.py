@@ -11,6 +11,7 @@ import os
 import resource
 import select
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -137,13 +138,10 @@ def _start(
             target=run_worker, args=arguments, daemon=True, name=f"environment-{task.env}"
         )
         try:
-            with _interrupts_held():
+            with warnings.catch_warnings():  # forking beside threads is what we mean
+                warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             return process
-        except KeyboardInterrupt:  # held back until now
-            process.kill()
-            process.join(KILL_SECONDS)
-            raise
         except OSError as error:
             if error.errno != errno.ENOMEM or method == methods[-1]:
                 raise no_process(task.env, error) from error
@@ -169,15 +167,25 @@ def no_process(env: int, error: OSError) -> EnvironmentFailedError:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold signals back until the child minds its own; forking beside threads is what we mean."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def interrupts_held() -> Iterator[None]:
+    """Hold signals back until a process has started, minds its own and is in its owner's hands."""
+    received: list[int] = []
+    with contextlib.ExitStack() as restored:
+        restored.callback(_raise, received)
+        if threading.current_thread() is threading.main_thread():
+            # Another thread may be given the signal all the same, and this one then handles it.
+            for number in HELD:
+                if callable(handler := signal.getsignal(number)):
+                    restored.callback(signal.signal, number, handler)
+                    signal.signal(number, lambda number, _: received.append(number))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        yield
+
+
+def _raise(signals: list[int]) -> None:
+    for number in signals:
+        signal.raise_signal(number)
 
 
 def start_methods() -> tuple[str, ...]:
@@ -205,14 +213,14 @@ def ask_process(
     """
     methods = methods or start_methods()
     task = Assignment(settings, 0, 0, -1, None, None, os.getpid(), trial)
-    worker = WorkerHandle(task, [], methods)
-    try:
+    with contextlib.ExitStack() as ended:
+        with interrupts_held():
+            worker = WorkerHandle(task, [], methods)
+            ended.callback(worker.kill)
         told = worker.answer(deadline(settings, methods))
         worker.quit()
         worker.kill(CLOSE_SECONDS)
         return told
-    finally:
-        worker.kill()
 
 
 def read_description(text: bytes, settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -40,6 +41,8 @@ class Calling(Family):
 
     def __init__(self, register, at, number):
         with open(register, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # else two of them may be the same number, or none
+            file.seek(0, os.SEEK_END)
             file.write(b"x")
             built = file.tell()
         if built == at:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 
 import command
 import numpy as np
@@ -149,6 +150,10 @@ def test_building_many_stops_when_asked_to(tmp_path, at, number):
     def stop(*_):
         raise KeyboardInterrupt
 
+    # A thread that has nothing blocked gets the signal while the main one holds it back.
+    done = threading.Event()
+    bystander = threading.Thread(target=done.wait)
+    bystander.start()
     before, handler = psutil.Process().children(), signal.signal(number, stop)
     register = tmp_path / "built"
     kwargs = {"register": str(register), "at": at, "number": int(number)}
@@ -158,5 +163,7 @@ def test_building_many_stops_when_asked_to(tmp_path, at, number):
             build_env(config, seed=0)
     finally:
         signal.signal(number, handler)
+        done.set()
+        bystander.join()
     assert at <= register.stat().st_size < 400
     assert psutil.Process().children() == before
