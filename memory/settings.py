@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memory.errors import SettingError
-
-
-def _at_least(field: str, value: float, least: float) -> None:
-    if not least <= value < float("inf"):
-        raise SettingError(field, value, f"must be at least {least} and finite")
+from memory.errors import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +17,7 @@ class MonitorSettings:
     tensors_every_seconds: float
 
     def __post_init__(self) -> None:
-        _at_least("every_seconds", self.every_seconds, 0)
-        _at_least("tree_every_seconds", self.tree_every_seconds, 0)
-        _at_least("tensors_every_seconds", self.tensors_every_seconds, 0)
+        at_least(self, 0, "every_seconds", "tree_every_seconds", "tensors_every_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +30,7 @@ class CacheSettings:
     min_reclaimable_mb: float
 
     def __post_init__(self) -> None:
-        _at_least("every_updates", self.every_updates, 0)
-        _at_least("every_episodes", self.every_episodes, 0)
-        _at_least("every_rollouts", self.every_rollouts, 0)
-        _at_least("min_reclaimable_mb", self.min_reclaimable_mb, 0)
+        at_least(self, 0, "every_updates", "every_episodes", "every_rollouts", "min_reclaimable_mb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +46,10 @@ class LeakSettings:
     tracemalloc: bool
 
     def __post_init__(self) -> None:
-        _at_least("warmup_samples", self.warmup_samples, 1)
-        _at_least("window_samples", self.window_samples, 4)
-        _at_least("max_growth_mb", self.max_growth_mb, 0)
-        _at_least("max_growth_mb_per_million_steps", self.max_growth_mb_per_million_steps, 0)
-        _at_least("max_extra_handles", self.max_extra_handles, 0)
+        at_least(self, 1, "warmup_samples")
+        at_least(self, 4, "window_samples")
+        bounds = ("max_growth_mb", "max_growth_mb_per_million_steps", "max_extra_handles")
+        at_least(self, 0, *bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +66,4 @@ class MemorySettings:
     leak: LeakSettings
 
     def __post_init__(self) -> None:
-        _at_least("history", self.history, 1)
-        _at_least("step_times", self.step_times, 1)
-        _at_least("collect_times", self.collect_times, 1)
-        if self.limit_mb is not None:
-            _at_least("limit_mb", self.limit_mb, 1)
+        at_least(self, 1, "history", "step_times", "collect_times", "limit_mb")

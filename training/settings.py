@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from agents.registry import AgentSettings, settings_type
 from envs.settings import EnvSettings
 from envs.types import EnvSpec
-from memory.errors import SettingError
+from memory.errors import SettingError, at_least
 from memory.settings import MemorySettings
 from training.typed import build, convert, show
 
@@ -19,27 +19,23 @@ from training.typed import build, convert, show
 class EvalSettings:
     """How often, and over how many greedy episodes, the agent is evaluated."""
 
-    every: int
+    every: int  # steps; 0 = never
     episodes: int
     max_episode_steps: int
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingError("every", self.every, "must be 0 (never) or more")
-        for name in ("episodes", "max_episode_steps"):
-            if getattr(self, name) < 1:
-                raise SettingError(name, getattr(self, name), "must be 1 or more")
+        at_least(self, 0, "every")
+        at_least(self, 1, "episodes", "max_episode_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """How often metrics are written."""
 
-    every: int
+    every: int  # steps; 0 = never
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingError("every", self.every, "must be 0 (never) or more")
+        at_least(self, 0, "every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +53,8 @@ class RunSettings:
     memory: MemorySettings
 
     def __post_init__(self) -> None:
-        if self.total_steps < 1:
-            raise SettingError("total_steps", self.total_steps, "must be 1 or more")
-        if self.seed < 0:
-            raise SettingError("seed", self.seed, "must be 0 or more")
+        at_least(self, 1, "total_steps")
+        at_least(self, 0, "seed")
         if self.threads != "auto" and self.threads < 1:
             raise SettingError("threads", self.threads, "must be auto, or 1 or more")
         if self.env.num_envs > self.total_steps:
