@@ -6,7 +6,6 @@ import ctypes
 import gc
 import logging
 import sys
-import time
 from collections.abc import Callable
 
 import torch
@@ -24,6 +23,49 @@ _FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
 _LOOK_SECONDS = 0.1  # between two looks at what could be reclaimed; each reads a file of the system
 
 
+class Spending:
+    """What cleaning has taken of the run's time, and whether it may take more."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start = self._next_look = clock()
+        self._seconds = self._reported = 0.0
+        self._last = _FIRST_COST
+        self._alarm = DoublingAlarm()
+        self.times = 0
+
+    def affords_more(self) -> bool:
+        """Say whether cleaning may be afforded; a look itself costs, and fast runs ask often."""
+        now = self._clock()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_SECONDS
+        return self._seconds + self._last <= _PATIENT_SHARE * (now - self._start)
+
+    def add(self, since: float) -> None:
+        """Count a cleaning that began at `since`; warn when they take too much."""
+        now = self._clock()
+        self._last = now - since
+        self._seconds += self._last
+        self.times += 1
+        share = self._seconds / max(now - self._start, 1e-9)
+        if self.times < _WORTH_SAYING or share <= _MAX_SHARE:
+            return
+        if self._alarm.rings(self._seconds):
+            log.warning(
+                "clearing caches took %.1f %% of the run so far (%d times): raise "
+                "memory.cache.every_updates or memory.cache.min_reclaimable_mb",
+                100 * share,
+                self.times,
+            )
+
+    def take_milliseconds(self) -> float:
+        """Return what was spent since the last call."""
+        milliseconds = (self._seconds - self._reported) * 1e3
+        self._reported = self._seconds
+        return milliseconds
+
+
 class CacheCleaner:
     """Look at counts of updates, episodes and rollouts; clean when there is something to reclaim.
 
@@ -38,87 +80,41 @@ class CacheCleaner:
         settings: CacheSettings,
         device: torch.device,
         rss: Callable[[], int],
-        clock: Callable[[], float] = time.perf_counter,
-        unused: Callable[[torch.device], int] | None = None,
+        clock: Callable[[], float],
     ) -> None:
-        self._settings, self._rss, self._clock = settings, rss, clock
-        self._device, self._unused = device, unused or unused_by_allocator
-        self._counts = {"updates": 0, "episodes": 0, "rollouts": 0}
-        self._clean_rss, self._clean_unused = rss(), self._unused(device)
-        self._start = self._next_look = clock()
-        self._interval_seconds = self._seconds = 0.0
-        self._cost = _FIRST_COST
-        self._alarm = DoublingAlarm()
-        self.cleanings = 0
+        self._least = settings.min_reclaimable_mb * MB
+        self._every = {
+            "updates": settings.every_updates,
+            "episodes": settings.every_episodes,
+            "rollouts": settings.every_rollouts,
+        }
+        self._counts = dict.fromkeys(self._every, 0)
+        self._device, self._rss, self._clock = device, rss, clock
+        self._clean_rss, self._clean_unused = rss(), unused_by_allocator(device)
+        self.spending = Spending(clock)
 
-    def on_updates(self, count: int) -> None:
-        """Count updates; look every `every_updates` of them."""
-        self._note("updates", count, self._settings.every_updates)
-
-    def on_episodes(self, count: int) -> None:
-        """Count finished episodes; look every `every_episodes` of them."""
-        self._note("episodes", count, self._settings.every_episodes)
-
-    def on_rollout(self) -> None:
-        """Count a finished rollout; look every `every_rollouts` of them."""
-        self._note("rollouts", 1, self._settings.every_rollouts)
-
-    def _note(self, kind: str, count: int, every: int) -> None:
+    def note(self, kind: str, count: int) -> None:
+        """Count updates, episodes or rollouts; look every so many of them."""
         count += self._counts[kind]
+        every = self._every[kind]
         due = 0 < every <= count
         self._counts[kind] = count % every if due else count
-        if due:
-            self.look()
-
-    def look(self) -> bool:
-        """Clean if enough can be reclaimed; return whether it did."""
-        least = self._settings.min_reclaimable_mb * MB
-        if least > 0 and not (self._is_time() and self._reclaimable() >= least):
-            return False
-        self.clean()
-        return True
-
-    def _is_time(self) -> bool:
-        """Say whether cleaning may be afforded; a look itself costs, and fast runs ask often."""
-        now = self._clock()
-        if now < self._next_look:
-            return False
-        self._next_look = now + _LOOK_SECONDS
-        return self._seconds + self._cost <= _PATIENT_SHARE * (now - self._start)
-
-    def _reclaimable(self) -> int:
-        unused = self._unused(self._device)
-        self._clean_unused = min(self._clean_unused, unused)
-        return max(self._rss() - self._clean_rss, unused - self._clean_unused)
+        if due and (self._least == 0 or self._is_worth_it()):
+            self.clean()
 
     def clean(self) -> None:
         """Give back what can be had, whatever it costs."""
         start = self._clock()
         reclaim(self._device)
-        self._clean_rss, self._clean_unused = self._rss(), self._unused(self._device)
-        self.cleanings += 1
-        now = self._clock()
-        self._cost = now - start
-        self._interval_seconds += self._cost
-        self._seconds += self._cost
-        self._warn_if_costly(now - self._start)
+        self._clean_rss, self._clean_unused = self._rss(), unused_by_allocator(self._device)
+        self.spending.add(start)
 
-    def take_milliseconds(self) -> float:
-        """Return what cleaning took since the last call."""
-        milliseconds, self._interval_seconds = self._interval_seconds * 1e3, 0.0
-        return milliseconds
-
-    def _warn_if_costly(self, run_seconds: float) -> None:
-        share = self._seconds / max(run_seconds, 1e-9)
-        if self.cleanings < _WORTH_SAYING or share <= _MAX_SHARE:
-            return
-        if self._alarm.rings(self._seconds):
-            log.warning(
-                "clearing caches took %.1f %% of the run so far (%d times): raise "
-                "memory.cache.every_updates or memory.cache.min_reclaimable_mb",
-                100 * share,
-                self.cleanings,
-            )
+    def _is_worth_it(self) -> bool:
+        if not self.spending.affords_more():
+            return False
+        unused = unused_by_allocator(self._device)
+        self._clean_unused = min(self._clean_unused, unused)
+        return max(self._rss() - self._clean_rss, unused - self._clean_unused) >= self._least
 
 
 def unused_by_allocator(device: torch.device) -> int:

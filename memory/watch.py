@@ -71,18 +71,18 @@ class MemoryWatch:
             # Learning takes memory of its own, a compiler's among it, and only now.
             self._learns = True
             self._detector.begin_anew()
-        self._cleaner.on_updates(count)
+        self._cleaner.note("updates", count)
         self._check_limit()
 
     def on_episodes(self, count: int) -> None:
         """Note `count` more finished episodes."""
         if count:
-            self._cleaner.on_episodes(count)
+            self._cleaner.note("episodes", count)
             self._check_limit()
 
     def on_rollout(self) -> None:
         """Note one more finished rollout."""
-        self._cleaner.on_rollout()
+        self._cleaner.note("rollouts", 1)
         self._rollouts += 1
         self._check_limit()
 
@@ -104,7 +104,7 @@ class MemoryWatch:
         scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
         if reading.cuda is not None:
             scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
-        scalars["memory/cache_clear_ms"] = self._cleaner.take_milliseconds()
+        scalars["memory/cache_clear_ms"] = self._cleaner.spending.take_milliseconds()
         return scalars
 
     def close(self) -> None:

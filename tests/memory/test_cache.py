@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 
+from memory import cache
 from memory.cache import CacheCleaner
 from memory.settings import CacheSettings
 
@@ -43,47 +44,47 @@ def cleaner(clock, memory=None, **changes):
 def test_it_cleans_at_crossings_of_updates_episodes_and_rollouts(clock):
     cleaning = cleaner(clock)
     for _ in range(99):
-        cleaning.on_updates(1)
-    assert cleaning.cleanings == 0
-    cleaning.on_updates(1)
-    assert cleaning.cleanings == 1
-    cleaning.on_updates(250)  # several crossings at once are one occasion
-    assert cleaning.cleanings == 2
-    cleaning.on_updates(50)
-    assert cleaning.cleanings == 3
-    cleaning.on_episodes(9)
-    cleaning.on_episodes(1)
-    assert cleaning.cleanings == 4
+        cleaning.note("updates", 1)
+    assert cleaning.spending.times == 0
+    cleaning.note("updates", 1)
+    assert cleaning.spending.times == 1
+    cleaning.note("updates", 250)  # several crossings at once are one occasion
+    assert cleaning.spending.times == 2
+    cleaning.note("updates", 50)
+    assert cleaning.spending.times == 3
+    cleaning.note("episodes", 9)
+    cleaning.note("episodes", 1)
+    assert cleaning.spending.times == 4
     for _ in range(6):
-        cleaning.on_rollout()
-    assert cleaning.cleanings == 6
+        cleaning.note("rollouts", 1)
+    assert cleaning.spending.times == 6
 
 
 def test_zero_is_never(clock):
     cleaning = cleaner(clock, every_updates=0, every_episodes=0, every_rollouts=0)
     for _ in range(1000):
-        cleaning.on_updates(1)
-        cleaning.on_episodes(1)
-        cleaning.on_rollout()
-    assert cleaning.cleanings == 0
+        cleaning.note("updates", 1)
+        cleaning.note("episodes", 1)
+        cleaning.note("rollouts", 1)
+    assert cleaning.spending.times == 0
 
 
 def test_only_when_there_is_something_to_reclaim(clock):
     memory = Memory()
     cleaning = cleaner(clock, memory, min_reclaimable_mb=64.0)
     clock.now += 1000
-    cleaning.on_updates(100)
+    cleaning.note("updates", 100)
     memory.rss += 63 * MB
-    cleaning.on_updates(100)
-    assert cleaning.cleanings == 0
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 0
     memory.rss += 2 * MB
-    cleaning.on_updates(100)
-    assert cleaning.cleanings == 0  # a fast run asks more often than it is worth looking
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 0  # a fast run asks more often than it is worth looking
     clock.now += 0.1
-    cleaning.on_updates(100)
-    assert cleaning.cleanings == 1
-    cleaning.on_updates(100)  # what was not reclaimed is not tried again at once
-    assert cleaning.cleanings == 1
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 1
+    cleaning.note("updates", 100)  # what was not reclaimed is not tried again at once
+    assert cleaning.spending.times == 1
 
 
 def test_it_waits_until_it_can_afford_to(clock):
@@ -91,31 +92,32 @@ def test_it_waits_until_it_can_afford_to(clock):
     cleaning = cleaner(clock, memory, min_reclaimable_mb=64.0)
     memory.rss += 100 * MB
     clock.now += 10
-    cleaning.on_updates(100)
-    assert cleaning.cleanings == 0
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 0
     clock.now += 200
-    cleaning.on_updates(100)
-    assert cleaning.cleanings == 1
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 1
     memory.rss += 100 * MB
     clock.now += 400  # a second was spent, another would be: two in 800 at most
-    cleaning.on_updates(100)
-    assert cleaning.cleanings == 1
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 1
     clock.now += 200
-    cleaning.on_updates(100)
-    assert cleaning.cleanings == 2
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 2
 
 
-def test_pools_that_stay_held_are_not_taken_for_reclaimable_again_and_again(clock):
+def test_pools_that_stay_held_are_not_taken_for_reclaimable_again_and_again(clock, monkeypatch):
     held = [500 * MB]
     settings = CacheSettings(
         every_updates=1, every_episodes=0, every_rollouts=0, min_reclaimable_mb=64.0
     )
-    cleaning = CacheCleaner(settings, CPU, Memory(), clock, lambda device: held[0])
+    monkeypatch.setattr(cache, "unused_by_allocator", lambda device: held[0])
+    cleaning = CacheCleaner(settings, CPU, Memory(), clock)
 
     def look():
         clock.now += 1000
-        cleaning.on_updates(1)
-        return cleaning.cleanings
+        cleaning.note("updates", 1)
+        return cleaning.spending.times
 
     assert look() == 0  # held from before
     held[0] = 570 * MB
@@ -139,7 +141,7 @@ def test_garbage_in_cycles_is_collected(clock):
         alive = weakref.ref(node)
         del node
         assert alive() is not None
-        cleaner(clock).on_updates(100)
+        cleaner(clock).note("updates", 100)
         assert alive() is None
     finally:
         gc.enable()
@@ -149,15 +151,15 @@ def test_its_cost_is_reported_once_and_a_share_over_one_percent_is_warned_of(clo
     cleaning = cleaner(clock, Slow(clock), every_updates=1)
     with caplog.at_level(logging.WARNING, "steadyrl"):
         clock.now += 990
-        cleaning.on_updates(1)
-        assert cleaning.take_milliseconds() == 1000.0
-        assert cleaning.take_milliseconds() == 0.0
+        cleaning.note("updates", 1)
+        assert cleaning.spending.take_milliseconds() == 1000.0
+        assert cleaning.spending.take_milliseconds() == 0.0
         assert caplog.messages == []
         for _ in range(5):
-            cleaning.on_updates(1)
+            cleaning.note("updates", 1)
         assert caplog.messages == []
         for _ in range(12):
-            cleaning.on_updates(1)
+            cleaning.note("updates", 1)
     assert "memory.cache.every_updates" in caplog.messages[0]
     assert len(caplog.messages) == 1  # at about 11 seconds; twice that is not reached
 
@@ -172,11 +174,11 @@ def test_cuda_blocks_are_given_back(clock):
     clock.now += 1000  # a run that can afford it
     torch.cuda.empty_cache()
     block = torch.zeros(100 * MB, dtype=torch.uint8, device=device)
-    cleaning.on_updates(1)
-    assert cleaning.cleanings == 0
+    cleaning.note("updates", 1)
+    assert cleaning.spending.times == 0
     del block
     held = torch.cuda.memory_reserved(device)
     clock.now += 1
-    cleaning.on_updates(1)
-    assert cleaning.cleanings == 1
+    cleaning.note("updates", 1)
+    assert cleaning.spending.times == 1
     assert torch.cuda.memory_reserved(device) <= held - 64 * MB
