@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
@@ -101,44 +102,38 @@ class Monitor:
 
     def rss(self) -> int:
         """Return the resident bytes of this process; about 15 µs."""
-        try:
+        with self._may_be_unreadable():
             self._rss = read_rss(self._process)
-        except UNREADABLE as error:
-            self._rest(error)
         return self._rss
 
     def used(self) -> int:
         """Estimate the tree's memory cheaply: the last Σ PSS and what RSS has moved since."""
-        try:
+        with self._may_be_unreadable():
             self._used = self._estimate(read_rss(self._process))
-        except UNREADABLE as error:
-            self._rest(error)
         return self._used
-
-    def brief(self) -> dict[str, float]:
-        """Return the one number that is logged every time."""
-        return {"memory/rss_mb": self.rss() / MB}
 
     def sample(self) -> Reading | None:
         """Read what is due; None when it cannot be read."""
-        try:
-            return self._sample()
-        except UNREADABLE as error:
-            self._rest(error)
-            return None
+        with self._may_be_unreadable():
+            tree_is_new = self._tree.poll()
+            self.tensors.poll()
+            rss = self._rss = read_rss(self._process)
+            return Reading(
+                rss,
+                self._estimate(rss),
+                self._tree.value.heap + read_heap(self._process) - self._heap_then,
+                self._tree.value,
+                tree_is_new,
+                self.tensors.value,
+                self._read_cuda(),
+            )
+        return None
 
     def refresh_tree(self) -> int:
         """Measure the tree now and return its Σ PSS."""
-        try:
+        with self._may_be_unreadable():
             self._used = self._tree.refresh().pss
-        except UNREADABLE as error:
-            self._rest(error)
         return self._used
-
-    @property
-    def tensors_cost(self) -> float:
-        """Return the seconds that counting tensors took the last time."""
-        return self._tensors.cost
 
     def scalars(self, reading: Reading) -> dict[str, float]:
         """Return the reading under the tags it is logged by."""
@@ -169,31 +164,22 @@ class Monitor:
         return RareReading(self._read_tree, self._settings.tree_every_seconds, self._clock)
 
     @cached_property
-    def _tensors(self) -> RareReading[LiveTensors]:
+    def tensors(self) -> RareReading[LiveTensors]:
+        """Count the live tensors."""
         return RareReading(_count_tensors, self._settings.tensors_every_seconds, self._clock)
 
-    def _sample(self) -> Reading:
-        tree_is_new = self._tree.poll()
-        self._tensors.poll()
-        rss = self._rss = read_rss(self._process)
-        return Reading(
-            rss,
-            self._estimate(rss),
-            self._tree.value.heap + read_heap(self._process) - self._heap_then,
-            self._tree.value,
-            tree_is_new,
-            self._tensors.value,
-            self._read_cuda(),
-        )
-
-    def _rest(self, error: Exception) -> None:
-        if not self._silent:
-            self._silent = True
-            log.warning(
-                "memory cannot be read (%s): training goes on; the numbers under memory/, the "
-                "search for leaks and memory.limit_mb rest until it can",
-                describe(error),
-            )
+    @contextmanager
+    def _may_be_unreadable(self) -> Iterator[None]:
+        try:
+            yield
+        except UNREADABLE as error:
+            if not self._silent:
+                self._silent = True
+                log.warning(
+                    "memory cannot be read (%s): training goes on; the numbers under memory/, the "
+                    "search for leaks and memory.limit_mb rest until it can",
+                    describe(error),
+                )
 
     def _estimate(self, rss: int) -> int:
         return self._tree.value.pss + rss - self._rss_then

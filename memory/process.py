@@ -76,14 +76,8 @@ def read_tree(process: psutil.Process) -> Tree:
         if share is not None:
             pss += share.pss
             workers.append(Worker(child.pid, names.get(child.pid, "a child"), share.heap))
-    return Tree(
-        pss, own.heap, len(workers), process.num_threads(), open_files(process), tuple(workers)
-    )
-
-
-def open_files(process: psutil.Process) -> int:
-    """Count open file descriptors."""
-    return int(process.num_fds())
+    threads, files = process.num_threads(), process.num_fds()
+    return Tree(pss, own.heap, len(workers), threads, files, tuple(workers))
 
 
 def read_share(process: psutil.Process) -> Share | None:
@@ -118,11 +112,8 @@ def _rollup(pid: int) -> dict[str, int]:
 def readable(nbytes: float) -> str:
     """Return 7_056_000_000 as "7.06 GB"."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if abs(nbytes) >= size:
-            return f"{_three_digits(nbytes / size)} {unit}"
+        value = nbytes / size
+        if abs(value) >= 1:
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:.{digits}f} {unit}"
     return f"{nbytes:.0f} B"
-
-
-def _three_digits(value: float) -> str:
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:.{digits}f}"

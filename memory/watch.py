@@ -90,14 +90,15 @@ class MemoryWatch:
         """Return what is to be logged under its tags: RSS always, the rest when it is due."""
         self._print_profile(step)
         now = self._clock()
+        reading = None
         # A fast run logs a hundred times a second, which nobody needs, and which would cost it.
         if now < self._next_sample:
             self._check_limit()
-            return self._monitor.brief()
-        self._next_sample = now + self._settings.monitor.every_seconds
-        reading = self._monitor.sample()
+        else:
+            self._next_sample = now + self._settings.monitor.every_seconds
+            reading = self._monitor.sample()
         if reading is None:
-            return self._monitor.brief()
+            return {"memory/rss_mb": self._monitor.rss() / MB}
         self._refuse_over_limit(reading.used)
         self._look_for_leaks(reading, step)
         scalars = self._monitor.scalars(reading)
@@ -139,7 +140,7 @@ class MemoryWatch:
         # All objects, about three times as long as the tensors among them; done once in a run.
         if not self._settings.monitor.every_seconds:
             return True
-        return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors_cost
+        return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors.cost
 
     def _look_for_leaks(self, reading: Reading, step: int) -> None:
         warnings = [self._detector.observe_bytes("host", step, reading.heap)]

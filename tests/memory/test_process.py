@@ -10,7 +10,7 @@ import pytest
 from pages import fresh_pages
 
 from memory.monitor import RareReading
-from memory.process import open_files, read_heap, read_rss, read_tree
+from memory.process import read_heap, read_rss, read_tree
 
 MB = 1_000_000
 
@@ -83,7 +83,7 @@ def test_handles_are_counted(process):
             thread.join()
         for end in (end for pipe in pipes for end in pipe):
             os.close(end)
-    assert open_files(process) == before.open_files
+    assert process.num_fds() == before.open_files
 
 
 def test_a_child_that_vanishes_or_hides_is_no_error(process, monkeypatch):
