@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -42,10 +43,7 @@ def room(device: torch.device | None = None) -> Room:
     """Return the tightest of all bounds that apply to new memory on a device (None = host)."""
     if device is not None and device.type == "cuda":
         return _cuda_room(device)
-    rooms = _machine_room()
-    rooms += [Room(f"cgroup limit {readable(c.limit)}", c.free) for c in cgroup_limits()]
-    rooms += _address_space_room()
-    return min(rooms, key=lambda candidate: candidate.free, default=_UNKNOWN)
+    return min(_host_rooms(), key=lambda candidate: candidate.free, default=_UNKNOWN)
 
 
 def available_bytes(device: torch.device | None = None) -> int:
@@ -65,8 +63,10 @@ def require(
     if nbytes <= available:
         return
     if unit_bytes > 0:
-        capacity = _round_down(int(available / unit_bytes))
-        advice = f"the largest capacity that fits is {capacity:,}"
+        capacity = int(available / unit_bytes)
+        # Three digits: a number to type, and on the safe side.
+        scale = int(10 ** max(0, len(str(capacity)) - 3))
+        advice = f"the largest capacity that fits is {capacity // scale * scale:,}"
     else:
         advice = "make it smaller or give the run more memory"
     raise MemoryBudgetError(
@@ -75,16 +75,11 @@ def require(
     )
 
 
-def plan_line(
-    parts: Mapping[str, int], device: torch.device | None = None, *, built: bool = False
-) -> str:
-    """Say what each part takes and what there is, in one line to print before a run.
-
-    Parts that are `built` already are in use, so what is available is what else there is.
-    """
-    left = available_bytes(device)
+def plan_line(parts: Mapping[str, int]) -> str:
+    """Say in one line what parts that are built take, and what else there is on the host."""
     listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
-    return f"memory plan: {listed}{'still ' if built else ''}available {readable(left)}"
+    still = "still " if parts else ""
+    return f"memory plan: {listed}{still}available {readable(available_bytes())}"
 
 
 def _cuda_room(device: torch.device) -> Room:
@@ -94,37 +89,17 @@ def _cuda_room(device: torch.device) -> Room:
     return Room(f"{readable(total)} on {device}", free + cached)
 
 
-def _machine_room() -> list[Room]:
-    try:
-        return [Room("memory of this machine", psutil.virtual_memory().available)]
-    except UNREADABLE:
-        return []
-
-
-def _address_space_room() -> list[Room]:
+def _host_rooms() -> Iterator[Room]:
+    with suppress(*UNREADABLE):
+        yield Room("memory of this machine", psutil.virtual_memory().available)
+    yield from cgroup_rooms()
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return []
-    to_come = _UNTOUCHED_BYTES + _UNTOUCHED_BYTES_PER_CORE * (psutil.cpu_count() or 1)
-    try:
-        mapped = int(psutil.Process().memory_info().vms)
-    except UNREADABLE:
-        return []
-    free = max(0, limit - mapped - min(to_come, int(_UNTOUCHED_SHARE * limit)))
-    return [Room(f"address space limit {readable(limit)}", free)]
-
-
-def _round_down(count: int) -> int:
-    """Keep three digits: a number to type, and on the safe side."""
-    scale = int(10 ** max(0, len(str(count)) - 3))
-    return (count // scale) * scale
-
-
-class CgroupLimit(NamedTuple):
-    """One group with a limit: how much, and how much of it is not in use."""
-
-    limit: int
-    free: int
+    if limit != resource.RLIM_INFINITY:
+        to_come = _UNTOUCHED_BYTES + _UNTOUCHED_BYTES_PER_CORE * (psutil.cpu_count() or 1)
+        with suppress(*UNREADABLE):
+            mapped = int(psutil.Process().memory_info().vms)
+            free = max(0, limit - mapped - min(to_come, int(_UNTOUCHED_SHARE * limit)))
+            yield Room(f"address space limit {readable(limit)}", free)
 
 
 class _Files(NamedTuple):
@@ -137,19 +112,11 @@ _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
-def cgroup_limits(proc: Path = Path("/proc/self")) -> list[CgroupLimit]:
-    """Return every limit on the way from this process's group to the topmost visible one."""
-    found = []
+def cgroup_rooms(proc: Path = Path("/proc/self")) -> Iterator[Room]:
+    """Yield every limit on the way from this process's group to the topmost visible one."""
     for mount, group, files in _memory_groups(proc):
-        directory = mount / group
-        while True:
-            limit = _read_limit(directory, files)
-            if limit is not None:
-                found.append(limit)
-            if directory == mount:
-                break
-            directory = directory.parent
-    return found
+        for part in (group, *group.parents):
+            yield from _group_room(mount / part, files)
 
 
 def _memory_groups(proc: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
@@ -190,17 +157,18 @@ def _below(group: str, mount_root: str) -> PurePosixPath:
     return path.relative_to(root)
 
 
-def _read_limit(directory: Path, files: _Files) -> CgroupLimit | None:
+def _group_room(directory: Path, files: _Files) -> Iterator[Room]:
     limit = _read_int(directory / files.limit)
     usage = _read_int(directory / files.usage)
     if limit is None or usage is None or limit >= _UNLIMITED:
-        return None
+        return
     reclaimable = 0
     for line in _lines(directory / "memory.stat"):
         key, _, value = line.partition(" ")
         if key == files.reclaimable:
             reclaimable = int(value)
-    return CgroupLimit(limit, max(0, limit - max(0, usage - reclaimable)))
+    free = max(0, limit - max(0, usage - reclaimable))
+    yield Room(f"cgroup limit {readable(limit)}", free)
 
 
 def _read_int(path: Path) -> int | None:

@@ -136,7 +136,7 @@ def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
     from memory.budget import plan_line
 
     return MemoryBudgetError(
-        f"memory ran out ({describe(error)}); {plan_line({}, None)}: make the replay, the "
+        f"memory ran out ({describe(error)}); {plan_line({})}: make the replay, the "
         "rollout, the batch or the network smaller, or use fewer environments"
     )
 

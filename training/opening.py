@@ -92,7 +92,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         stack.enter_context(to_file(directory.path / "train.log"))
         device = torch.device(device_name(settings.device))
         _announce(job, env, device)
-        log.info(plan_line(agent.nbytes(), built=True))
+        log.info(plan_line(agent.nbytes()))
         watch = MemoryWatch(
             settings.memory, device, buffers=agent.nbytes(), holders={"agent": agent}
         )

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 import memory.budget as budget
-from memory.budget import CgroupLimit
+from memory.budget import Room
 from memory.errors import MemoryBudgetError
 from memory.process import readable
 
@@ -20,7 +20,7 @@ def machine(monkeypatch):
     """A machine with 16 GB free and no limits but those a test adds."""
     limits = []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
-    monkeypatch.setattr(budget, "cgroup_limits", lambda: limits)
+    monkeypatch.setattr(budget, "cgroup_rooms", lambda: limits)
     return limits
 
 
@@ -30,12 +30,12 @@ def test_without_limits_the_machine_is_the_bound(machine):
 
 
 def test_the_tightest_cgroup_is_the_bound(machine):
-    machine += [CgroupLimit(32 * GB, 30 * GB), CgroupLimit(8 * GB, 7 * GB)]
+    machine += [Room("cgroup limit 32.0 GB", 30 * GB), Room("cgroup limit 8.00 GB", 7 * GB)]
     assert budget.room() == ("cgroup limit 8.00 GB", 7 * GB)
 
 
 def test_what_fits_passes_and_what_does_not_is_refused_in_one_line(machine):
-    machine.append(CgroupLimit(8 * GB, 7 * GB))
+    machine.append(Room("cgroup limit 8.00 GB", 7 * GB))
     budget.require("replay", budget.available_bytes())
     with pytest.raises(MemoryBudgetError) as caught:
         budget.require("replay of 1,000,000 rows", int(28.2 * GB), unit_bytes=28_200)
@@ -47,14 +47,14 @@ def test_what_fits_passes_and_what_does_not_is_refused_in_one_line(machine):
 
 
 def test_the_named_capacity_fits(machine):
-    machine.append(CgroupLimit(8 * GB, 7 * GB))
+    machine.append(Room("cgroup limit 8.00 GB", 7 * GB))
     budget.require("replay", 235_000 * 28_200, unit_bytes=28_200)
     with pytest.raises(MemoryBudgetError):
         budget.require("replay", 236_000 * 28_200, unit_bytes=28_200)
 
 
 def test_a_part_without_capacity_is_refused_too(machine):
-    machine.append(CgroupLimit(GB, 10_000_000))
+    machine.append(Room("cgroup limit 1.00 GB", 10_000_000))
     with pytest.raises(MemoryBudgetError, match=r"rollout needs 1\.00 GB but 0 B are free"):
         budget.require("rollout", GB)
 
@@ -114,5 +114,5 @@ def test_nothing_is_refused_where_nothing_can_be_read(monkeypatch):
 
     monkeypatch.setattr(budget.psutil, "virtual_memory", refuse)
     monkeypatch.setattr(budget.psutil, "Process", refuse)
-    monkeypatch.setattr(budget, "cgroup_limits", list)
+    monkeypatch.setattr(budget, "cgroup_rooms", list)
     budget.require("replay", 10**15)
