@@ -9,7 +9,7 @@ from statistics import median, median_low
 
 import numpy as np
 
-from memory.census import Census, growers, grown_lines
+from memory.census import Census, growers, grown_lines, take_census
 from memory.process import MB, Tree, Worker, readable
 from memory.settings import LeakSettings
 
@@ -48,16 +48,31 @@ def steady_gain(values: Sequence[float]) -> float:
     return gain if min(middle - first, last - middle) > _STILL * gain > 0 else 0.0
 
 
+class DoublingAlarm:
+    """Ring at a level, and then only at each doubling of what rang."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def rings(self, value: float) -> bool:
+        """Return whether to speak up about `value`, which is over its limit."""
+        if value < self._next:
+            return False
+        self._next = 2 * value
+        return True
+
+
 class Growth:
     """What a series has grown since its warm-up, how steeply, and whether it goes on."""
 
-    def __init__(self, *, warmup: int, window: int) -> None:
-        self._warmup = warmup
-        self._early: deque[float] = deque(maxlen=min(warmup, 5))
-        self._window: deque[tuple[int, float]] = deque(maxlen=window)
+    def __init__(self, settings: LeakSettings) -> None:
+        self._settings, self._warmup = settings, settings.warmup_samples
+        self._early: deque[float] = deque(maxlen=min(self._warmup, 5))
+        self._window: deque[tuple[int, float]] = deque(maxlen=settings.window_samples)
         self._all: list[float] = []  # since the warm-up, every so many of them
         self._stride, self._seen = 1, 0
         self._slope: float | None = 0.0  # None: to be computed
+        self.alarm = DoublingAlarm()
         self.baseline = 0.0
         self.since_step = 0
 
@@ -72,18 +87,13 @@ class Growth:
         self._slope = None
         if (self._seen - self._warmup) % self._stride == 0:
             self._all.append(value)
-            if len(self._all) > 2 * (self._window.maxlen or 0):
+            if len(self._all) > 2 * self._settings.window_samples:
                 self._all, self._stride = self._all[1::2], 2 * self._stride
 
     @property
     def warm(self) -> bool:
         """Whether the warm-up is over: the next sample counts."""
         return self._seen >= self._warmup
-
-    @property
-    def samples(self) -> int:
-        """Samples in the window."""
-        return len(self._window)
 
     @property
     def total(self) -> float:
@@ -108,19 +118,17 @@ class Growth:
         window = [value for _, value in self._window]
         return max(map(steady_gain, (window, self._all[len(self._all) // 2 :], self._all)))
 
-
-class DoublingAlarm:
-    """Ring at a level, and then only at each doubling of what rang."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def rings(self, value: float) -> bool:
-        """Return whether to speak up about `value`, which is over its limit."""
-        if value < self._next:
+    @property
+    def leaks(self) -> bool:
+        """Whether it goes on, and has brought much or is steep."""
+        settings = self._settings
+        limit = settings.max_growth_mb * MB
+        if len(self._window) < min(_TREND_SAMPLES, settings.window_samples):
             return False
-        self._next = 2 * value
-        return True
+        if self.total <= limit / 4 or self.steady <= limit / 4:
+            return False
+        steep = self.slope * 1e6 / MB > settings.max_growth_mb_per_million_steps
+        return steep or self.total > limit
 
 
 class LeakDetector:
@@ -133,11 +141,10 @@ class LeakDetector:
     def __init__(
         self,
         settings: LeakSettings,
-        census: Callable[[], Census],
         affordable: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Take `census` to compare with after the warm-up, once it is `affordable`."""
-        self._settings, self._census, self._affordable = settings, census, affordable
+        """Take a census to compare with after the warm-up, once it is `affordable`."""
+        self._settings, self._affordable = settings, affordable
         self._tracing = settings.tracemalloc and not tracemalloc.is_tracing()
         if self._tracing:
             tracemalloc.start()
@@ -146,23 +153,24 @@ class LeakDetector:
     def begin_anew(self) -> None:
         """Forget everything and warm up again: from now on the run does more than before."""
         self._warm = False
-        self._bytes: dict[str, tuple[Growth, DoublingAlarm]] = {}
-        self._workers: dict[int, tuple[Growth, DoublingAlarm]] = {}
+        self._bytes: dict[str, Growth] = {}
+        self._workers: dict[int, Growth] = {}
         self._handles: dict[str, tuple[int, DoublingAlarm]] = {}
         self._before: Census | None = None
         self._lines: tracemalloc.Snapshot | None = None
 
     def observe_bytes(self, name: str, step: int, nbytes: int) -> str | None:
         """Take a sample of memory in use; return a warning if it is due."""
-        growth, alarm = self._bytes.setdefault(name, (self._new_growth(), DoublingAlarm()))
+        growth = self._bytes.setdefault(name, Growth(self._settings))
         growth.add(step, nbytes)
         self._warm = self._warm or growth.warm
-        leaks = self._leaks(growth)
-        if self._warm and self._before is None and (leaks or self._affordable()):
+        if self._warm and self._before is None and (growth.leaks or self._affordable()):
             # A leak that comes this early is told at the next sample, with what grew until then.
-            self._remember()
+            self._before = take_census()
+            if tracemalloc.is_tracing():
+                self._lines = tracemalloc.take_snapshot()
             return None
-        if not leaks or not alarm.rings(growth.total):
+        if not growth.leaks or not growth.alarm.rings(growth.total):
             return None
         return f"{name} {_told(growth, step)} {self._names()}"
 
@@ -175,9 +183,9 @@ class LeakDetector:
 
     def slope(self, name: str) -> float:
         """Return the growth in MB per million steps; the host's is that of all processes."""
-        series = [self._bytes[name][0]] if name in self._bytes else []
+        series = [self._bytes[name]] if name in self._bytes else []
         if name == "host":
-            series += [growth for growth, _ in self._workers.values()]
+            series += self._workers.values()
         return sum(growth.slope for growth in series) * 1e6 / MB
 
     def close(self) -> None:
@@ -189,9 +197,9 @@ class LeakDetector:
 
     def _observe_worker(self, worker: Worker, step: int) -> str | None:
         # Each by itself: one that is built anew begins with its own warm-up.
-        growth, alarm = self._workers.setdefault(worker.pid, (self._new_growth(), DoublingAlarm()))
+        growth = self._workers.setdefault(worker.pid, Growth(self._settings))
         growth.add(step, worker.heap)
-        if not self._leaks(growth) or not alarm.rings(growth.total):
+        if not growth.leaks or not growth.alarm.rings(growth.total):
             return None
         return (
             f"{worker.name} (process {worker.pid}): its {_told(growth, step)} What grew is in "
@@ -214,26 +222,6 @@ class LeakDetector:
                     f"{self._names()}"
                 )
         return warnings
-
-    def _new_growth(self) -> Growth:
-        settings = self._settings
-        return Growth(warmup=settings.warmup_samples, window=settings.window_samples)
-
-    def _leaks(self, growth: Growth) -> bool:
-        settings = self._settings
-        limit = settings.max_growth_mb * MB
-        if growth.samples < min(_TREND_SAMPLES, settings.window_samples):
-            return False
-        if growth.total <= limit / 4 or growth.steady <= limit / 4:
-            return False
-        steep = growth.slope * 1e6 / MB > settings.max_growth_mb_per_million_steps
-        return steep or growth.total > limit
-
-    def _remember(self) -> None:
-        """Count what is there, to compare with when something grows."""
-        self._before = self._census()
-        if tracemalloc.is_tracing():
-            self._lines = tracemalloc.take_snapshot()
 
     def _names(self) -> str:
         if self._before is None:

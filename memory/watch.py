@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from memory.cache import CacheCleaner
-from memory.census import take_census
 from memory.errors import MemoryBudgetError
 from memory.leak import LeakDetector
 from memory.monitor import Monitor, Reading
@@ -48,7 +47,7 @@ class MemoryWatch:
         self._settings, self._clock = settings, clock
         self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
         self._cleaner = CacheCleaner(settings.cache, device, self._monitor.rss, clock)
-        self._detector = LeakDetector(settings.leak, take_census, self._census_is_affordable)
+        self._detector = LeakDetector(settings.leak, self._census_is_affordable)
         self._start = clock()
         self._limit = math.inf if settings.limit_mb is None else settings.limit_mb * MB
         self._next_limit_check = math.inf if settings.limit_mb is None else clock()

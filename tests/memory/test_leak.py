@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from memory import leak
 from memory.census import take_census
 from memory.leak import LeakDetector
 from memory.process import Tree
@@ -23,7 +24,7 @@ def leak_settings(settings):
 
 @pytest.fixture
 def detector(leak_settings):
-    found = LeakDetector(leak_settings, take_census)
+    found = LeakDetector(leak_settings)
     yield found
     found.close()
 
@@ -83,9 +84,7 @@ def test_handles_are_compared_with_those_after_the_warm_up(detector):
 
 
 def test_growth_without_a_python_object_says_so(leak_settings):
-    from memory import leak
-
-    detector = LeakDetector(leak_settings, take_census)
+    detector = LeakDetector(leak_settings)
     original, leak.growers = leak.growers, lambda before: []
     try:
         (said, *_) = feed(detector, [(500 + 10 * i) * MB for i in range(16)])
@@ -94,22 +93,23 @@ def test_growth_without_a_python_object_says_so(leak_settings):
     assert "no Python object" in said and "MALLOC_ARENA_MAX" in said
 
 
-def test_a_census_waits_until_it_is_affordable_or_needed(leak_settings):
+def test_a_census_waits_until_it_is_affordable_or_needed(leak_settings, monkeypatch):
     taken, affordable = [], []
 
     def census():
         taken.append(len(taken))
         return take_census()
 
-    detector = LeakDetector(leak_settings, census, lambda: bool(affordable))
+    monkeypatch.setattr(leak, "take_census", census)
+    detector = LeakDetector(leak_settings, lambda: bool(affordable))
     assert feed(detector, [500 * MB] * 20) == [] and taken == []
     affordable.append(True)
     feed(detector, [500 * MB] * 5, start=300_000)
     assert taken == [0]
-    needed = LeakDetector(leak_settings, census, lambda: False)
+    needed = LeakDetector(leak_settings, lambda: False)
     said = feed(needed, [(500 + 30 * i) * MB for i in range(30)])
     assert taken == [0, 1] and len(said) >= 1
-    handles = LeakDetector(leak_settings, census, lambda: False)
+    handles = LeakDetector(leak_settings, lambda: False)
     feed(handles, [500 * MB] * 6)
     tree = Tree(pss=0, heap=0, children=0, threads=1, open_files=1)
     assert handles.observe_tree(tree, 0) == []
@@ -118,13 +118,13 @@ def test_a_census_waits_until_it_is_affordable_or_needed(leak_settings):
 
 def test_tracing_is_stopped_by_whoever_started_it(leak_settings):
     traced = replace(leak_settings, tracemalloc=True)
-    detector = LeakDetector(traced, take_census)
+    detector = LeakDetector(traced)
     assert tracemalloc.is_tracing()
     detector.close()
     assert not tracemalloc.is_tracing()
     tracemalloc.start()
     try:
-        LeakDetector(traced, take_census).close()
+        LeakDetector(traced).close()
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()

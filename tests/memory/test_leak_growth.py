@@ -6,6 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory.leak import DoublingAlarm, Growth, steady_gain, theil_sen
+from memory.settings import LeakSettings
+
+
+def growth_of(*, warmup, window):
+    settings = LeakSettings(
+        action="warn",
+        warmup_samples=warmup,
+        window_samples=window,
+        max_growth_mb=64,
+        max_growth_mb_per_million_steps=256,
+        max_extra_handles=8,
+        tracemalloc=False,
+    )
+    return Growth(settings)
 
 
 @given(st.floats(-5, 5), st.floats(-100, 100), st.integers(3, 40))
@@ -29,7 +43,7 @@ def test_samples_of_one_step_have_no_slope():
 
 
 def test_warm_up_does_not_count_as_growth():
-    growth = Growth(warmup=10, window=20)
+    growth = growth_of(warmup=10, window=20)
     for step in range(10):
         assert not growth.warm
         growth.add(step, 100.0 * step)
@@ -41,7 +55,7 @@ def test_warm_up_does_not_count_as_growth():
 
 
 def test_a_spike_is_no_growth_and_a_step_is():
-    growth = Growth(warmup=3, window=20)
+    growth = growth_of(warmup=3, window=20)
     for step in range(13):
         growth.add(step, 5.0)
     growth.add(13, 1e6)
@@ -51,7 +65,7 @@ def test_a_spike_is_no_growth_and_a_step_is():
 
 
 def test_the_window_slides():
-    growth = Growth(warmup=1, window=10)
+    growth = growth_of(warmup=1, window=10)
     for step in range(100):
         growth.add(step, 7.0 * min(step, 50))
     assert growth.slope == 0 and growth.steady == 0
@@ -74,7 +88,7 @@ def test_what_goes_on_is_told_from_what_happened_once():
 
 @pytest.mark.parametrize("begins", [0, 300, 2000])
 def test_slow_growth_is_seen_over_the_run_however_late_it_begins(begins):
-    growth = Growth(warmup=5, window=20)
+    growth = growth_of(warmup=5, window=20)
     for step in range(2 * begins + 1000):
         growth.add(step, 0.01 * max(0, step - begins) + (step % 3))
     assert growth.steady > 5 and len(growth._all) <= 41
