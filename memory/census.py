@@ -45,9 +45,10 @@ def growers(before: Census) -> list[str]:
     objects = gc.get_objects()
     now = _count(objects)
     own = {id(part) for census in (before, now) for part in (*census, census.tensors.kinds)}
+    more_tensors = now.tensors.kinds - before.tensors.kinds
     return [
         *_grown_containers(before, objects, own),
-        *_grown_tensors(before.tensors, now.tensors),
+        *(f"{count:,} more tensors {kind}" for kind, count in more_tensors.most_common(_NAMED)),
         *_grown_types(before, now),
     ]
 
@@ -65,13 +66,14 @@ def _count(objects: list[Any]) -> Census:
 def _grown_containers(before: Census, objects: list[Any], own: set[int]) -> list[str]:
     found = []
     for item in of_types(objects, _CONTAINERS):
-        if id(item) not in own:
-            more = len(item) - before.lengths.get(id(item), 0)
-            if more >= _SMALL:
-                found.append((more * _element_bytes(item), more, item))
+        more = len(item) - before.lengths.get(id(item), 0)
+        if more >= _SMALL and id(item) not in own:
+            newest = _newest(item) or [None]  # another thread may have emptied it
+            element_bytes = sum(map(_bytes, newest)) / len(newest)
+            found.append((more * element_bytes, more, type(newest[0]), item))
     found.sort(key=lambda entry: -entry[0])
     lines: list[str] = []
-    for nbytes, more, item in found[: 5 * _NAMED]:
+    for nbytes, more, element, item in found[: 5 * _NAMED]:
         owner = _owner(item)
         if owner is None and nbytes < _WORTH_NAMING:
             continue
@@ -80,33 +82,21 @@ def _grown_containers(before: Census, objects: list[Any], own: set[int]) -> list
         name = "a container without a name" if owner is None else owner
         lines.append(
             f"{name}: {type(item).__name__} with {more:,} more elements "
-            f"({_element(item).__name__}), about {readable(nbytes)}"
+            f"({element.__name__}), about {readable(nbytes)}"
         )
         if len(lines) == _NAMED:
             break
     return lines
 
 
-def _newest(container: Any, count: int) -> list[Any]:
-    """Return up to `count` of the newest elements (values of a dict)."""
-    if isinstance(container, set):
-        return list(islice(container, count))
+def _newest(container: Any) -> list[Any]:
+    """Return the newest few elements (values of a dict)."""
     values = container.values() if isinstance(container, dict) else container
-    return list(islice(reversed(values), count))
-
-
-def _element(container: Any) -> type:
-    newest = _newest(container, 1)
-    return type(newest[0]) if newest else type(None)
-
-
-def _element_bytes(container: Any) -> float:
-    """Estimate the bytes of one element from the newest few, storages of tensors included."""
-    sample = _newest(container, 8)
-    return sum(_bytes(value) for value in sample) / max(1, len(sample))
+    return list(islice(values if isinstance(values, set) else reversed(values), 8))
 
 
 def _bytes(value: Any) -> int:
+    """Estimate the bytes of an element, the storages of tensors included."""
     if type(value) in (tuple, list):
         return sys.getsizeof(value) + sum(sys.getsizeof(part) for part in value[:16])
     if issubclass(type(value), Tensor):
@@ -144,11 +134,6 @@ def _holders(container: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
 def _attributes(holder: Any) -> dict[str, Any]:
     found = getattr(holder, "__dict__", None)
     return found if type(found) is dict else {}
-
-
-def _grown_tensors(before: LiveTensors, now: LiveTensors) -> list[str]:
-    more = (now.kinds - before.kinds).most_common(_NAMED)
-    return [f"{count:,} more tensors {kind}" for kind, count in more]
 
 
 def _grown_types(before: Census, now: Census) -> list[str]:

@@ -36,14 +36,6 @@ class TensorKind(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}{graph}"
 
 
-class TensorReport(NamedTuple):
-    """One tensor: what it is, the bytes of its storage, and how many references hold it."""
-
-    kind: TensorKind
-    nbytes: int
-    references: int
-
-
 class LiveTensors(NamedTuple):
     """All tensors that Python can reach; storages shared by several count once in `nbytes`."""
 
@@ -60,12 +52,6 @@ def has_graph(tensor: Tensor) -> bool:
 def kind_of(tensor: Tensor) -> TensorKind:
     """Describe a tensor without reading it."""
     return TensorKind(tuple(tensor.shape), tensor.dtype, str(tensor.device), has_graph(tensor))
-
-
-def report(tensor: Tensor) -> TensorReport:
-    """Describe one tensor; `references` are those besides the caller's own."""
-    # Not counted: the caller's name, our parameter, and the argument of getrefcount.
-    return TensorReport(kind_of(tensor), storage_bytes(tensor), sys.getrefcount(tensor) - 3)
 
 
 def storage_bytes(tensor: Tensor) -> int:
@@ -127,18 +113,16 @@ def kept_graphs(**roots: Any) -> list[str]:
     Ask it between updates: then nothing should.
     """
     found = _with_graph(roots)
-    elsewhere = Counter(
-        {kind: count for kind, count in live_tensors().kinds.items() if kind.has_graph}
-    ) - Counter(kind_of(tensor) for _, tensor in found)
+    elsewhere = live_tensors().kinds - Counter(kind_of(tensor) for _, tensor in found)
     lines = []
-    for _ in range(min(_NAMED, len(found))):
-        path, tensor = found.pop(0)  # out of our list, whose reference would be counted
-        kind, nbytes, references = report(tensor)
-        lines.append(f"{path}: {kind}, {nbytes:,} bytes, {references} references")
-    if found:
-        lines.append(f"{len(found):,} more in {', '.join(roots)}")
-    lines += [f"{count:,} elsewhere: {kind}" for kind, count in elsewhere.most_common(_NAMED)]
-    return lines
+    for path, tensor in found[:_NAMED]:
+        # Not counted: our list of pairs, the name here, and the argument of getrefcount.
+        size, references = storage_bytes(tensor), sys.getrefcount(tensor) - 3
+        lines.append(f"{path}: {kind_of(tensor)}, {size:,} bytes, {references} references")
+    if len(found) > _NAMED:
+        lines.append(f"{len(found) - _NAMED:,} more in {', '.join(roots)}")
+    graphs = [pair for pair in elsewhere.most_common() if pair[0].has_graph]
+    return lines + [f"{count:,} elsewhere: {kind}" for kind, count in graphs[:_NAMED]]
 
 
 def _with_graph(roots: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
