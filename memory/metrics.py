@@ -83,8 +83,12 @@ class MetricAccumulator(Stateful):
             known.total.zero_()
             known.count = 0
         means = {name: total / counts[name] for name, total in sums.items()}
-        if check_step is not None:
-            _refuse_non_finite(means, check_step)
+        for name, mean in means.items():
+            if check_step is not None and not math.isfinite(mean):
+                raise NonFiniteError(
+                    f"{name} is {mean} at step {check_step:,}: the training diverged; "
+                    "try a smaller agent.learning_rate or agent.max_grad_norm"
+                )
         return means
 
     @override
@@ -102,12 +106,3 @@ class MetricAccumulator(Stateful):
             tuple(saved["names"]): _Sum(saved["total"].clone(), saved["count"])
             for saved in state["sums"]
         }
-
-
-def _refuse_non_finite(means: dict[str, float], step: int) -> None:
-    for name, mean in means.items():
-        if not math.isfinite(mean):
-            raise NonFiniteError(
-                f"{name} is {mean} at step {step:,}: the training diverged; "
-                "try a smaller agent.learning_rate or agent.max_grad_norm"
-            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from memory.history import History
 from memory.process import MB
 from memory.scope import MemoryScope, ScopeReport
+from memory.settings import MemorySettings
 from memory.tensors import kept_graphs
 
 _OFF = nullcontext()
@@ -43,26 +44,20 @@ class Profile:
     def __init__(
         self,
         device: torch.device,
-        *,
-        step_times: int,
-        collect_times: int,
-        holders: Mapping[str, Any] | None = None,
+        settings: MemorySettings,
+        holders: Mapping[str, Any],
     ) -> None:
         """Measure on `device`; look into `holders` for tensors that keep a graph."""
-        self._device, self._holders = device, dict(holders or {})
-        self._step_times, self._collect_times = step_times, collect_times
+        self._device, self._settings, self._holders = device, settings, holders
         self._blocks: dict[str, _Block] = {}
-        self._token: Token[Profile | None] | None = None
 
     def activate(self) -> None:
         """Make `block` measure into this profile."""
-        self._token = _active.set(self)
+        _active.set(self)
 
     def deactivate(self) -> None:
         """Make `block` free of cost again; safe to call twice."""
-        if self._token is not None:
-            _active.reset(self._token)
-            self._token = None
+        _active.set(None)
 
     def measure(self, name: str) -> MemoryScope:
         """Return a guard whose report lands in the table."""
@@ -85,7 +80,8 @@ class Profile:
     def _add(self, report: ScopeReport) -> None:
         block = self._blocks.get(report.name)
         if block is None:
-            kept = self._collect_times if report.name == "collect" else self._step_times
+            settings = self._settings
+            kept = settings.collect_times if report.name == "collect" else settings.step_times
             block = self._blocks[report.name] = _Block(kept)
         block.add(report)
 

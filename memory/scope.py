@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import TracebackType
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import psutil
@@ -94,12 +93,7 @@ class MemoryScope:
         self._start = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         seconds = time.perf_counter() - self._start
         after, record = self._resident(self._before), _host_record()
         peak = max(self._before, after, record if record > self._record else 0)

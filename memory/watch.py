@@ -56,12 +56,7 @@ class MemoryWatch:
         self._profiled_step, self._rollouts = 0, 0
         self._learns = False
         if settings.profile:
-            self._profile = Profile(
-                device,
-                step_times=settings.step_times,
-                collect_times=settings.collect_times,
-                holders=holders,
-            )
+            self._profile = Profile(device, settings, holders or {})
             self._profile.activate()
 
     def on_update(self, count: int = 1) -> None:
@@ -123,9 +118,7 @@ class MemoryWatch:
 
     def _refuse_over_limit(self, used: int) -> None:
         # The estimate is cheap and a little off; nobody is stopped without an exact measurement.
-        if used < self._limit:
-            return
-        if self._monitor.refresh_tree() < self._limit:
+        if used < self._limit or self._monitor.refresh_tree() < self._limit:
             return
         self._cleaner.clean()
         used = self._monitor.refresh_tree()

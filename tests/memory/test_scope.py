@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,8 +59,8 @@ def test_blocks_cost_nothing_and_measure_nothing_without_a_profile():
     assert block("update") is block("sample")
 
 
-def test_a_profile_sums_its_blocks_and_starts_anew():
-    profile = Profile(CPU, step_times=5, collect_times=2)
+def test_a_profile_sums_its_blocks_and_starts_anew(settings):
+    profile = Profile(CPU, replace(settings, step_times=5, collect_times=2), {})
     profile.activate()
     held = []
     try:
