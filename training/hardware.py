@@ -13,24 +13,15 @@ from training.settings import RunSettings
 
 def refuse_unfit_machine(settings: RunSettings) -> None:
     """Refuse what this machine does not have, before torch (slow to import) is asked."""
-    _refuse_threads(settings.threads)
-    if settings.device == "cuda":
-        _refuse_missing_driver(settings.device)
-
-
-def _refuse_threads(threads: str | int) -> None:
-    cores = os.cpu_count() or 1
+    threads, cores = settings.threads, os.cpu_count() or 1
     if isinstance(threads, int) and threads > cores:
         raise SettingError("threads", threads, f"this machine has {cores} cores; use threads=auto")
-
-
-def _refuse_missing_driver(device: str) -> None:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        raise SettingError(
-            "device", device, "no CUDA driver on this machine; use device=cpu or device=auto"
-        ) from None
+    if settings.device == "cuda":
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            reason = "no CUDA driver on this machine; use device=cpu or device=auto"
+            raise SettingError("device", settings.device, reason) from None
 
 
 def device_name(device: str) -> str:

@@ -33,9 +33,7 @@ class Interval(Stateful):
         """Take the next step back; with another `every` it is the next multiple of that."""
         saved = state["next"]
         if self.next is not None and saved is not None:
-            self.next = (
-                saved if saved % self._every == 0 else self._every * -(-saved // self._every)
-            )
+            self.next = self._every * -(-saved // self._every)
 
 
 class Stopwatch(Stateful):

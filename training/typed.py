@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import sys
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -121,27 +120,16 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
         raise refused
     if isinstance(value, str) and not NUMBER.fullmatch(value):
         raise refused
-    if hint is int and isinstance(value, int):
-        number: float = value
-    else:
-        number = _number(value, refused)
-    if abs(number) > LARGEST[hint]:
-        raise SettingError(path, show(value), "is too large")
-    if hint is float:
-        return number
-    # 1e6 is a fine way to write a whole number; 1.5 is not one.
-    if number != int(number):
-        raise refused
-    return int(number)
-
-
-def _number(value: int | float | str, refused: SettingError) -> float:
     try:
-        number = float(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return sys.float_info.max
+        # A whole number may have hundreds of digits, which no float can hold.
+        number = value if isinstance(value, int) else float(value)
     except ValueError:
         raise refused from None
-    if not math.isfinite(number):
-        raise SettingError(refused.field, refused.value, "must be finite")
-    return number
+    if isinstance(number, float) and not math.isfinite(number):
+        raise SettingError(path, show(value), "must be finite")
+    if abs(number) > LARGEST[hint]:
+        raise SettingError(path, show(value), "is too large")
+    # 1e6 is a fine way to write a whole number; 1.5 is not one.
+    if hint is int and number != int(number):
+        raise refused
+    return hint(number)
