@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from agents.registry import ALGORITHMS, GROUP, Algorithm, from_outside
+from agents.registry import ALGORITHMS, GROUP, from_outside
 from memory.errors import ExpectedError, SettingError, describe
 
 HELP = """Train DQN or PPO on a Gymnasium environment.
@@ -34,9 +34,10 @@ Runs go to outputs/; watch them with: tensorboard --logdir outputs
 FREE_FORM = ("env.kwargs.", "env.kwargs=")
 # Where an agent from outside the tree is named: its defaults join the group `agent`.
 AGENT_KEYS = ("agent", "agent.name")
+# What Hydra is not told.
+OURS = ("help", "version", "overrides")
 # One of these at a time: each does something else than training once.
 INSTEAD = ("multirun", "cfg", "info", "hydra_help", "shell_completion")
-PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")
 PARTS_OF_CONFIG = ("job", "hydra", "all")
 PARTS_OF_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -55,17 +56,13 @@ class Arguments(NamedTuple):
     wants_help: bool
     wants_version: bool
     multirun: bool
+    prints: bool  # Hydra only prints something, and nothing is run
 
     @property
     def plain(self) -> bool:
         """Whether this is one run, without anything that concerns Hydra itself."""
         hydras = any(text.lstrip("+~").startswith("hydra") for text in self.overrides)
         return not (self.options or hydras)
-
-    @property
-    def prints(self) -> bool:
-        """Whether Hydra only prints something, and nothing is run."""
-        return any(option.partition("=")[0] in PRINTING for option in self.options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,7 +89,8 @@ def read(given: list[str]) -> Arguments:
         for text in typed.overrides
         if text != "experiment=null"  # as the default is printed; Hydra would not read it
     ]
-    return Arguments(_options(typed), overrides, typed.help, typed.version, typed.multirun)
+    prints = bool(instead) and not typed.multirun
+    return Arguments(_options(typed), overrides, typed.help, typed.version, typed.multirun, prints)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,11 +116,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(typed: argparse.Namespace) -> list[str]:
     """Return the options as Hydra reads them."""
-    flags = ("multirun", "run", "shell_completion", "hydra_help", "resolve")
-    named = ("cfg", "info", "package", "config_dir", "config_name")
-    options = [_spelled(name) for name in flags if getattr(typed, name)]
-    values = {name: getattr(typed, name) for name in named}
-    return options + [f"{_spelled(n)}={value}" for n, value in values.items() if value is not None]
+    hydras = {_spelled(n): value for n, value in vars(typed).items() if n not in OURS}
+    given = {name: value for name, value in hydras.items() if value not in (None, False)}
+    return [name if value is True else f"{name}={value}" for name, value in given.items()]
 
 
 def _spelled(name: str) -> str:
@@ -150,22 +146,17 @@ def _offered(override: str) -> str:
     if key not in AGENT_KEYS:
         return override
     names = value.split(",")
-    outside = {name: _found(name) for name in names if name and name not in ALGORITHMS}
-    for name, found in outside.items():
-        if found is not None:
-            _store(name, found)
-    chosen = any(found is not None for found in outside.values())
-    return f"agent={value}" if chosen else override
+    offered = [_offer(name) for name in names if name and name not in ALGORITHMS]
+    return f"agent={value}" if any(offered) else override
 
 
-def _found(name: str) -> Algorithm | None:
+def _offer(name: str) -> bool:
     try:
-        return from_outside(name)
+        found = from_outside(name)
     except SettingError as error:
         raise SettingError(f"agent.{error.field}", error.value, error.reason) from error
-
-
-def _store(name: str, found: Algorithm) -> None:
+    if found is None:
+        return False
     if found.defaults is None:
         raise SettingError("agent", name, "its Algorithm names no file of defaults")
     try:
@@ -174,6 +165,7 @@ def _store(name: str, found: Algorithm) -> None:
         reason = f"its defaults {found.defaults} cannot be read: {describe(error)}"
         raise SettingError("agent", name, reason) from error
     ConfigStore.instance().store(group="agent", name=name, node=defaults, provider="outside")
+    return True
 
 
 def _refuse_unprintable(argument: str) -> None:

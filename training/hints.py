@@ -40,10 +40,11 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
     """Say in one line what of the overrides Hydra or OmegaConf refused, and what to type."""
     parsed = []
     for text in overrides:
-        override = _parsed(text)
-        if override is None:
+        parser = OverridesParser.create()
+        try:
+            parsed.append(parser.parse_override(text))
+        except Exception:  # Hydra's grammar raises its own, ANTLR's and Python's errors
             return _unreadable(text)
-        parsed.append(override)
     for override in parsed:
         reason = _misused(override, configs, multirun=multirun)
         if reason:
@@ -53,13 +54,6 @@ def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: 
         if group and error.options:
             return f"{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
     return _about_a_key(error, parsed, configs)
-
-
-def _parsed(text: str) -> Override | None:
-    try:
-        return OverridesParser.create().parse_override(text)
-    except Exception:  # Hydra's grammar raises its own, ANTLR's and Python's errors
-        return None
 
 
 def _unreadable(text: str) -> str:
@@ -99,24 +93,26 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
 
 def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str:
     """Explain what was refused while keys were set."""
-    typed = {o.key_or_group: o for o in parsed}
     found = re.search(r"Could not override '([^']+)'", str(error))
     if isinstance(error, UnknownKeyError):
         key = error.field
+    elif found:
+        key = found.group(1)
     else:
-        key = found.group(1) if found else str(getattr(error, "full_key", None) or "")
-        if not found:
-            reason = _first_line(error)
-            return f"{key}: {reason}" if key and key not in reason else reason
+        key = str(getattr(error, "full_key", None) or "")
+        reason = _first_line(error)
+        return f"{key}: {reason}" if key and key not in reason else reason
+    typed = {o.key_or_group: o for o in parsed}
+    preset = str(typed["experiment"].value()) if "experiment" in typed else ""
+    made_for = _agent_of_preset(preset, configs)
+    chosen = str(typed["agent"].input_line) if "agent" in typed else ""
+    agent = chosen.partition("=")[2] or made_for or next(iter(ALGORITHMS))
     mine = [o for o in parsed if _sets(o, key)]
-    agent = _chosen_agent(typed, configs)
     if mine:
         return f"{mine[0].input_line}: {unknown_key(key, agent)}"
-    preset = str(typed["experiment"].value()) if "experiment" in typed else None
-    if preset and "agent" in typed:
-        made_for = _agent_of_preset(preset, configs) or "another agent"
+    if preset and chosen:
         return (
-            f"experiment={preset}: is a preset for {made_for}, but {typed['agent'].input_line} "
+            f"experiment={preset}: is a preset for {made_for or 'another agent'}, but {chosen} "
             f"was asked for too; {_instead(preset, agent, configs)}"
         )
     blamed = f"experiment={preset}" if preset else "the configuration"
@@ -133,7 +129,8 @@ def _sets(override: Override, key: str) -> bool:
 def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and from_outside(agent) else [])]
-    keys = {name: list(_keys(name)) for name in names}
+    ours = list(_fields(RunSettings, ""))
+    keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
         return f"is a key of {' and '.join(owners)}, and the agent is {agent}"
@@ -147,25 +144,12 @@ def unknown_key(key: str, agent: str) -> str:
     return "no such key; --cfg job prints all there are"
 
 
-def _keys(agent: str) -> Iterator[str]:
-    """Yield every full key of a configuration with this agent."""
-    yield from _fields(RunSettings, "")
-    yield from _fields(settings_type(agent), "agent.")
-
-
 def _fields(cls: Any, path: str) -> Iterator[str]:
+    """Yield the full keys of a settings class and of those inside of it."""
     for name, hint in get_type_hints(cls).items():
         yield path + name
         if dataclasses.is_dataclass(hint):
             yield from _fields(hint, path + name + ".")
-
-
-def _chosen_agent(typed: dict[str, Override], configs: Path) -> str:
-    if "agent" in typed:
-        return str(typed["agent"].input_line).partition("=")[2]
-    preset = str(typed["experiment"].value()) if "experiment" in typed else ""
-    default = next(iter(ALGORITHMS))
-    return _agent_of_preset(preset, configs) or default
 
 
 def _agent_of_preset(preset: str, configs: Path) -> str | None:
