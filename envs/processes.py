@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from envs.faults import Faults, WorkerError, refuse_other_spaces
 from envs.making import brings_its_module, find_spec
-from envs.row import ActionForm, Row, SharedRows
+from envs.row import Row, SharedRows
 from envs.settings import EnvSettings
 from envs.single import Remarks
 from envs.types import EnvironmentFailedError, EnvSpec
 from envs.vector import Backend
-from envs.worker import BEGIN, CUT, FORM, REPLAY, STEP, Assignment
+from envs.worker import CUT, REPLAY, STEP, Assignment
 from envs.worker_handle import (
     CLOSE_SECONDS,
     WorkerHandle,
@@ -55,7 +55,6 @@ class ProcessBackend(Backend):
         self.faults = Faults(settings.max_restarts)
         self._settings, self._seed = settings, seed
         self._methods = methods or start_methods()
-        self._form: ActionForm | None = None
         self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []
         self.spec, self._spaces = self._describe(num_envs)
@@ -138,8 +137,6 @@ class ProcessBackend(Backend):
             try:
                 worker = self._hire(index)
                 self._hear(worker.answer(self._deadline(starting=True)), starting=True)
-                if self._form is not None:
-                    worker.send(FORM + self._form.encode())
                 if row is not None:
                     worker.send(STEP + bytes([row.turn]))
                     self._hear(worker.answer(self._deadline()))
@@ -162,8 +159,7 @@ class ProcessBackend(Backend):
 
     def launch(self, action: NDArray[Any], row: Row) -> None:
         """Begin a step [N, …] whose outcome this row will hold."""
-        self._tell_form(action)
-        self._shared.put_actions(action)
+        self._shared.actions[...] = action
         message = STEP + bytes([row.turn])
         for worker in self._workers:
             worker.send(message)
@@ -175,12 +171,6 @@ class ProcessBackend(Backend):
     def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
         """Replace an environment whose numbers are no numbers; its row becomes a reset."""
         self._replace(env, error, row)
-
-    def _tell_form(self, actions: NDArray[Any]) -> None:
-        if self._form is None or not self._form.matches(actions):
-            self._form = ActionForm.of(actions)
-            for worker in self._workers:
-                worker.send(FORM + self._form.encode())
 
     # Saved state.
 
@@ -195,17 +185,15 @@ class ProcessBackend(Backend):
         self._seed = saved["seed"]
         progress = saved["progress"].numpy()
         able = np.array([actions is not None for actions in past])
+        for env in np.flatnonzero(able).tolist():
+            self._begin_after(env, int(progress[env, 0]) - 1)
         turn = bytes([row.turn])
-        known = [actions for actions in past if actions is not None]
-        if known:
-            self._tell_form(known[0])
-        begin = [BEGIN + turn + self._episode(int(episode)) for episode in progress[:, 0]]
-        self._ask(begin, able)
-        for first in range(0, max(map(len, known), default=0), REPLAY_ACTIONS):
-            chunks = [
-                b"" if p is None else p[first : first + REPLAY_ACTIONS].tobytes() for p in past
-            ]
-            self._ask([REPLAY + turn + chunk if chunk else b"" for chunk in chunks], able)
+        self._ask([STEP + turn for _ in past], able)
+        dtype = self._shared.actions.dtype
+        known = [np.empty(0) if actions is None else actions for actions in past]
+        for first in range(0, max(map(len, known)), REPLAY_ACTIONS):
+            parts = [p[first : first + REPLAY_ACTIONS].astype(dtype).tobytes() for p in known]
+            self._ask([REPLAY + turn + part if part else b"" for part in parts], able)
         able &= (self._shared.progress == progress).all(axis=1)
         for env in np.flatnonzero(~able).tolist():
             self._shared.progress[env] = progress[env]
@@ -227,9 +215,8 @@ class ProcessBackend(Backend):
 
     def cut(self, env: int) -> None:
         """Let the next row of an environment be a reset."""
-        episode = int(self._shared.progress[env, 0])
-        self._workers[env].send(CUT + self._episode(episode))
+        self._begin_after(env, int(self._shared.progress[env, 0]))
         self._shared.progress[env, 1] = True
 
-    def _episode(self, episode: int) -> bytes:
-        return json.dumps([self._seed, episode]).encode()
+    def _begin_after(self, env: int, episode: int) -> None:
+        self._workers[env].send(CUT + json.dumps([self._seed, episode]).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, NamedTuple
 
@@ -11,15 +10,13 @@ from numpy.typing import NDArray
 
 from envs.types import (
     ActionSpec,
-    DiscreteActions,
+    BoxActions,
     EnvSpec,
     Episode,
     MultiBinaryActions,
     MultiDiscreteActions,
 )
 from memory.state import Stateful
-
-NUMBER_BYTES = 8  # the widest number an action consists of
 
 
 class Ends(NamedTuple):
@@ -104,72 +101,34 @@ class SharedRows:
     """
 
     def __init__(self, spec: EnvSpec, memory: Any) -> None:
-        block = np.frombuffer(memory, np.uint8)
-        n, row, action = spec.num_envs, row_bytes(spec), NUMBER_BYTES * action_numbers(spec.action)
-        parts = np.split(block, np.cumsum([_aligned(row), _aligned(row), _aligned(n * action)]))
-        self.rows = (Row(spec, 0, parts[0][:row]), Row(spec, 1, parts[1][:row]))
-        self._actions = parts[2][: n * action].reshape(n, action)
-        self.progress = parts[3].view(np.int64).reshape(n, 2)
+        n, row = spec.num_envs, row_bytes(spec)
+        first, second, rest = np.split(
+            np.frombuffer(memory, np.uint8), [_aligned(row), 2 * _aligned(row)]
+        )
+        self.rows = (Row(spec, 0, first[:row]), Row(spec, 1, second[:row]))
+        self.progress = rest[: 16 * n].view(np.int64).reshape(n, 2)
+        dtype, shape = action_form(spec.action)
+        self.actions = rest[16 * n :].view(dtype).reshape(n, *shape)
 
     @staticmethod
     def size(spec: EnvSpec) -> int:
         """Return the bytes that all of it takes."""
-        actions = spec.num_envs * NUMBER_BYTES * action_numbers(spec.action)
-        return 2 * _aligned(row_bytes(spec)) + _aligned(actions) + 16 * spec.num_envs
-
-    def put_actions(self, actions: NDArray[Any]) -> None:
-        """Write one action [N, …] per environment."""
-        flat = np.ascontiguousarray(actions).view(np.uint8).reshape(len(self._actions), -1)
-        self._actions[:, : flat.shape[1]] = flat
-
-    def action(self, index: int, form: ActionForm) -> NDArray[Any]:
-        """Return a copy of one environment's action as a batch of one."""
-        return form.read(self._actions[index, : form.nbytes])
-
-
-class ActionForm:
-    """The dtype and shape of one action, as text that can be sent."""
-
-    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
-        self.dtype, self.shape = dtype, shape
-        self.nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-
-    @classmethod
-    def of(cls, actions: NDArray[Any]) -> ActionForm:
-        """Return the form of a batch of actions [N, …]."""
-        return cls(actions.dtype.str, actions.shape[1:])
-
-    @classmethod
-    def decode(cls, text: bytes) -> ActionForm:
-        """Read what `encode` wrote."""
-        dtype, shape = json.loads(text)
-        return cls(dtype, tuple(shape))
-
-    def encode(self) -> bytes:
-        """Write the form as text."""
-        return json.dumps([self.dtype, self.shape]).encode()
-
-    def read(self, data: Any) -> NDArray[Any]:
-        """Return a copy of actions [T, …] that lie one after the other."""
-        actions: NDArray[Any] = np.array(np.frombuffer(data, self.dtype))
-        return actions.reshape(-1, *self.shape)
-
-    def matches(self, actions: NDArray[Any]) -> bool:
-        """Tell whether a batch [N, …] is of this form."""
-        return actions.dtype.str == self.dtype and actions.shape[1:] == self.shape
+        dtype, shape = action_form(spec.action)
+        action = math.prod(shape) * dtype.itemsize
+        return 2 * _aligned(row_bytes(spec)) + spec.num_envs * (16 + action)
 
 
 def _aligned(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def action_numbers(spec: ActionSpec) -> int:
-    """Return how many numbers one action consists of."""
-    if isinstance(spec, DiscreteActions):
-        return 1
+def action_form(spec: ActionSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype and the shape of one action as agents send it."""
+    if isinstance(spec, BoxActions):
+        return np.dtype(np.float32), (len(spec.low),)
     if isinstance(spec, MultiDiscreteActions):
-        return len(spec.nvec)
-    return spec.n if isinstance(spec, MultiBinaryActions) else len(spec.low)
+        return np.dtype(np.int64), (len(spec.nvec),)
+    return np.dtype(np.int64), (spec.n,) if isinstance(spec, MultiBinaryActions) else ()
 
 
 class EpisodeStatistics(Stateful):

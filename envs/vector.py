@@ -187,12 +187,12 @@ class VectorEnv(Stateful):
         self._under_way = False
         self._statistics.load_state_dict(state["statistics"])
         row = self._next()
-        row.set_all_reset()
-        row.valid[:] = state["valid"].numpy()
         row.obs[...] = saved
         actions = (state["actions"].get(str(env)) for env in range(num_envs))
         past = [None if known is None else known.numpy() for known in actions]
         self._go_on(self._backend.restore(state["backend"], past, row), past, saved)
+        row.set_all_reset()
+        row.valid[:] = state["valid"].numpy()
         row.obs[...] = saved
         if self._stack is not None:
             self._stack.now[...] = state["stack"].numpy()

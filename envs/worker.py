@@ -17,18 +17,18 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from envs.faults import told, without_context
-from envs.row import ActionForm, Row, SharedRows
+from envs.row import Row, SharedRows
 from envs.settings import EnvSettings
 from envs.single import SingleEnv
 from envs.types import EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError
 
-# Commands. STEP, BEGIN and REPLAY name the row to write to (0 or 1) and are answered.
+# Commands. STEP and REPLAY name the row to write to (0 or 1) and are answered.
 STEP = b"s"
-BEGIN = b"e"  # + row + [seed, episode]: start this very episode
 REPLAY = b"r"  # + row + actions: do them again
-FORM = b"f"  # + the form of the actions to come
 CUT = b"c"  # + [seed, episode]: the next step starts the episode after this one
 QUIT = b"q"
 # Answers.
@@ -127,7 +127,6 @@ class _Service:
         self._remarks = remarks  # to be sent with the next answer
         self._env, self._shared, self._line = env, shared, line
         self._progress = shared.progress[env.index]
-        self._form = ActionForm("<i8", ())
 
     def run(self) -> None:
         while True:
@@ -135,9 +134,7 @@ class _Service:
             command, rest = message[:1], message[1:]
             if command == QUIT:
                 return
-            if command == FORM:
-                self._form = ActionForm.decode(rest)
-            elif command == CUT:
+            if command == CUT:
                 self._env.seed, episode = json.loads(rest)
                 self._env.cut(episode)
             else:
@@ -147,21 +144,17 @@ class _Service:
                 self._remarks.clear()
 
     def _write(self, command: bytes, turn: int, rest: bytes) -> None:
-        env, rows = self._env, self._shared.rows[turn]
-        frame = rows.frames[env.index]
+        env, row, actions = self._env, self._shared.rows[turn], self._shared.actions
         if command == REPLAY:
-            env.redo(self._form.read(rest), frame)
-        elif command == BEGIN:
-            env.seed, episode = json.loads(rest)
-            env.cut(episode - 1)
-            env.start(frame)
+            known = np.frombuffer(rest, actions.dtype).reshape(-1, *actions.shape[1:])
+            env.redo(known, row.frames[env.index])
         elif env.over:
             # Told before it is tried: an episode whose reset breaks is not tried again.
             self._progress[0] = env.episode + 1
-            env.advance(None, rows)
+            env.advance(None, row)
         else:
-            action = self._shared.action(env.index, self._form)
-            env.advance(env.decoder.decode(action)[0], rows)
+            (action,) = env.decoder.decode(actions[env.index : env.index + 1])
+            env.advance(action, row)
 
 
 def _report(error: BaseException, line: _Line) -> None:

@@ -143,3 +143,28 @@ def test_rows_are_those_of_the_plain_loop(env_id):
             expected = other.step(action)
             for a, b in zip(one.receive(), expected, strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("kind", "send"),
+    [
+        ("discrete", lambda rng: rng.integers(0, 5, 3)),
+        ("multi discrete", lambda rng: rng.integers(0, 2, (3, 4))),
+        ("multi binary", lambda rng: rng.integers(0, 2, (3, 6), np.int8)),
+        ("box", lambda rng: rng.normal(0, 0.3, (3, 4)).astype(np.float32)),
+    ],
+)
+def test_actions_of_every_kind_arrive_as_they_do_in_the_plain_loop(kind, send):
+    config, rng = {"num_envs": 3, "kwargs": {"kind": kind}}, np.random.default_rng(0)
+    there = settings("toy_environments:Echo-v0", backend="async", **config)
+    here = settings("toy_environments:Echo-v0", **config)
+    with build_env(there, seed=0) as one, build_env(here, seed=0) as other:
+        one.reset()
+        other.reset()
+        for _ in range(70):  # more than are replayed at once
+            action = send(rng)
+            obs = one.step(action).obs
+            assert obs.any()
+            np.testing.assert_array_equal(obs, other.step(action).obs)
+        one.load_state_dict(one.state_dict())
+        assert one.step(action).valid.all()

@@ -142,6 +142,31 @@ class Faulty(gym.Env):
         return tuple(row)
 
 
+ACTIONS = {
+    "discrete": spaces.Discrete(5, start=1),
+    "multi discrete": spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    "multi binary": spaces.MultiBinary([2, 3]),
+    "box": spaces.Box(-0.3, 0.3, (2, 2), np.float64),
+}
+
+
+class Echo(gym.Env):
+    """Show what was done, as it arrived."""
+
+    def __init__(self, kind):
+        self.action_space = ACTIONS[kind]
+        size = max(1, int(np.prod(self.action_space.shape)))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action) or self.action_space.dtype == np.float64
+        return np.float32(action).reshape(-1), 0.0, False, False, {}
+
+
 def settings(env_id=COUNTER, **changes):
     values = {
         "id": env_id,
@@ -156,4 +181,5 @@ def settings(env_id=COUNTER, **changes):
 
 
 gym.register("Counter-v0", entry_point=Counter, vector_entry_point=CounterVector)
+gym.register("Echo-v0", entry_point=Echo)
 gym.register("Faulty-v0", entry_point=Faulty)
