@@ -105,15 +105,3 @@ def refuse_other_spaces(before: str, now: str) -> None:
     """Refuse an environment that is not like the others or like itself before."""
     if now != before:
         raise EnvironmentFailedError(f"its spaces are {now}, but they were {before}")
-
-
-def without_context(error: BaseException, before: BaseException | None) -> None:
-    """Let the story of an error begin after `before`, which was being handled all the time.
-
-    Otherwise each replaced process would tell those of all before it, too.
-    """
-    while error.__context__ is not None:
-        if error.__context__ is before:
-            error.__context__ = None
-            return
-        error = error.__context__

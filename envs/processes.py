@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import time
-from collections.abc import Callable, Sequence
 from ctypes import c_uint8
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,10 @@ from envs.worker_handle import (
     interrupts_held,
     no_process,
     read_description,
-    start_methods,
 )
 from memory.errors import NonFiniteError
 
 REPLAY_ACTIONS = 64  # replayed per message, so that the time limit can stay that of a step
-Repair = Callable[[int, Exception], None]
 
 
 class ProcessBackend(Backend):
@@ -42,25 +39,16 @@ class ProcessBackend(Backend):
 
     replays = True
 
-    def __init__(
-        self,
-        settings: EnvSettings,
-        *,
-        seed: int,
-        num_envs: int,
-        methods: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
         if not brings_its_module(settings.id):
             find_spec(settings.id)  # what registers it is loaded once, not in every process
         self.faults = Faults(settings.max_restarts)
         self._settings, self._seed = settings, seed
-        self._methods = methods or start_methods()
         self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []
         self.spec, self._spaces = self._describe(num_envs)
-        context = multiprocessing.get_context(self._methods[0])
         try:
-            self._memory = context.RawArray(c_uint8, SharedRows.size(self.spec))
+            self._memory = multiprocessing.RawArray(c_uint8, SharedRows.size(self.spec))
         except OSError as error:
             raise no_process(0, error) from error
         self._shared = SharedRows(self.spec, self._memory)
@@ -68,7 +56,7 @@ class ProcessBackend(Backend):
         try:
             for index in range(num_envs):
                 self._hire(index)
-            self._answers(self._replace, starting=True)
+            self._answers()
         except BaseException:
             self.close()
             raise
@@ -92,41 +80,45 @@ class ProcessBackend(Backend):
         """Let a first process say what the spaces are: this one never makes an environment."""
         while True:
             try:
-                told = ask_process(self._settings, self._methods)
-                return read_description(told, self._settings, num_envs)
+                spec, spaces = read_description(ask_process(self._settings), self._settings)
+                return replace(spec, num_envs=num_envs), spaces
             except WorkerError as error:  # noqa: PERF203 - trying again is the point
                 self.faults.excuse(0, error)
 
     def _hire(self, index: int) -> WorkerHandle:
         """Start a process and put it in its place, both or neither: else nobody would end it."""
-        episode, parent = int(self._shared.progress[index, 0]), os.getpid()
-        task = Assignment(
-            self._settings, self._seed, index, episode, self.spec, self._memory, parent
-        )
+        episode = int(self._shared.progress[index, 0])
+        task = Assignment(self._settings, self._seed, index, episode, self.spec, self._memory)
         with interrupts_held():
-            worker = WorkerHandle(task, [other.pipe for other in self._workers], self._methods)
+            worker = WorkerHandle(task, [other.pipe for other in self._workers])
             self._workers[index : index + 1] = [worker]
         return worker
 
-    def _deadline(self, *, starting: bool = False) -> float:
-        return deadline(self._settings, self._methods if starting else ())
+    def _answers(self, row: Row | None = None) -> None:
+        """Wait for one answer of every worker, replacing those that give none; no row: they start.
 
-    def _answers(self, repair: Repair, *, starting: bool = False) -> None:
-        """Wait for one answer of every worker, repairing those that give none."""
-        late = self._deadline(starting=starting)
+        A process is replaced when its error has been handled, or the next would tell of it as well.
+        """
+        late = deadline(self._settings, starting=row is None)
         for index, worker in enumerate(self._workers):
-            try:
-                self._hear(worker.answer(late), starting=starting)
-            except (WorkerError, EnvironmentFailedError) as error:  # noqa: PERF203
-                repair(index, error)
+            failure = self._hear(worker, late, starting=row is None)
+            if failure is not None:
+                self._replace(index, failure, row)
 
-    def _hear(self, told: bytes, *, starting: bool = False) -> None:
-        """Take what comes with an answer: its spaces at the start, then remarks on its steps."""
-        if starting:
-            refuse_other_spaces(self._spaces, read_description(told, self._settings, 1)[1])
-        elif told:
-            for remark in told.decode().split("\n"):
-                self._say(remark)
+    def _hear(
+        self, worker: WorkerHandle, late: float, *, starting: bool = False
+    ) -> Exception | None:
+        """Take its spaces at the start, then remarks on its steps; return what broke instead."""
+        try:
+            told = worker.answer(late)
+            if starting:
+                refuse_other_spaces(self._spaces, read_description(told, self._settings)[1])
+            elif told:
+                for remark in told.decode().split("\n"):
+                    self._say(remark)
+        except (WorkerError, EnvironmentFailedError) as error:
+            return error
+        return None
 
     def _replace(self, index: int, error: Exception, row: Row | None = None) -> None:
         """Put a new process in the place of a broken one and, given a row, start an episode."""
@@ -134,19 +126,12 @@ class ProcessBackend(Backend):
         while failure is not None:
             self.faults.excuse(index, failure)
             self._workers[index].kill()
-            try:
-                worker = self._hire(index)
-                self._hear(worker.answer(self._deadline(starting=True)), starting=True)
-                if row is not None:
-                    worker.send(STEP + bytes([row.turn]))
-                    self._hear(worker.answer(self._deadline()))
-                    row.set_reset(index)
-                failure = None
-            except (WorkerError, EnvironmentFailedError) as again:
-                failure = again
-
-    def _repairing(self, row: Row) -> Repair:
-        return lambda index, error: self._replace(index, error, row)
+            worker = self._hire(index)
+            failure = self._hear(worker, deadline(self._settings, starting=True), starting=True)
+            if failure is None and row is not None:
+                worker.send(STEP + bytes([row.turn]))
+                failure = self._hear(worker, deadline(self._settings))
+                row.set_reset(index)
 
     # The timeline.
 
@@ -155,7 +140,7 @@ class ProcessBackend(Backend):
         for index, worker in enumerate(self._workers):
             self.cut(index)
             worker.send(STEP + bytes([row.turn]))
-        self._answers(self._repairing(row))
+        self._answers(row)
 
     def launch(self, action: NDArray[Any], row: Row) -> None:
         """Begin a step [N, …] whose outcome this row will hold."""
@@ -166,7 +151,7 @@ class ProcessBackend(Backend):
 
     def collect(self, row: Row) -> None:
         """Wait until every process has filled its part of the row."""
-        self._answers(self._repairing(row))
+        self._answers(row)
 
     def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
         """Replace an environment whose numbers are no numbers; its row becomes a reset."""
@@ -205,13 +190,12 @@ class ProcessBackend(Backend):
         asked = [env for env, message in enumerate(messages) if message and able[env]]
         for env in asked:
             self._workers[env].send(messages[env])
-        late = self._deadline()
+        late = deadline(self._settings)
         for env in asked:
-            try:
-                self._workers[env].answer(late)
-            except WorkerError as error:  # noqa: PERF203 - each one may break
+            failure = self._hear(self._workers[env], late)
+            if failure is not None:
                 able[env] = False
-                self._replace(env, error)
+                self._replace(env, failure)
 
     def cut(self, env: int) -> None:
         """Let the next row of an environment be a reset."""

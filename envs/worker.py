@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.faults import told, without_context
+from envs.faults import told
 from envs.row import Row, SharedRows
 from envs.settings import EnvSettings
 from envs.single import SingleEnv
@@ -49,14 +49,12 @@ class Assignment(NamedTuple):
     episode: int  # the first reset starts the one after it
     spec: EnvSpec | None
     memory: Any
-    parent: int
     trial: bool = False  # without `memory`: measure a step instead of describing the spaces
 
 
 def run_worker(task: Assignment, pipe: Connection, inherited: Sequence[Connection]) -> None:
     """Run one environment until told to quit or until the parent is gone."""
-    before = sys.exc_info()[1]  # a fork that replaces a broken environment brings its error along
-    _detach(task, inherited)
+    _detach(inherited)
     line = _Line(pipe)
     remarks: list[str] = []
     checked = task.settings.checked and task.env == 0 and task.spec is not None
@@ -71,7 +69,6 @@ def run_worker(task: Assignment, pipe: Connection, inherited: Sequence[Connectio
     except _ParentGoneError:
         pass
     except BaseException as error:
-        without_context(error, before)
         _report(error, line)
     finally:
         env.close()
@@ -100,7 +97,7 @@ class _Line:
             raise _ParentGoneError from None
 
 
-def _detach(task: Assignment, inherited: Sequence[Connection]) -> None:
+def _detach(inherited: Sequence[Connection]) -> None:
     """Leave Ctrl-C to the parent, die with it, and hold none of its other pipes open.
 
     A session of its own: whatever the environment starts can be ended together with it.
@@ -115,7 +112,8 @@ def _detach(task: Assignment, inherited: Sequence[Connection]) -> None:
         connection.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != task.parent:  # it died before we could ask to be told
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it died before we could ask to be told
         os._exit(0)
     gc.freeze()  # what came with the fork stays shared as long as nobody writes to it
 

@@ -35,16 +35,14 @@ SPAWN_SECONDS = 30.0  # a spawned process loads its modules first
 class WorkerHandle:
     """One worker process and the pipe to it."""
 
-    def __init__(
-        self, task: Assignment, others: Sequence[Connection], methods: Sequence[str]
-    ) -> None:
+    def __init__(self, task: Assignment, others: Sequence[Connection] = ()) -> None:
         self.task = task
         try:
             self.pipe, child = multiprocessing.Pipe()
         except OSError as error:
             raise no_process(task.env, error) from error
         try:
-            self._process = _start(task, child, [self.pipe, *others], methods)
+            self._process = _start(task, child, [self.pipe, *others])
         except BaseException:
             self.pipe.close()
             raise
@@ -127,10 +125,9 @@ def _kill_group(leader: int, *, ended: bool) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _start(
-    task: Assignment, child: Connection, inherited: list[Connection], methods: Sequence[str]
-) -> Any:
+def _start(task: Assignment, child: Connection, inherited: list[Connection]) -> Any:
     """Start the process by the first method that works."""
+    methods = start_methods()
     for method in methods:
         context: Any = multiprocessing.get_context(method)
         arguments = (task, child, inherited if method == "fork" else [])
@@ -191,46 +188,40 @@ def _raise(signals: list[int]) -> None:
 def start_methods() -> tuple[str, ...]:
     """Return the ways to start a process, the fastest safe one first."""
     available = multiprocessing.get_all_start_methods()
-    return tuple(m for m in ("fork", "spawn") if m in available and (m != "fork" or _is_linux()))
+    safe = ("fork", "spawn") if os.uname().sysname == "Linux" else ("spawn",)
+    return tuple(method for method in safe if method in available)
 
 
-def _is_linux() -> bool:
-    return os.uname().sysname == "Linux"
-
-
-def deadline(settings: EnvSettings, methods: Sequence[str] = ()) -> float:
-    """Return when an answer is late; given start methods, of a process that starts now."""
-    slow = bool(methods) and methods[0] != "fork"
+def deadline(settings: EnvSettings, *, starting: bool = False) -> float:
+    """Return when an answer is late; of a process that starts now when `starting`."""
+    slow = starting and start_methods()[0] != "fork"
     return time.monotonic() + settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
 
 
-def ask_process(
-    settings: EnvSettings, methods: Sequence[str] = (), *, trial: bool = False
-) -> bytes:
+def ask_process(settings: EnvSettings, *, trial: bool = False) -> bytes:
     """Let a process of its own make an environment and say what its spaces are, or its speed.
 
     So nothing an environment does can harm this process; WorkerError says what it did.
     """
-    methods = methods or start_methods()
-    task = Assignment(settings, 0, 0, -1, None, None, os.getpid(), trial)
+    task = Assignment(settings, 0, 0, -1, None, None, trial)
     with contextlib.ExitStack() as ended:
         with interrupts_held():
-            worker = WorkerHandle(task, [], methods)
+            worker = WorkerHandle(task)
             ended.callback(worker.kill)
-        told = worker.answer(deadline(settings, methods))
+        told = worker.answer(deadline(settings, starting=True))
         worker.quit()
         worker.kill(CLOSE_SECONDS)
         return told
 
 
-def read_description(text: bytes, settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, str]:
+def read_description(text: bytes, settings: EnvSettings) -> tuple[EnvSpec, str]:
     """Read what a worker said of its environment, and what its own spaces are called."""
     shape, dtype, kind, values, spaces = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
-    return EnvSpec(settings.id, num_envs, tuple(shape), dtype, 1, action), spaces
+    return EnvSpec(settings.id, 1, tuple(shape), dtype, 1, action), spaces
 
 
 def describe_in_process(settings: EnvSettings) -> EnvSpec:
     """Say what one environment offers without making it here."""
-    return read_description(ask_process(settings), settings, num_envs=1)[0]
+    return read_description(ask_process(settings), settings)[0]

@@ -9,7 +9,7 @@ import pytest
 from toy_environments import Counter, CounterVector, settings
 
 from envs.factory import build_env
-from envs.faults import HOUR, RestartBudget, without_context
+from envs.faults import HOUR, RestartBudget
 from envs.types import EnvironmentFailedError
 from memory.errors import NonFiniteError, SettingError
 
@@ -140,24 +140,6 @@ def test_the_tenth_fault_is_told_in_as_many_lines_as_the_first(tmp_path, backend
     assert len(told) == 10
     assert len({text.count("\n") for text in told}) == 1
     assert all(text.count("TwoArgumentsError: this and that") <= 3 for text in told)
-
-
-def test_of_an_error_only_what_was_handled_before_it_is_left_out():
-    before = ValueError("of another process")
-    try:
-        try:
-            raise before
-        except ValueError:
-            try:
-                raise KeyError("the reason")
-            except KeyError as reason:
-                raise OSError("the error") from reason
-    except OSError as error:
-        without_context(error, before)
-        assert isinstance(error.__cause__, KeyError) and error.__context__ is error.__cause__
-        assert error.__cause__.__context__ is None
-        without_context(error, None)
-        assert error.__context__ is error.__cause__
 
 
 def test_restarts_are_counted_by_the_hour():

@@ -15,9 +15,8 @@ import psutil
 import pytest
 from toy_environments import settings
 
+from envs import worker_handle
 from envs.factory import build_env
-from envs.processes import ProcessBackend
-from envs.vector import VectorEnv
 
 ZEROS = np.zeros(3, np.int64)
 
@@ -104,10 +103,10 @@ def test_no_orphan_is_left_when_the_parent_is_killed(tmp_path):
         os.close(fd)
 
 
-def test_spawned_processes_give_the_same_rows():
-    spawned = ProcessBackend(settings("CartPole-v1"), seed=3, num_envs=1, methods=("spawn",))
+def test_spawned_processes_give_the_same_rows(monkeypatch):
+    monkeypatch.setattr(worker_handle, "start_methods", lambda: ("spawn",))
     with (
-        VectorEnv(spawned) as one,
+        build_env(settings("CartPole-v1", backend="async"), seed=3) as one,
         build_env(settings("CartPole-v1"), seed=3) as other,
     ):
         np.testing.assert_array_equal(one.reset(), other.reset())
