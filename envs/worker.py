@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import json
@@ -26,6 +25,7 @@ from envs.single import SingleEnv
 from envs.types import EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError
 
+BUILD = b"b"  # what a worker begins with, by itself
 # Commands. STEP and REPLAY name the row to write to (0 or 1) and are answered.
 STEP = b"s"
 REPLAY = b"r"  # + row + actions: do them again
@@ -53,48 +53,22 @@ class Assignment(NamedTuple):
 
 
 def run_worker(task: Assignment, pipe: Connection, inherited: Sequence[Connection]) -> None:
-    """Run one environment until told to quit or until the parent is gone."""
+    """Run one environment until told to quit, until it breaks or until the parent is gone."""
     _detach(inherited)
-    line = _Line(pipe)
-    remarks: list[str] = []
-    checked = task.settings.checked and task.env == 0 and task.spec is not None
-    say = remarks.append if checked else None
-    env = SingleEnv(task.settings, seed=task.seed, index=task.env, say=say)
+    worker = _Worker(task)
+    message = BUILD
     try:
-        env.build()
-        env.cut(task.episode)
-        line.answer(DONE + (step_time(env) if task.trial else describe(env)))
-        if task.spec is not None:
-            _Service(env, SharedRows(task.spec, task.memory), line, remarks).run()
-    except _ParentGoneError:
-        pass
-    except BaseException as error:
-        _report(error, line)
+        while message != QUIT:
+            answer = worker.answer(message)
+            if answer:
+                pipe.send_bytes(answer)
+            if answer[:1] == BROKEN:
+                return
+            message = pipe.recv_bytes()
+    except (EOFError, OSError):  # of the pipe, as answers let no error out: the parent is gone
+        return
     finally:
-        env.close()
-
-
-class _ParentGoneError(Exception):
-    """There is nobody to work for any more. No error of an environment can be mistaken for it."""
-
-
-class _Line:
-    """The worker's end of the pipe to its parent."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def command(self) -> bytes:
-        try:
-            return self._pipe.recv_bytes()
-        except (EOFError, OSError):
-            raise _ParentGoneError from None
-
-    def answer(self, message: bytes) -> None:
-        try:
-            self._pipe.send_bytes(message)
-        except OSError:
-            raise _ParentGoneError from None
+        worker.env.close()
 
 
 def _detach(inherited: Sequence[Connection]) -> None:
@@ -118,31 +92,44 @@ def _detach(inherited: Sequence[Connection]) -> None:
     gc.freeze()  # what came with the fork stays shared as long as nobody writes to it
 
 
-class _Service:
+class _Worker:
     """Carry commands out."""
 
-    def __init__(self, env: SingleEnv, shared: SharedRows, line: _Line, remarks: list[str]) -> None:
-        self._remarks = remarks  # to be sent with the next answer
-        self._env, self._shared, self._line = env, shared, line
-        self._progress = shared.progress[env.index]
+    def __init__(self, task: Assignment) -> None:
+        self._task = task
+        self._remarks: list[str] = []  # to be sent with the next answer
+        checked = task.settings.checked and task.env == 0 and task.spec is not None
+        say = self._remarks.append if checked else None
+        self.env = SingleEnv(task.settings, seed=task.seed, index=task.env, say=say)
+        if task.spec is not None:
+            self._shared = SharedRows(task.spec, task.memory)
+            self._progress = self._shared.progress[task.env]
 
-    def run(self) -> None:
-        while True:
-            message = self._line.command()
-            command, rest = message[:1], message[1:]
-            if command == QUIT:
-                return
-            if command == CUT:
-                self._env.seed, episode = json.loads(rest)
-                self._env.cut(episode)
-            else:
-                self._write(command, rest[0], rest[1:])
-                self._progress[:] = self._env.episode, self._env.over
-                self._line.answer(DONE + "\n".join(self._remarks).encode())
-                self._remarks.clear()
+    def answer(self, message: bytes) -> bytes:
+        """Return what the parent is told: nothing where it does not wait."""
+        try:
+            return self._obey(message[:1], message[1:])
+        except BaseException as error:
+            return BROKEN + _report(error)
+
+    def _obey(self, command: bytes, rest: bytes) -> bytes:
+        env = self.env
+        if command == BUILD:
+            env.build()
+            env.cut(self._task.episode)
+            return DONE + (step_time(env) if self._task.trial else describe(env))
+        if command == CUT:
+            env.seed, episode = json.loads(rest)
+            env.cut(episode)
+            return b""
+        self._write(command, rest[0], rest[1:])
+        self._progress[:] = env.episode, env.over
+        remarks = "\n".join(self._remarks)
+        self._remarks.clear()
+        return DONE + remarks.encode()
 
     def _write(self, command: bytes, turn: int, rest: bytes) -> None:
-        env, row, actions = self._env, self._shared.rows[turn], self._shared.actions
+        env, row, actions = self.env, self._shared.rows[turn], self._shared.actions
         if command == REPLAY:
             known = np.frombuffer(rest, actions.dtype).reshape(-1, *actions.shape[1:])
             env.redo(known, row.frames[env.index])
@@ -155,17 +142,16 @@ class _Service:
             env.advance(action, row)
 
 
-def _report(error: BaseException, line: _Line) -> None:
-    """Tell the parent what broke, as text: the exception itself may not survive the journey."""
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+def _report(error: BaseException) -> bytes:
+    """Write down what broke, as text: the exception itself may not survive the journey."""
+    trace = "".join(traceback.format_exception(error))
     refused = None
     if isinstance(error, SettingError):
         refused = [error.field, str(error.value), error.reason]
     for_good = isinstance(error, EnvironmentFailedError)
     printable = "\n".join(map(_printable, trace.splitlines()))
-    text = json.dumps([told(error), printable, refused, for_good, isinstance(error, Exception)])
-    with contextlib.suppress(_ParentGoneError):
-        line.answer(BROKEN + text.encode())
+    said = [told(error), printable, refused, for_good, isinstance(error, Exception)]
+    return json.dumps(said).encode()
 
 
 def _printable(line: str) -> str:
