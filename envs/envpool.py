@@ -9,28 +9,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.batch import Simulator, fill
+from envs.batch import BatchBackend
 from envs.making import nearest_id, unknown_keyword
 from envs.row import Row
 from envs.settings import EnvSettings
-from envs.single import Remarks
-from envs.spaces import encoders
-from envs.types import Encoder, EnvSpec
+from envs.spaces import Decoder, encoders
+from envs.types import Encoder
 from memory.errors import SettingError
 
 SEED_LIMIT = 2**31 - 1
 
 
-class EnvPoolSimulator(Simulator):
+class EnvPoolBackend(BatchBackend):
     """N environments of EnvPool; it is seeded when built, so every start builds it anew."""
 
-    def __init__(self, settings: EnvSettings, *, num_envs: int) -> None:
+    def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._settings = settings
         self._env: Any = None
-        self.spec, encoder, self._decode = _inspect(settings, num_envs)
-        self._encode = encoder.write
-        if settings.checked:
-            Remarks(settings.id)(encoder.remark)
+        encoder, decoder = _inspect(settings)
+        super().__init__(settings, encoder, decoder.spec, seed=seed)
+        self._decode = decoder.decode
 
     def close(self) -> None:
         """End the threads; safe to call twice and after a failure."""
@@ -38,8 +36,7 @@ class EnvPoolSimulator(Simulator):
         if env is not None:
             env.close()
 
-    def start(self, row: Row, seeds: list[int]) -> None:
-        """Build all environments with a seed; write their first frames."""
+    def _reset(self, seeds: list[int]) -> Any:
         import envpool
 
         self.close()
@@ -52,17 +49,13 @@ class EnvPoolSimulator(Simulator):
                 seed=seeds[0] % SEED_LIMIT,
                 **_kwargs(self._settings),
             )
-        self._encode(self._env.reset()[0], row.obs, (self.spec.num_envs,))
+        return self._env.reset()[0]
 
-    def send(self, action: NDArray[Any]) -> None:
-        """Begin a step of all environments."""
+    def _send(self, action: NDArray[Any]) -> None:
         self._env.send(np.asarray(self._decode(action), self._env.action_space.dtype))
 
-    def receive(self, row: Row, done: NDArray[np.bool_]) -> None:
-        """Finish the step and write the row."""
-        observations, reward, terminated, truncated, _ = self._env.recv()
-        self._encode(observations, row.obs, (self.spec.num_envs,))
-        fill(row, done, reward, terminated, truncated)
+    def _receive(self, row: Row) -> None:
+        self._fill(row, *self._env.recv()[:4])
 
 
 def _kwargs(settings: EnvSettings) -> dict[str, Any]:
@@ -73,7 +66,7 @@ def _kwargs(settings: EnvSettings) -> dict[str, Any]:
     return {**({"stack_num": 1} if "stack_num" in config else {}), **settings.kwargs}
 
 
-def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Encoder, Any]:
+def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:
     if importlib.util.find_spec("envpool") is None:
         raise SettingError(
             "backend", "envpool", 'needs envpool, install it with: pip install -e ".[envpool]"'
@@ -87,13 +80,4 @@ def _inspect(settings: EnvSettings, num_envs: int) -> tuple[EnvSpec, Encoder, An
         told = envpool.make_spec(settings.id, **_kwargs(settings))
     except TypeError as error:
         raise unknown_keyword(settings, error) or error from None
-    encoder, decoder = encoders(
-        settings.id, told.gymnasium_observation_space, told.gymnasium_action_space
-    )
-    spec = EnvSpec.of(settings.id, num_envs, encoder, decoder.spec)
-    return spec, encoder, decoder.decode
-
-
-def probe_envpool(settings: EnvSettings) -> EnvSpec:
-    """Say what the environment offers without building it."""
-    return _inspect(settings, 1)[0]
+    return encoders(settings.id, told.gymnasium_observation_space, told.gymnasium_action_space)

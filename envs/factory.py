@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
-from envs.atari import AtariSimulator, probe_atari
-from envs.batch import BatchBackend, Simulator
-from envs.envpool import EnvPoolSimulator, probe_envpool
+from envs.atari import AtariBackend
+from envs.envpool import EnvPoolBackend
 from envs.faults import WorkerError, told
 from envs.making import ATARI, NOT_ATARI, brings_its_module, find_spec
-from envs.native import NativeSimulator, probe_native
+from envs.native import NativeBackend
 from envs.processes import ProcessBackend
-from envs.settings import BackendName, EnvSettings
+from envs.settings import BackendName, EnvSettings, EvaluationSettings
 from envs.single import SingleEnv
 from envs.sync import SyncBackend
 from envs.types import EnvironmentFailedError, EnvSpec
@@ -26,10 +24,12 @@ from memory.process import usable_cores
 
 log = logging.getLogger("steadyrl")
 
-SIMULATORS: dict[str, Callable[..., Simulator]] = {
-    "native": NativeSimulator,
-    "ale": AtariSimulator,
-    "envpool": EnvPoolSimulator,
+BACKENDS: dict[str, Callable[..., Backend]] = {
+    "sync": SyncBackend,
+    "async": ProcessBackend,
+    "native": NativeBackend,
+    "ale": AtariBackend,
+    "envpool": EnvPoolBackend,
 }
 # From this many environments on, one batch of array operations beats the plain loop.
 NATIVE_FROM = 8
@@ -41,19 +41,12 @@ def build_env(
     settings: EnvSettings, *, seed: int, num_envs: int | None = None, purpose: str = "training"
 ) -> VectorEnv:
     """Build the vector environment; `num_envs` replaces the number in the settings."""
-    count = settings.num_envs if num_envs is None else num_envs
+    settings = replace(settings, num_envs=num_envs or settings.num_envs)
     with _making(settings, EnvironmentFailedError):
-        name, reason = choose_backend(settings, count)
-        log.info("%s: backend %s for %d x %s: %s", purpose, name, count, settings.id, reason)
-        return VectorEnv(_backend(name, settings, seed, count), frame_stack=settings.frame_stack)
-
-
-def _backend(name: str, settings: EnvSettings, seed: int, num_envs: int) -> Backend:
-    if name in SIMULATORS:
-        simulator = SIMULATORS[name](settings, num_envs=num_envs)
-        return BatchBackend(simulator, settings, seed=seed)
-    kind = ProcessBackend if name == "async" else SyncBackend
-    return kind(settings, seed=seed, num_envs=num_envs)
+        name, why = choose_backend(settings)
+        n = settings.num_envs
+        log.info("%s: backend %s for %d x %s: %s", purpose, name, n, settings.id, why)
+        return VectorEnv(BACKENDS[name](settings, seed=seed), frame_stack=settings.frame_stack)
 
 
 def probe(settings: EnvSettings) -> EnvSpec:
@@ -63,31 +56,25 @@ def probe(settings: EnvSettings) -> EnvSpec:
     process is a failure. What may run in processes is not made in this one.
     """
     with _making(settings, SettingError):
-        name = choose_backend(settings, 1).backend
-        if name == "sync" and _may_become_async(settings):
-            name = "async"
-        found = PROBES.get(name, _probe_here)(settings)
+        one = EvaluationSettings(**{**vars(settings), "num_envs": 1})
+        name, _ = choose_backend(one)
+        if name == "async" or (name == "sync" and _may_become_async(settings)):
+            found = describe_in_process(one)
+        elif name == "sync":
+            found = _probe_here(one)
+        else:
+            with contextlib.closing(BACKENDS[name](one, seed=0)) as backend:
+                found = backend.spec
     return replace(found, num_envs=settings.num_envs, frame_stack=settings.frame_stack)
 
 
 def _probe_here(settings: EnvSettings) -> EnvSpec:
-    env = SingleEnv(settings, seed=0, index=0)
-    try:
+    with contextlib.closing(SingleEnv(settings, seed=0, index=0)) as env:
         env.build()
-        return env.spec(num_envs=1)
-    finally:
-        env.close()
+        return env.spec()
 
 
-PROBES: dict[str, Callable[[EnvSettings], EnvSpec]] = {
-    "async": describe_in_process,
-    "native": probe_native,
-    "ale": probe_atari,
-    "envpool": probe_envpool,
-}
-
-
-@contextmanager
+@contextlib.contextmanager
 def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
     """Say in one line why an environment cannot be made; `kind` is for ordinary exceptions."""
     try:
@@ -102,28 +89,21 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
         raise EnvironmentFailedError(f"{settings.id} {what}") from error
 
 
-class Choice(NamedTuple):
-    """A backend and why it is used."""
-
-    backend: BackendName
-    reason: str
-
-
-def choose_backend(settings: EnvSettings, num_envs: int) -> Choice:
-    """Return the backend to use; with `auto` the fastest."""
+def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:
+    """Return the backend to use, with `auto` the fastest, and why."""
     backend = settings.backend
     if backend == "envpool" or (backend == "async" and brings_its_module(settings.id)):
-        return Choice(backend, "as set")
+        return backend, "as set"
     spec = find_spec(settings.id)
     if spec.entry_point == ATARI:
         if backend not in ("auto", "ale"):
             raise SettingError("backend", backend, NOT_ATARI)
-        return Choice("ale", "an Atari game")
+        return "ale", "an Atari game"
     if backend != "auto":
-        return Choice(backend, "as set")
-    if num_envs >= NATIVE_FROM and spec.vector_entry_point is not None:
-        return Choice("native", f"{num_envs} environments in one batch")
-    return _sync_or_async(settings, num_envs)
+        return backend, "as set"
+    if settings.num_envs >= NATIVE_FROM and spec.vector_entry_point is not None:
+        return "native", f"{settings.num_envs} environments in one batch"
+    return _sync_or_async(settings)
 
 
 def _may_become_async(settings: EnvSettings) -> bool:
@@ -132,17 +112,17 @@ def _may_become_async(settings: EnvSettings) -> bool:
     return settings.backend == "async" or (settings.backend == "auto" and parallel)
 
 
-def _sync_or_async(settings: EnvSettings, num_envs: int) -> Choice:
-    if num_envs == 1 or usable_cores() == 1:
-        return Choice("sync", "nothing to run in parallel")
+def _sync_or_async(settings: EnvSettings) -> tuple[BackendName, str]:
+    if settings.num_envs == 1 or usable_cores() == 1:
+        return "sync", "nothing to run in parallel"
     try:
         seconds = step_seconds(settings)
     except WorkerError as error:  # the backend itself knows what to do about faults
         if error.raised:
-            return Choice("sync", f"the trial failed: {error}")
-        return Choice("async", f"in the trial {error}")
+            return "sync", f"the trial failed: {error}"
+        return "async", f"in the trial {error}"
     backend: BackendName = "async" if seconds > ROUND_TRIP_SECONDS else "sync"
-    return Choice(backend, f"a step takes {seconds * 1e6:,.0f} µs")
+    return backend, f"a step takes {seconds * 1e6:,.0f} µs"
 
 
 def step_seconds(settings: EnvSettings) -> float:

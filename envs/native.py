@@ -10,21 +10,19 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from envs.batch import Simulator, fill
+from envs.batch import BatchBackend
 from envs.making import find_spec, unknown_keyword
 from envs.row import Row
 from envs.settings import EnvSettings
-from envs.single import Remarks
 from envs.spaces import encoders
-from envs.types import EnvSpec
 from memory.errors import SettingError
 
 
-class NativeSimulator(Simulator):
+class NativeBackend(BatchBackend):
     """A vector environment of Gymnasium's own, with one generator for all N."""
 
-    def __init__(self, settings: EnvSettings, *, num_envs: int) -> None:
-        self._env = env = _make(settings, num_envs)
+    def __init__(self, settings: EnvSettings, *, seed: int) -> None:
+        self._env = env = _make(settings)
         try:
             encoder, decoder = encoders(
                 settings.id, env.single_observation_space, env.single_action_space
@@ -32,33 +30,24 @@ class NativeSimulator(Simulator):
         except BaseException:
             self.close()
             raise
-        if settings.checked:
-            Remarks(settings.id)(encoder.remark)
-        self.spec = EnvSpec.of(settings.id, num_envs, encoder, decoder.spec)
-        self._encode, self._decode = encoder.write, decoder.decode
-        self._action_dtype = env.action_space.dtype
+        super().__init__(settings, encoder, decoder.spec, seed=seed)
+        self._decode, self._action_dtype = decoder.decode, env.action_space.dtype
         self._to_do: NDArray[Any] = np.zeros(0)
 
     def close(self) -> None:
         """Close the environment; safe to call twice and after a failure."""
         self._env.close()
 
-    def start(self, row: Row, seeds: list[int]) -> None:
-        """Seed and reset all environments; write their frames."""
-        observations, _ = self._env.reset(seed=seeds[0])
-        self._encode(observations, row.obs, (self.spec.num_envs,))
+    def _reset(self, seeds: list[int]) -> Any:
+        return self._env.reset(seed=seeds[0])[0]
 
-    def send(self, action: NDArray[Any]) -> None:
-        """Begin a step of all environments."""
+    def _send(self, action: NDArray[Any]) -> None:
         self._to_do = np.asarray(self._decode(action), self._action_dtype)
 
-    def receive(self, row: Row, done: NDArray[np.bool_]) -> None:
-        """Finish the step and write the row."""
-        observations, reward, terminated, truncated, _ = self._env.step(self._to_do)
-        self._encode(observations, row.obs, (self.spec.num_envs,))
-        fill(row, done, reward, terminated, truncated)
+    def _receive(self, row: Row) -> None:
+        self._fill(row, *self._env.step(self._to_do)[:4])
 
-    def snapshot(self) -> dict[str, Any] | None:
+    def _save(self) -> dict[str, Any] | None:
         """Return numbers, arrays and generator of a simulator that consists of nothing else."""
         import torch
 
@@ -74,8 +63,7 @@ class NativeSimulator(Simulator):
                 return None
         return values
 
-    def restore(self, saved: dict[str, Any]) -> bool:
-        """Put a snapshot back; it always can be."""
+    def _load(self, saved: dict[str, Any]) -> bool:
         self._env.reset(seed=0)  # makes the generator that the snapshot is put into
         env = self._env.unwrapped
         for name, value in saved.items():
@@ -89,7 +77,7 @@ class NativeSimulator(Simulator):
         return True
 
 
-def _make(settings: EnvSettings, num_envs: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+def _make(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
     spec = find_spec(settings.id)
     if spec.vector_entry_point is None:
         raise SettingError(
@@ -99,7 +87,10 @@ def _make(settings: EnvSettings, num_envs: int) -> gym.vector.VectorEnv[Any, Any
         warnings.simplefilter("ignore")
         try:
             env = gym.make_vec(
-                spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **settings.kwargs
+                spec,
+                num_envs=settings.num_envs,
+                vectorization_mode="vector_entry_point",
+                **settings.kwargs,
             )
         except TypeError as error:
             raise unknown_keyword(settings, error) or error from None
@@ -109,10 +100,3 @@ def _make(settings: EnvSettings, num_envs: int) -> gym.vector.VectorEnv[Any, Any
             "backend", "native", f"{settings.id} does not reset on the step after an episode's end"
         )
     return env
-
-
-def probe_native(settings: EnvSettings) -> EnvSpec:
-    """Say what the environment offers, with a batch of one."""
-    simulator = NativeSimulator(settings.for_evaluation(), num_envs=1)
-    simulator.close()
-    return simulator.spec

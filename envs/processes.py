@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import time
 from ctypes import c_uint8
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,14 +38,14 @@ class ProcessBackend(Backend):
 
     replays = True
 
-    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+    def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         if not brings_its_module(settings.id):
             find_spec(settings.id)  # what registers it is loaded once, not in every process
         self.faults = Faults(settings.max_restarts)
         self._settings, self._seed = settings, seed
         self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []
-        self.spec, self._spaces = self._describe(num_envs)
+        self.spec, self._spaces = self._describe()
         try:
             self._memory = multiprocessing.RawArray(c_uint8, SharedRows.size(self.spec))
         except OSError as error:
@@ -54,7 +53,7 @@ class ProcessBackend(Backend):
         self._shared = SharedRows(self.spec, self._memory)
         self._shared.progress[:] = -1, True
         try:
-            for index in range(num_envs):
+            for index in range(settings.num_envs):
                 self._hire(index)
             self._answers()
         except BaseException:
@@ -76,12 +75,11 @@ class ProcessBackend(Backend):
 
     # Workers: hired, waited for, replaced.
 
-    def _describe(self, num_envs: int) -> tuple[EnvSpec, str]:
+    def _describe(self) -> tuple[EnvSpec, str]:
         """Let a first process say what the spaces are: this one never makes an environment."""
         while True:
             try:
-                spec, spaces = read_description(ask_process(self._settings), self._settings)
-                return replace(spec, num_envs=num_envs), spaces
+                return read_description(ask_process(self._settings), self._settings)
             except WorkerError as error:  # noqa: PERF203 - trying again is the point
                 self.faults.excuse(0, error)
 

@@ -74,15 +74,12 @@ class SingleEnv:
         self._step = self._env.step
         self._write = self.encoder.write
         env.action_space.seed(0)
-        self._sample = env.action_space.sample
+        self.any_action = env.action_space.sample
 
-    def spec(self, num_envs: int) -> EnvSpec:
+    def spec(self) -> EnvSpec:
         """Say what the environment offers."""
-        return EnvSpec.of(self._settings.id, num_envs, self.encoder, self.decoder.spec)
-
-    def any_action(self) -> Any:
-        """Return an action that the environment takes."""
-        return self._sample()
+        settings = self._settings
+        return EnvSpec.of(settings.id, settings.num_envs, self.encoder, self.decoder.spec)
 
     def cut(self, episode: int) -> None:
         """Let the next row be a reset that starts the episode after this one."""

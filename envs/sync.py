@@ -23,18 +23,18 @@ class SyncBackend(Backend):
 
     replays = True
 
-    def __init__(self, settings: EnvSettings, *, seed: int, num_envs: int) -> None:
+    def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self.faults = Faults(settings.max_restarts)
         self._seed = seed
         self._envs: list[SingleEnv] = []
         self._spaces = ""  # of all of them, once there is one
         self._actions: list[Any] = []  # decoded, of the step under way
         try:
-            for index in range(num_envs):
+            for index in range(settings.num_envs):
                 say = Remarks(settings.id) if settings.checked and index == 0 else None
                 self._add(SingleEnv(settings, seed=seed, index=index, say=say))
             self._decode = self._envs[0].decoder.decode
-            self.spec = self._envs[0].spec(num_envs)
+            self.spec = self._envs[0].spec()
         except BaseException:
             self.close()
             raise

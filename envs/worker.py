@@ -168,7 +168,7 @@ def describe(env: SingleEnv) -> bytes:
 def step_time(env: SingleEnv) -> bytes:
     """Measure what one step of a built environment takes, in seconds."""
     times: list[float] = []
-    row = Row(env.spec(num_envs=1), 0)
+    row = Row(env.spec(), 0)
     end = time.perf_counter() + TRIAL_SECONDS
     while len(times) < TRIAL_STEPS and (not times or time.perf_counter() < end):
         resets = env.over

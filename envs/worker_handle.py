@@ -219,7 +219,7 @@ def read_description(text: bytes, settings: EnvSettings) -> tuple[EnvSpec, str]:
     shape, dtype, kind, values, spaces = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
-    return EnvSpec(settings.id, 1, tuple(shape), dtype, 1, action), spaces
+    return EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action), spaces
 
 
 def describe_in_process(settings: EnvSettings) -> EnvSpec:

@@ -24,7 +24,7 @@ def test_rows_are_those_of_the_emulator():
     rng = np.random.default_rng(0)
     with build_env(game(num_envs=2, kwargs={"episodic_life": False}), seed=0) as env:
         obs = env.reset()
-        theirs = env._backend.simulator.env
+        theirs = env._backend.env
         seen = []
         plain = theirs.recv
         theirs.recv = lambda: seen.append(plain()) or seen[-1]
@@ -51,7 +51,7 @@ def test_a_lost_life_ends_the_episode_and_the_game_goes_on():
     rng = np.random.default_rng(1)
     with build_env(game(kwargs={"episodic_life": True}), seed=0) as env:
         env.reset()
-        theirs, sent, infos = env._backend.simulator.env, [], []
+        theirs, sent, infos = env._backend.env, [], []
         send, recv = theirs.send, theirs.recv
 
         def note_send(buttons):
