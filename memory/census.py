@@ -107,15 +107,16 @@ def _bytes(value: Any) -> int:
 def _owner(container: Any) -> str | None:
     """Return 'module.Class.attribute' or 'module.name' of whoever refers to a container."""
     for holder, attributes in _holders(container):
-        key = next((key for key, value in list(attributes.items()) if value is container), None)
-        if isinstance(holder, ModuleType):
-            return f"{holder.__name__}.{key}"
-        return f"{type(holder).__module__}.{type(holder).__qualname__}.{key}"
+        for name, value in list(attributes.items()):
+            if value is container:
+                if isinstance(holder, ModuleType):
+                    return f"{holder.__name__}.{name}"
+                return f"{type(holder).__module__}.{type(holder).__qualname__}.{name}"
     return None
 
 
 def _holders(container: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the objects one of whose attributes is `container`, with their attributes."""
+    """Yield the objects that refer to `container`, with their attributes."""
     # Frames, ours among them, refer to it too; holding on to them would make a cycle.
     referrers = [item for item in gc.get_referrers(container) if type(item) is not FrameType]
     for referrer in referrers:
@@ -126,9 +127,7 @@ def _holders(container: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
         elif type(referrer) not in _CONTAINERS:
             # Instances may keep their attributes inline, with no dict of their own, or in slots.
             names = [*_attributes(referrer), *slot_names(type(referrer))]
-            held = {name: getattr(referrer, name, None) for name in names}
-            if any(value is container for value in held.values()):
-                yield referrer, held
+            yield referrer, {name: getattr(referrer, name, None) for name in names}
 
 
 def _attributes(holder: Any) -> dict[str, Any]:

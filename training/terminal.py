@@ -124,20 +124,16 @@ class Bar:
                 shown.add(name)
                 room -= len(texts[name]) + GAP
         line = Text(no_wrap=True, overflow="crop")
+        done, to_do = ("-", " ") if options.ascii_only else ("━", "━")
         for name in texts:
             if name in shown:
                 line.append(texts[name] + " " * GAP)
             if name == "steps" and room - GAP >= SHORTEST_BAR:
-                line.append_text(self._bar(min(room - GAP, LONGEST_BAR), options.ascii_only))
+                width = min(room - GAP, LONGEST_BAR)
+                full = min(width, width * self._status.step // self._total)
+                line.append(done * full, "bar.complete")
+                line.append(to_do * (width - full) + " " * GAP, "bar.back")
         yield line
-
-    def _bar(self, width: int, ascii_only: bool) -> Text:
-        full = min(width, width * self._status.step // self._total)
-        sign = "-" if ascii_only else "━"
-        bar = Text(sign * full, style="bar.complete")
-        return bar.append((" " if ascii_only else sign) * (width - full), "bar.back").append(
-            " " * GAP
-        )
 
 
 class Lines:
