@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agents.learner import Learner
+from buffers.replay import ReplayBuffer
 from envs.types import EnvSpec, Step
 from memory.metrics import Metrics
 from memory.state import Stateful
@@ -52,6 +54,11 @@ class Agent(Stateful, ABC):
         """Gradient steps taken."""
         return self._learner.updates
 
+    @property
+    def replay(self) -> ReplayBuffer | None:
+        """The replay, where there is one; saved in pieces, apart from the rest of the state."""
+        return None
+
     @classmethod
     @abstractmethod
     def policy(cls, settings: Any, spec: EnvSpec, device: torch.device) -> tuple[nn.Module, Actor]:
@@ -84,6 +91,15 @@ class Agent(Stateful, ABC):
     def nbytes(self) -> dict[str, int]:
         """Return what each large part holds, for the memory plan."""
         return {"networks": self._learner.nbytes}
+
+    def lose_replay(self) -> None:
+        """Go on without what the replay held."""
+
+    @torch.no_grad()
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the weights of a finished policy, which fit."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(weights[name])
 
     @abstractmethod
     def release(self) -> None:

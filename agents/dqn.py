@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from agents.actors import EpsilonGreedy, Greedy, q_on_host
 from agents.base import Actor, Agent, Decision
@@ -15,7 +17,7 @@ from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.learner import Learner, Recipe, linear
 from agents.networks import FlatNetwork, QNetwork, is_large_image, uniform_
-from buffers.replay import build_replay
+from buffers.replay import ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
 from memory.budget import require
 from memory.cache import reclaim
@@ -75,6 +77,7 @@ class DQN(Agent):
         "_started",
         "_steps",
         "_learned",
+        "_learns_after",
         "target_updates",
     )
 
@@ -125,6 +128,7 @@ class DQN(Agent):
         )
         self._started = False
         self._steps = 0  # valid environment steps observed
+        self._learns_after = settings.learning_starts
         self._learned = 0  # steps whose due learning is done
         self.target_updates = 0
 
@@ -135,6 +139,22 @@ class DQN(Agent):
         module.to_empty(device="cpu")
         uniform_(module, torch.Generator().manual_seed(seed))
         return FlatNetwork(module, self._device)
+
+    @property
+    @override
+    def replay(self) -> ReplayBuffer:
+        return self._replay
+
+    @override
+    def lose_replay(self) -> None:
+        self._replay.clear()
+        self._started = False
+        self._learns_after = self._steps + self._settings.learning_starts
+
+    @override
+    def start_from(self, weights: Mapping[str, torch.Tensor]) -> None:
+        super().start_from(weights)
+        self._target.weights.copy_(self._learner.network.weights)
 
     @property
     def epsilon(self) -> float:
@@ -197,7 +217,7 @@ class DQN(Agent):
         """Go through the steps since the last call: learn and renew the target where due."""
         s = self._settings
         for step in range(self._learned + 1, self._steps + 1):
-            if step <= s.learning_starts or not len(self._replay):
+            if step <= self._learns_after or not len(self._replay):
                 continue
             if step % s.train_every == 0:
                 for _ in range(s.updates_per_train):

@@ -5,18 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.settings import LearnerSettings
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec
-from memory.errors import SettingError, at_least, at_most, fraction, positive
+from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNSettings(LearnerSettings):
+class DQNSettings:
     """Deep Q-learning; all counts are in valid environment steps."""
 
     name: Literal["dqn"]
+    hidden: tuple[int, ...]
+    learning_rate: float
+    anneal_learning_rate: bool
+    gamma: float
     batch_size: int
+    max_grad_norm: float
+    grad_accumulation: int
+    compile: Literal["false", "true", "cudagraph", "auto"]
     replay: ReplaySettings
     n_step: int
     double: bool
@@ -33,12 +39,14 @@ class DQNSettings(LearnerSettings):
     epsilon_fraction: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "batch_size", "n_step", "train_every", "updates_per_train")
-        positive(self, "target_every", "target_tau")
-        at_least(self, 0, "learning_starts")
-        fraction(self, "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau")
-        at_most(self, 1e6, "n_step", "batch_size", "updates_per_train")
+        hidden_layers(self.hidden)
+        names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
+        positive(self, *names, "target_every", "target_tau", "grad_accumulation")
+        zero_or_more(self, "learning_starts", "max_grad_norm")
+        fraction(self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau")
+        at_most(self, 1_000, "learning_rate")
+        at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
+        at_most(self, 1e30, "max_grad_norm")
         drawn = self.batch_size * self.grad_accumulation
         if self.replay.capacity < drawn:
             raise SettingError(

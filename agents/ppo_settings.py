@@ -5,22 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.settings import LearnerSettings
 from envs.types import EnvSpec
-from memory.errors import SettingError, at_least, at_most, fraction, positive
+from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
 
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings(LearnerSettings):
+class PPOSettings:
     """Proximal policy optimisation; `rollout_steps` are rows, each with all environments."""
 
     name: Literal["ppo"]
+    hidden: tuple[int, ...]
     activation: Literal["tanh", "relu"]
     shared_trunk: bool | None
     log_std_init: float
     scale_actions: bool
+    learning_rate: float
+    anneal_learning_rate: bool
+    gamma: float
     gae_lambda: float
     rollout_steps: int
     epochs: int
@@ -31,22 +34,26 @@ class PPOSettings(LearnerSettings):
     clip_value: bool
     entropy_coef: float
     value_coef: float
+    max_grad_norm: float
     target_kl: float | None
     normalize_obs: bool
     normalize_reward: bool
     clip_reward: bool
+    grad_accumulation: int
+    compile: Literal["false", "true", "cudagraph", "auto"]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "rollout_steps", "epochs", "minibatches", "clip")
+        hidden_layers(self.hidden)
+        positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
+        positive(self, "grad_accumulation")
         for name in ("batch_size", "target_kl"):
             if getattr(self, name) is not None:
                 positive(self, name)
-        at_least(self, 0, "entropy_coef", "value_coef")
-        fraction(self, "gae_lambda")
-        at_most(self, 1_000, "epochs")
-        at_most(self, 1e6, "clip", "entropy_coef", "value_coef")
-        at_most(self, 1e30, "target_kl")
+        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm")
+        fraction(self, "gamma", "gae_lambda")
+        at_most(self, 1_000, "learning_rate", "epochs")
+        at_most(self, 1e6, "clip", "entropy_coef", "value_coef", "grad_accumulation")
+        at_most(self, 1e30, "max_grad_norm", "target_kl")
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
             raise SettingError("log_std_init", self.log_std_init, reason)

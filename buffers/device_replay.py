@@ -106,8 +106,8 @@ class DeviceReplay(ReplayBuffer):
         self._flags.zero_()
 
     @override
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+    def continue_from(self, outline: Mapping[str, Any]) -> None:
+        super().continue_from(outline)
         self._flags.copy_(torch.from_numpy(self._timeline.flags))
 
     @override

@@ -19,7 +19,7 @@ from buffers.sum_tree import SumTree
 from buffers.timeline import ReplayLayout, Timeline
 from memory.budget import available_bytes, require
 from memory.errors import SettingError
-from memory.state import Stateful
+from memory.state import Stateful, give
 
 NOTHING_YET = "replay: there is no complete transition to draw yet"
 AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations need the rest
@@ -107,19 +107,41 @@ class ReplayBuffer(Stateful, ABC):
     def state_dict(self) -> dict[str, Any]:
         # Tensors share the buffer's memory: there may be no room for it twice.
         rows = self._filled()
-        state = {
-            "layout": self._layout.to_plain(),
-            "random": self._random.bit_generator.state,
-            "timeline": self._timeline.state_dict(),
-            **{name: part[:rows] for name, part in self._stored().items()},
-        }
-        if self._priorities is not None:
-            state["priorities"] = self._priorities.state_dict(rows * self._layout.num_envs)
-        return state
+        return {**self._about(), **{name: part[:rows] for name, part in self._stored().items()}}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        theirs, ours = state["layout"], self._layout.to_plain()
+        self.continue_from(state)
+        rows = self._filled()
+        for name, part in self._stored().items():
+            part[:rows].copy_(state[name])
+
+    # The same in pieces, for those who save it while it goes on: all but the rows, and rows by
+    # their number, which counts from the run's start. Complete rows never change.
+
+    @property
+    def row(self) -> int:
+        """Number of the open row, whose observation alone is known; −1 before the first."""
+        return self._timeline.row
+
+    @property
+    def ring_rows(self) -> int:
+        """How many rows there are before the oldest is overwritten."""
+        return self._layout.rows
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row in all environments."""
+        return self._layout.row_bytes * self._layout.num_envs
+
+    def outline(self) -> dict[str, Any]:
+        """Return a copy of all that is no row."""
+        copied: dict[str, Any] = give(self._about())
+        return copied
+
+    def continue_from(self, outline: Mapping[str, Any]) -> None:
+        """Take back all that is no row."""
+        theirs, ours = outline["layout"], self._layout.to_plain()
         wrong = [
             f"{key}={theirs.get(key)} (here {ours[key]})"
             for key in ours
@@ -128,13 +150,35 @@ class ReplayBuffer(Stateful, ABC):
         if wrong:
             raise ValueError(f"replay: saved with another shape: {', '.join(wrong)}")
         self.clear()
-        self._timeline.load_state_dict(state["timeline"])
-        rows = self._filled()
-        for name, part in self._stored().items():
-            part[:rows].copy_(state[name])
+        self._timeline.load_state_dict(outline["timeline"])
         if self._priorities is not None:
-            self._priorities.load_state_dict(state["priorities"])
-        self._random.bit_generator.state = state["random"]
+            self._priorities.load_state_dict(outline["priorities"])
+        self._random.bit_generator.state = outline["random"]
+
+    def read_rows(self, begin: int, end: int) -> dict[str, Tensor]:
+        """Return a copy of rows begin … end − 1, [rows, N, …] each, on the host."""
+        slots = torch.arange(begin, end) % self._layout.rows
+        return {
+            name: part.index_select(0, slots.to(part.device)).to("cpu")
+            for name, part in self._stored().items()
+        }
+
+    def write_rows(self, begin: int, rows: Mapping[str, Tensor]) -> None:
+        """Put back rows that `read_rows` gave, the first of them as number `begin`."""
+        for name, part in self._stored().items():
+            slots = torch.arange(begin, begin + len(rows[name])) % self._layout.rows
+            part.index_copy_(0, slots.to(part.device), rows[name].to(part.device))
+
+    def _about(self) -> dict[str, Any]:
+        state = {
+            "layout": self._layout.to_plain(),
+            "random": self._random.bit_generator.state,
+            "timeline": self._timeline.state_dict(),
+        }
+        if self._priorities is not None:
+            slots = self._filled() * self._layout.num_envs
+            state["priorities"] = self._priorities.state_dict(slots)
+        return state
 
     @abstractmethod
     def _stored(self) -> dict[str, Tensor]:

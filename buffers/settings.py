@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memory.errors import SettingError, at_least, fraction
+from memory.errors import SettingError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,11 @@ class ReplaySettings:
     device: Literal["auto", "cpu", "cuda"]
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "capacity")
-        fraction(self, "alpha", "beta_start", "beta_end")
+        if self.capacity < 1:
+            raise SettingError("capacity", self.capacity, "must be at least 1 transition")
+        for field in ("alpha", "beta_start", "beta_end"):
+            value = getattr(self, field)
+            if not 0.0 <= value <= 1.0:
+                raise SettingError(field, value, "must lie between 0 and 1")
         if self.device not in ("auto", "cpu", "cuda"):
             raise SettingError("device", self.device, "must be one of auto, cpu, cuda")

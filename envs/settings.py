@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from memory.errors import SettingError, at_least, positive
+from memory.errors import SettingError
 
 # More than anybody means, and less than what they are kept in can hold.
 MOST = {
@@ -49,9 +50,13 @@ class EnvSettings:
     def __post_init__(self) -> None:
         if not self.id:
             raise SettingError("id", repr(self.id), "name an environment, for example CartPole-v1")
-        at_least(self, 1, "num_envs", "frame_stack")
-        positive(self, "step_timeout")
-        at_least(self, 0, "max_restarts")
+        for field in ("num_envs", "frame_stack"):
+            if getattr(self, field) < 1:
+                raise SettingError(field, getattr(self, field), "must be at least 1")
+        if not (math.isfinite(self.step_timeout) and self.step_timeout > 0):
+            raise SettingError("step_timeout", self.step_timeout, "must be a positive number")
+        if self.max_restarts < 0:
+            raise SettingError("max_restarts", self.max_restarts, "must not be negative")
         for field, (most, why) in MOST.items():
             if getattr(self, field) > most:
                 reason = f"must be at most {most:,}: {why}"

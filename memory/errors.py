@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+WIDEST_LAYER = 1_000_000
 LONGEST_LINE = 500  # characters of a foreign message that are shown
 
 
@@ -69,12 +70,12 @@ def positive(settings: object, *names: str) -> None:
             raise SettingError(name, value, "must be above 0")
 
 
-def at_least(settings: object, least: float, *names: str) -> None:
-    """Refuse fields below a bound, and those that are not finite."""
+def zero_or_more(settings: object, *names: str) -> None:
+    """Refuse fields that are below 0."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not least <= value < float("inf"):
-            raise SettingError(name, value, f"must be {least:g} or more")
+        if not value >= 0:
+            raise SettingError(name, value, "must be 0 or more")
 
 
 def at_most(settings: object, limit: float, *names: str) -> None:
@@ -91,3 +92,13 @@ def fraction(settings: object, *names: str) -> None:
         value = getattr(settings, name)
         if not 0 <= value <= 1:
             raise SettingError(name, value, "must be between 0 and 1")
+
+
+def hidden_layers(sizes: tuple[int, ...]) -> None:
+    """Refuse an empty network or a layer without units."""
+    if not sizes:
+        raise SettingError("hidden", list(sizes), "needs at least one layer, such as [64,64]")
+    if min(sizes) <= 0:
+        raise SettingError("hidden", list(sizes), "layer sizes must be above 0")
+    if max(sizes) > WIDEST_LAYER:
+        raise SettingError("hidden", list(sizes), f"layer sizes must be at most {WIDEST_LAYER:,}")

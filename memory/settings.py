@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memory.errors import at_least
+from memory.errors import SettingError
+
+
+def _at_least(field: str, value: float, least: float) -> None:
+    if not least <= value < float("inf"):
+        raise SettingError(field, value, f"must be at least {least} and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +22,9 @@ class MonitorSettings:
     tensors_every_seconds: float
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "every_seconds", "tree_every_seconds", "tensors_every_seconds")
+        _at_least("every_seconds", self.every_seconds, 0)
+        _at_least("tree_every_seconds", self.tree_every_seconds, 0)
+        _at_least("tensors_every_seconds", self.tensors_every_seconds, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +37,10 @@ class CacheSettings:
     min_reclaimable_mb: float
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "every_updates", "every_episodes", "every_rollouts", "min_reclaimable_mb")
+        _at_least("every_updates", self.every_updates, 0)
+        _at_least("every_episodes", self.every_episodes, 0)
+        _at_least("every_rollouts", self.every_rollouts, 0)
+        _at_least("min_reclaimable_mb", self.min_reclaimable_mb, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +56,11 @@ class LeakSettings:
     tracemalloc: bool
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "warmup_samples")
-        at_least(self, 4, "window_samples")
-        bounds = ("max_growth_mb", "max_growth_mb_per_million_steps", "max_extra_handles")
-        at_least(self, 0, *bounds)
+        _at_least("warmup_samples", self.warmup_samples, 1)
+        _at_least("window_samples", self.window_samples, 4)
+        _at_least("max_growth_mb", self.max_growth_mb, 0)
+        _at_least("max_growth_mb_per_million_steps", self.max_growth_mb_per_million_steps, 0)
+        _at_least("max_extra_handles", self.max_extra_handles, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,4 +77,8 @@ class MemorySettings:
     leak: LeakSettings
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "history", "step_times", "collect_times", "limit_mb")
+        _at_least("history", self.history, 1)
+        _at_least("step_times", self.step_times, 1)
+        _at_least("collect_times", self.collect_times, 1)
+        if self.limit_mb is not None:
+            _at_least("limit_mb", self.limit_mb, 1)

@@ -71,7 +71,8 @@ def take(current: Any, saved: Any) -> Any:
     import torch
 
     if isinstance(current, Stateful):
-        current.load_state_dict(saved)
+        if saved is not None:  # None: left out on purpose, the part stays as it is
+            current.load_state_dict(saved)
     elif isinstance(current, torch.Tensor):
         with torch.no_grad():
             current.copy_(_of_shape(current.shape, saved))

@@ -22,7 +22,8 @@ from memory.errors import ExpectedError, MemoryBudgetError, SettingError, descri
 from training.arguments import Arguments, CommandError, help_text, read, version
 from training.hardware import refuse_unfit_machine
 from training.hints import explain
-from training.run_directory import absolute, default_path
+from training.resume import AUTO, stored
+from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import Job, Settings, load_settings
 from training.typed import UnknownKeyError
 
@@ -162,20 +163,27 @@ def holds_traceback(log: Path, error: Exception) -> bool:
 def accept(config: DictConfig) -> Job:
     """Check a composed configuration before anything slow is imported or written."""
     values = _resolved(config)
+    typed = list(HydraConfig.get().overrides.task)
     try:
         settings = load_settings(values)
     except UnknownKeyError as error:
-        typed = list(HydraConfig.get().overrides.task)
         raise CommandError(explain(error, typed, CONFIGS, multirun=False)) from error
-    refuse_unfit_machine(settings.run)
     # Before any code of an environment runs, which may change the working directory.
     directory = absolute(_directory(settings))
+    refuse_in_use(directory)
+    changes: tuple[str, ...] | None = None
+    if settings.run.resume is not None:
+        found = stored(settings.run.resume, directory, values, typed)
+        if found is not None:
+            values, changes = found.config, found.changes
+            settings = load_settings(values)
+    refuse_unfit_machine(settings.run)
     try:
         spec = probe(settings.run.env)
     except SettingError as error:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
     settings.agent.refuse_unfit(spec, settings.run.total_steps)
-    return Job(settings, spec, values, _hydra_files(config), directory)
+    return Job(settings, spec, values, _hydra_files(config), directory, changes)
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
@@ -200,8 +208,13 @@ def _hydra_files(config: DictConfig) -> dict[str, Any]:
 
 def _directory(settings: Settings) -> Path:
     h, run = HydraConfig.get(), settings.run
+    if run.resume not in (None, AUTO):
+        return Path(str(run.resume))
     if run.run_dir:
         return Path(run.run_dir)
     if h.mode == RunMode.MULTIRUN:
         return Path(h.runtime.output_dir)
+    if run.resume == AUTO:
+        reason = "needs run_dir=… too: the directory to start in, or to continue"
+        raise SettingError("resume", AUTO, reason)
     return default_path(run.env.id, settings.agent.name, run.seed)

@@ -11,12 +11,13 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -24,12 +25,29 @@ from training.terminal import attached
 
 log = logging.getLogger("steadyrl")
 
+HELD_BACK, NEVER = 1000, logging.CRITICAL + 1
+
 
 class JsonLines:
     """A file of JSON lines that stays whole: a line that was not written fully is taken back."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+
+    def cut_after(self, step: int) -> None:
+        """Drop the lines of later steps, and one that was not written fully."""
+        with open(self._path, "rb") as file:
+            end = 0
+            for line in file:
+                try:
+                    known = json.loads(line)["step"] <= step and line.endswith(b"\n")
+                except (ValueError, KeyError, TypeError):
+                    known = False
+                if not known:
+                    break
+                end += len(line)
+        os.ftruncate(self._file, end)
 
     def append(self, record: Mapping[str, object]) -> None:
         """Append one line with a single write."""
@@ -60,6 +78,10 @@ class EventFile:
         self._records = RecordWriter(self._stream)
         self._write(Event(file_version="brain.Event:2"))
 
+    def begin_after(self, step: int) -> None:
+        """Say that what other files hold of later steps never happened."""
+        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append the scalars of a step and hand them to the system."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
@@ -84,6 +106,18 @@ class Logger:
         self._lines: JsonLines | None = None
         self._last_step = -1
         self._failing = False
+
+    def continue_after(self, step: int) -> None:
+        """Go on after this step: what was written of later ones is taken back."""
+        self._last_step = step
+        try:
+            self._lines = JsonLines(self._directory / "metrics.jsonl")
+            self._lines.cut_after(step)
+            self._events = EventFile(self._directory)
+            self._events.begin_after(step)
+        except OSError as error:
+            log.warning("earlier metrics cannot be continued: %s", error.strerror or error)
+            self._drop_events()
 
     def write(self, step: int, scalars: Mapping[str, float], wall_seconds: float) -> None:
         """Write the finite ones of `scalars`; on a disk error warn once and try again next time."""
@@ -156,9 +190,25 @@ class _MessageFile(logging.FileHandler):
 
 
 @contextmanager
-def to_file(path: Path) -> Iterator[None]:
-    """Keep messages in a file, with times and the tracebacks the terminal is spared."""
-    handler = _MessageFile(path, delay=True)
-    handler.setFormatter(_Whole())
-    with attached(handler):
-        yield
+def to_file(path: Path, *, held: bool = False) -> Iterator[Callable[[], None]]:
+    """Keep messages in a file, with times and the tracebacks the terminal is spared.
+
+    If they are held back, the file is untouched until what is yielded is called.
+    """
+    file = _MessageFile(path, delay=True)
+    file.setFormatter(_Whole())
+    handler = MemoryHandler(HELD_BACK if held else 1, NEVER, file, flushOnClose=False)
+
+    def begin() -> None:
+        handler.capacity = 1
+        handler.flush()
+
+    with ExitStack() as closed:
+        closed.callback(_close, file)
+        closed.enter_context(attached(handler))
+        yield begin
+
+
+def _close(file: logging.Handler) -> None:
+    with suppress(OSError):  # what a full disk refused before, it may refuse again
+        file.close()

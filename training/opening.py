@@ -25,6 +25,7 @@ from training.hardware import device_name, prepare_arithmetic, thread_count
 from training.logger import Logger, to_file
 from training.run import Instruments, Run
 from training.run_directory import RunDirectory, RunDirectoryLostError
+from training.saving import Saver, facts_of, read_policy
 from training.settings import Job
 from training.signals import StopSignals
 from training.summary import Summary
@@ -33,7 +34,7 @@ from training.terminal import open_progress, score, to_terminal
 log = logging.getLogger("steadyrl")
 
 # Ways to end that a signal does not excuse.
-OWN_ENDS = (NonFiniteError, MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
+OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 
 class Seeds(NamedTuple):
@@ -72,7 +73,7 @@ def build(job: Job) -> Iterator[tuple[VectorEnv, Agent]]:
 
 @contextmanager
 def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
-    """Yield a run at its first step, its environments and its agent.
+    """Yield a run at its first step, or where it is continued, its environments and its agent.
 
     On leaving, the summary is written, and all is closed.
     """
@@ -82,14 +83,19 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         signals = stack.enter_context(StopSignals())
         stack.enter_context(to_terminal(console))
         env, agent = stack.enter_context(build(job))
+        facts = facts_of(job.config, env.spec, agent)
+        if settings.init_from is not None and job.continues is None:
+            agent.start_from(read_policy(Path(settings.init_from), facts))
         evaluator = None
         if settings.eval.every:
             seed = spawn(settings.seed).evaluation
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
         # Last, so that what cannot be built leaves no directory behind.
-        signals.begin()
+        if job.continues is None:
+            signals.begin()
         directory = stack.enter_context(_open_directory(job))
-        stack.enter_context(to_file(directory.path / "train.log"))
+        held = settings.resume is not None
+        begin_log = stack.enter_context(to_file(directory.path / "train.log", held=held))
         device = torch.device(device_name(settings.device))
         _announce(job, env, device)
         log.info(plan_line(agent.nbytes()))
@@ -98,20 +104,58 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         )
         stack.callback(watch.close)
         logger = stack.enter_context(closing(Logger(directory.path)))
+        saver = Saver(settings.checkpoint, directory.path, facts)
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
-        instruments = Instruments(directory, logger, progress, evaluator, signals, watch)
+        instruments = Instruments(directory, logger, progress, evaluator, signals, watch, saver)
         run = Run(job.settings, agent, instruments, _summary(job, directory.path))
+        saver.attach(run, env, agent)
+        if held:
+            _continue(job, run, instruments)
+            begin_log()
+            signals.begin()
         with _ending(run, instruments):
-            env.reset()
+            if job.continues is None:
+                env.reset()
             yield run, env, agent
 
 
+def _continue(job: Job, run: Run, instruments: Instruments) -> None:
+    """Take the run's state back, or start where nothing was saved; only then write anything."""
+    directory, saver = instruments.directory, instruments.saver
+    over = job.continues is None and directory.holds_run
+    if job.continues is not None:
+        run.summary.resumed_from_step = saver.resume()
+    directory.renew(_texts(job))
+    saver.tidy()
+    instruments.logger.continue_after(run.logged_step)
+    if over:
+        log.warning("nothing had been saved in %s yet: starting over", directory.path)
+    for reason in saver.checkpoints.passed_over:
+        log.warning("%s; the checkpoint before it was taken", reason)
+    if job.continues is not None:
+        _tell_of_continuing(run, job.continues)
+
+
+def _tell_of_continuing(run: Run, changes: tuple[str, ...]) -> None:
+    log.info("continued from step %s", f"{run.steps:,}")
+    for change in changes:
+        log.info("  with %s", change)
+    if any(change.startswith("total_steps=") for change in changes):
+        log.info("  schedules follow the new length")
+
+
 def _open_directory(job: Job) -> RunDirectory:
+    if job.settings.run.resume is not None:
+        return RunDirectory(job.directory, continued=True)
+    return RunDirectory(job.directory, _texts(job))
+
+
+def _texts(job: Job) -> dict[str, str]:
+    """Return the files that a run's directory begins with."""
     kept = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
     # Last, because it says that the directory holds a run.
     kept["config.yaml"] = job.config
-    texts = {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
-    return RunDirectory(job.directory, texts)
+    return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
 
 
 def _summary(job: Job, path: Path) -> Summary:
@@ -144,13 +188,20 @@ def _ending(run: Run, instruments: Instruments) -> Iterator[None]:
     except KeyboardInterrupt:
         run.fail("interrupted")
         raise
+    except NonFiniteError as error:
+        log.debug("the run diverged", exc_info=True)
+        run.fail("diverged")
+        last = instruments.saver.last_good()
+        if last is None:
+            raise
+        raise NonFiniteError(f"{error}; the last good checkpoint is {last}") from error
     except BaseException as error:
         log.debug("the run failed", exc_info=True)
         if instruments.signals.received is not None and not isinstance(error, OWN_ENDS):
             # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
             run.fail("interrupted")
         else:
-            run.fail("diverged" if isinstance(error, NonFiniteError) else "failed")
+            run.fail("failed")
             raise
     finally:
         instruments.progress.close()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from typing_extensions import override
 
 from agents.base import Agent
 from envs.types import Step
+from memory.errors import MemoryBudgetError
 from memory.history import History
 from memory.metrics import MetricAccumulator, Metrics
 from memory.profile import block
@@ -20,6 +21,7 @@ from memory.watch import MemoryWatch
 from training.evaluation import Evaluation, Evaluator
 from training.logger import Logger
 from training.run_directory import RunDirectory
+from training.saving import Saver
 from training.settings import Settings
 from training.signals import StopSignals
 from training.summary import Summary, rss_mb_peak, weights_hash
@@ -27,6 +29,8 @@ from training.terminal import Bar, Lines, Status, score
 from training.timing import Interval, Stopwatch
 
 log = logging.getLogger("steadyrl")
+
+Result = TypeVar("Result")
 
 # `rollout/return_mean` is over this many episodes, as published learning curves are.
 EPISODES_IN_MEAN = 100
@@ -41,6 +45,7 @@ class Instruments(NamedTuple):
     evaluator: Evaluator | None
     signals: StopSignals
     watch: MemoryWatch
+    saver: Saver
 
 
 class Mark(NamedTuple):
@@ -65,7 +70,7 @@ class Run(Stateful):
         "_stopwatch",
         "_mark",
         "_updates",
-        "_logged_step",
+        "logged_step",
     )
 
     def __init__(
@@ -84,7 +89,10 @@ class Run(Stateful):
         self._stopwatch = Stopwatch()
         self._mark = Mark(0.0, 0, 0)
         self._updates = 0  # that the metrics hold
-        self._logged_step = 0
+        self.logged_step = 0
+        self._score: float | None = None  # of these very weights, where they were evaluated
+        self._is_best = False  # and they are better than all before, and not saved yet
+        self._problem: MemoryBudgetError | None = None  # what ends the run after this row
         self._next = self._next_event()
 
     @override
@@ -95,7 +103,7 @@ class Run(Stateful):
     @property
     def done(self) -> bool:
         """Whether the loop should end: all steps done, or asked to stop."""
-        return self.steps >= self._total or self._stopped
+        return self.steps >= self._total or self._stopped or self._problem is not None
 
     @property
     def due(self) -> bool:
@@ -116,11 +124,13 @@ class Run(Stateful):
         """Count a row and what was learned meanwhile."""
         self.steps += int(np.count_nonzero(step.valid))
         self._learned(metrics)
-        self._instruments.watch.on_episodes(len(step.episodes))
+        self._watch(lambda watch: watch.on_episodes(len(step.episodes)))
         for episode in step.episodes:
             self._returns.append(episode.return_)
             self._lengths.append(episode.length)
             self.summary.episodes += 1
+        self._instruments.saver.after_row(self.steps, self._score, urgent=self._is_best)
+        self._is_best = False
 
     def report(self) -> None:
         """Learn what these steps made due, so that it is what gets evaluated and logged."""
@@ -141,23 +151,38 @@ class Run(Stateful):
         if metrics is None:
             return
         self._metrics.add(metrics)
-        watch, updates = self._instruments.watch, self._agent.updates
-        watch.on_update(updates - self._updates)
-        self._updates = updates
+        self._score = None
+        before, self._updates = self._updates, self._agent.updates
+        self._watch(lambda watch: watch.on_update(self._updates - before))
         if not self._agent.overlaps:
-            watch.on_rollout()
+            self._watch(lambda watch: watch.on_rollout())
+
+    def _watch(self, tell: Callable[[MemoryWatch], Result]) -> Result | None:
+        """Tell the memory watch something; its objection ends the run once the row is whole."""
+        try:
+            return tell(self._instruments.watch)
+        except MemoryBudgetError as error:
+            self._problem = self._problem or error
+            return None
 
     def finish(self) -> None:
-        """Learn, evaluate and log what is left, unless asked to stop; close the summary."""
+        """Learn, evaluate and log what is left, unless asked to stop; save; close the summary."""
         scalars: dict[str, float] = {}
-        whole = not self._stopped
+        whole = self.steps >= self._total and not self._stopped and self._problem is None
         if whole:
             self._learned(self._agent.update())
             if self._instruments.evaluator is not None:
                 scalars = self._evaluate()
                 whole = bool(scalars)
-        if self.steps > self._logged_step:
+        if self.steps > self.logged_step:
             self._write(scalars | self._scalars())
+        if whole:  # what these steps made due is done, should the run go on one day
+            self._log_due.due(self.steps)
+            self._eval_due.due(self.steps)
+        self._instruments.saver.finish(self.steps, self._score)
+        if self._problem is not None:
+            raise self._problem
+        self._instruments.saver.write_policy("policy", self.steps, self._score)
         self.summary.status = "finished" if whole else "interrupted"
         self._close()
 
@@ -185,7 +210,7 @@ class Run(Stateful):
     def _write(self, scalars: dict[str, float]) -> None:
         self._instruments.directory.refuse_lost()
         self._instruments.logger.write(self.steps, scalars, self._stopwatch.seconds)
-        self._logged_step = self.steps
+        self.logged_step = self.steps
 
     def _evaluate(self) -> dict[str, float]:
         assert self._instruments.evaluator is not None
@@ -206,8 +231,11 @@ class Run(Stateful):
     def _note(self, result: Evaluation) -> None:
         s = self.summary
         s.eval_return_mean, s.eval_return_std, s.eval_episodes = result
-        best = s.best_eval_return_mean
-        s.best_eval_return_mean = result.mean if best is None else max(best, result.mean)
+        self._score, best = result.mean, s.best_eval_return_mean
+        if best is None or result.mean > best:
+            s.best_eval_return_mean = result.mean
+            self._is_best = True
+            self._instruments.saver.write_policy("policy-best", self.steps, result.mean)
 
     def _scalars(self) -> dict[str, float]:
         now = Mark(self._stopwatch.training, self.steps, self._agent.updates)
@@ -218,13 +246,18 @@ class Run(Stateful):
             "time/steps_per_second": speed,
             "time/updates_per_second": (now.updates - last.updates) / seconds,
         }
-        scalars |= self._instruments.watch.measure(self.steps)
+        scalars |= self._watch(lambda watch: watch.measure(self.steps)) or {}
         if len(self._returns):
             scalars["rollout/return_mean"] = self._returns.mean
             scalars["rollout/length_mean"] = self._lengths.mean
         scalars |= self._agent.scalars()
         scalars |= self._metrics.flush(check_step=self.steps)
         self._instruments.progress.show(
-            Status(self.steps, speed, scalars.get("rollout/return_mean"), scalars["memory/rss_mb"])
+            Status(
+                self.steps,
+                speed,
+                scalars.get("rollout/return_mean"),
+                scalars.get("memory/rss_mb", 0.0),
+            )
         )
         return scalars

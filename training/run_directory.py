@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,9 +13,11 @@ from datetime import datetime
 from pathlib import Path
 
 from memory.errors import ExpectedError, SettingError
+from training.files import write_whole
 
 LOCK = ".lock"
 CONFIG = "config.yaml"  # its presence says that a directory holds a run
+HALF_WRITTEN = re.compile(r"\.(config\.yaml|summary\.json)-[0-9a-f]{8}")
 
 
 class RunDirectoryInUseError(ExpectedError):
@@ -58,21 +61,50 @@ def _unusable(path: Path, error: Exception) -> SettingError:
     return SettingError("run_dir", path, f"cannot be used: {reason}; choose another directory")
 
 
+def refuse_in_use(path: Path) -> None:
+    """Raise RunDirectoryInUseError where a run holds this directory, before anything slow."""
+    with suppress(OSError):  # what cannot hold a run is refused where it would be made
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            _lock(handle, path)
+        finally:
+            os.close(handle)
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        # lockf and not flock: a worker that outlives a killed run must not keep the lock.
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        raise RunDirectoryInUseError(
+            f"run_dir={path}: another run is using this directory; choose another"
+        ) from None
+
+
 class RunDirectory:
     """A locked run directory; released when closed or when the process dies.
 
-    It begins with `files` (name → text), or it is left as it was found.
+    It begins with `files` (name → text), or it is left as it was found. One that is `continued`
+    may hold a run; its files are renewed once there is something to continue with.
     """
 
-    def __init__(self, path: Path, files: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Path, files: Mapping[str, str] | None = None, *, continued: bool = False
+    ) -> None:
         self.path = path
         self._made: list[Path] = []  # what was not there before, in the order it was made
         self._lock = -1
         try:
             self._make(path)
             self._take_lock()
-            if (path / CONFIG).exists():
-                raise SettingError("run_dir", path, "holds a run already; choose another directory")
+            if self.holds_run and not continued:
+                raise SettingError(
+                    "run_dir",
+                    path,
+                    f"holds a run already; choose another directory, or continue it: resume={path}",
+                )
             for name, text in (files or {}).items():
                 self._write(path / name, text)
         except OSError as error:
@@ -82,10 +114,27 @@ class RunDirectory:
             self._undo()
             raise
 
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / CONFIG).exists()
+
+    def renew(self, files: Mapping[str, str]) -> None:
+        """Write files anew, and remove what a killed run had half written."""
+        try:
+            for path in self.path.glob(".*-????????"):
+                if HALF_WRITTEN.fullmatch(path.name):
+                    path.unlink()
+            for name, text in files.items():
+                self._make((self.path / name).parent)
+                write_whole(self.path / name, text)
+        except OSError as error:
+            raise _unusable(self.path, error) from None
+
     def refuse_lost(self) -> None:
         """Raise RunDirectoryLostError where the directory was deleted, moved or replaced."""
         with suppress(OSError):  # a disk that does not answer is not a directory that is gone
-            if not (self.path / CONFIG).exists():
+            if not self.holds_run:
                 raise RunDirectoryLostError(
                     f"run_dir={self.path}: was deleted or moved while the run was using it, "
                     "so nothing of the run can be kept there: start it again"
@@ -114,15 +163,7 @@ class RunDirectory:
         lock = self.path / LOCK
         is_new = not lock.exists()
         self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            # lockf and not flock: a worker that outlives a killed run must not keep the lock.
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            raise RunDirectoryInUseError(
-                f"run_dir={self.path}: another run is using this directory; choose another"
-            ) from None
+        _lock(self._lock, self.path)
         if is_new:
             self._made.append(lock)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from agents.registry import AgentSettings, settings_type
 from envs.settings import EnvSettings
 from envs.types import EnvSpec
-from memory.errors import SettingError, at_least
+from memory.errors import SettingError
 from memory.settings import MemorySettings
 from training.typed import build, convert, show
 
@@ -19,23 +19,44 @@ from training.typed import build, convert, show
 class EvalSettings:
     """How often, and over how many greedy episodes, the agent is evaluated."""
 
-    every: int  # steps; 0 = never
+    every: int
     episodes: int
     max_episode_steps: int
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "every")
-        at_least(self, 1, "episodes", "max_episode_steps")
+        if self.every < 0:
+            raise SettingError("every", self.every, "must be 0 (never) or more")
+        for name in ("episodes", "max_episode_steps"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "must be 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """How often metrics are written."""
 
-    every: int  # steps; 0 = never
+    every: int
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "every")
+        if self.every < 0:
+            raise SettingError("every", self.every, "must be 0 (never) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """When a run is saved, and how much of it is kept."""
+
+    every: int  # environment steps
+    seconds: float
+    keep: int
+    replay: bool
+
+    def __post_init__(self) -> None:
+        for name in ("every", "seconds"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
+        if self.keep < 1:
+            raise SettingError("keep", self.keep, "must be 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +68,19 @@ class RunSettings:
     device: Literal["auto", "cpu", "cuda"]
     threads: Literal["auto"] | int
     run_dir: str | None
+    resume: str | None
+    init_from: str | None
     eval: EvalSettings
     log: LogSettings
+    checkpoint: CheckpointSettings
     env: EnvSettings
     memory: MemorySettings
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "total_steps")
-        at_least(self, 0, "seed")
+        if self.total_steps < 1:
+            raise SettingError("total_steps", self.total_steps, "must be 1 or more")
+        if self.seed < 0:
+            raise SettingError("seed", self.seed, "must be 0 or more")
         if self.threads != "auto" and self.threads < 1:
             raise SettingError("threads", self.threads, "must be auto, or 1 or more")
         if self.env.num_envs > self.total_steps:
@@ -81,6 +107,8 @@ class Job(NamedTuple):
     config: dict[str, Any]  # composed and resolved, for config.yaml
     hydra: dict[str, Any]  # what .hydra/ keeps: config, hydra, overrides
     directory: Path  # absolute: where the run is kept
+    # Of a run that is continued: what is another in its configuration than before.
+    continues: tuple[str, ...] | None = None
 
 
 def load_settings(values: Mapping[str, Any]) -> Settings:

@@ -6,10 +6,8 @@ import hashlib
 import json
 import logging
 import math
-import os
 import resource
 import sys
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from memory.process import MB
 from memory.state import Stateful
+from training.files import write_whole
 
 log = logging.getLogger("steadyrl")
 
@@ -61,22 +60,6 @@ class Summary(Stateful):
             write_whole(directory / "summary.json", json.dumps(values, indent=2) + "\n")
         except OSError as error:
             log.warning("summary.json cannot be written: %s", error.strerror or error)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, in the place of whatever has that name."""
-    # A private name, made anew: whoever can write here must not choose what is written over.
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _plain(value: object) -> object:

@@ -50,8 +50,11 @@ def opened(job, agent, lines):
         refuse_lost=lambda: None,
         show=lambda status: None,
         received=None,
+        after_row=lambda step, score, urgent: None,
+        write_policy=lambda name, step, score: None,
+        finish=lambda step, score: None,
     )
-    instruments = Instruments(nothing, lines, nothing, Played(), nothing, nothing)
+    instruments = Instruments(nothing, lines, nothing, Played(), nothing, nothing, nothing)
     return Run(job.settings, agent, instruments, Summary("failed", "", "", "", 0))
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from agents.registry import Algorithm
-from agents.settings import hidden_layers
 from envs.types import EnvSpec
-from memory.errors import at_least, fraction, positive
+from memory.errors import fraction, hidden_layers, positive, zero_or_more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class A2CSettings:
         hidden_layers(self.hidden)
         positive(self, "learning_rate", "rollout_steps")
         fraction(self, "gamma", "gae_lambda")
-        at_least(self, 0, "entropy_coef", "max_grad_norm")
+        zero_or_more(self, "entropy_coef", "max_grad_norm")
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit: there are none."""

@@ -1,0 +1,257 @@
+"""A run that is killed and continued ends with the weights and metrics of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opened import job
+from safetensors.torch import load_file
+from warm import Process, run, start
+
+from memory.errors import SettingError
+from training.manifest import CheckpointError
+
+QUICK = (
+    "device=cpu", "threads=1", "agent.compile=false", "agent.hidden=[16]", "eval.episodes=2",
+    "memory.monitor.tensors_every_seconds=1000", "run_dir=run", "resume=auto",
+)  # fmt: skip
+DQN = (
+    "agent=dqn", "agent.replay.prioritized=true", "agent.replay.capacity=700", "agent.n_step=3",
+    "agent.batch_size=16", "agent.learning_starts=100", "agent.train_every=4",
+    "agent.updates_per_train=1",
+)  # fmt: skip
+PPO = (
+    "agent=ppo", "agent.normalize_obs=true", "agent.normalize_reward=true",
+    "agent.rollout_steps=64", "agent.epochs=2", "agent.minibatches=4",
+)  # fmt: skip
+
+
+def begin(folder: Path, arguments: tuple[str, ...]) -> Process:
+    folder.mkdir(exist_ok=True)
+    return start(folder, *QUICK, *arguments, quick=False)
+
+
+def finish(folder: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    return run(folder, *QUICK, *arguments, quick=False)[1]
+
+
+def names(directory: Path) -> list[str]:
+    path = directory / "checkpoints"
+    return sorted(os.listdir(path)) if path.exists() else []
+
+
+def is_over(process: Process, within: float) -> bool:
+    """Wait a moment for a run's end."""
+    return bool(select.select([process._fate], [], [], within)[0])
+
+
+def kill_at_some_moment(process: Process, directory: Path, generator: random.Random) -> bool:
+    """Kill a run after a checkpoint or two, half of the time inside a save; False if it is over."""
+    before, inside = names(directory), generator.random() < 0.5
+    wanted = generator.randrange(1, 3)
+    while not is_over(process, 0.0005):
+        now = names(directory)
+        whole = [name for name in now if name.startswith("step-") and name not in before]
+        writing = any(name.startswith(".writing") for name in now)
+        if len(whole) >= wanted and (writing or not inside):
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [
+        {
+            tag: value
+            for tag, value in json.loads(line).items()
+            if not tag.startswith(("time/", "memory/")) and tag != "wall_seconds"
+        }
+        for line in lines
+    ]
+
+
+SAME = ("weights_sha256", "steps", "updates", "episodes", "return_mean", "status")
+SAME_EVALUATION = ("eval_return_mean", "best_eval_return_mean")
+
+
+def hold_killed_against_whole(
+    tmp_path: Path, arguments: tuple[str, ...], kills: int, seed: int = 0
+) -> None:
+    one = finish(tmp_path / "whole", arguments)
+    killed = tmp_path / "killed"
+    generator, done = random.Random(seed), 0
+    while done < kills and kill_at_some_moment(begin(killed, arguments), killed / "run", generator):
+        done += 1
+    assert done == kills, "the run was over before it was killed often enough"
+    other = finish(killed, arguments)
+    assert other["resumed_from_step"]
+    for key in (*SAME, *SAME_EVALUATION):
+        assert other[key] == one[key], key
+    assert metrics(killed / "run") == metrics(tmp_path / "whole" / "run")
+    assert not [name for name in names(killed / "run") if name.startswith(".")]
+
+
+RUN = ("total_steps=3000", "eval.every=1250", "checkpoint.every=100", "log.every=500")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(*DQN, "env.num_envs=2"), (*PPO, "env.num_envs=2", "env.backend=async")],
+    ids=["dqn", "ppo"],
+)
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    hold_killed_against_whole(tmp_path, (*RUN, *arguments), kills=2)
+
+
+LONG = ("total_steps=30000", "eval.every=10000", "checkpoint.every=150", "log.every=500")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("agent", [DQN, PPO], ids=["dqn", "ppo"])
+@pytest.mark.parametrize("env", ["cartpole", "hopper", "minatar_breakout"])
+def test_twenty_kills_change_nothing(
+    tmp_path: Path, env: str, agent: tuple[str, ...], backend: str
+) -> None:
+    if env == "hopper" and agent is DQN:
+        env = "lunarlander"
+    if env == "minatar_breakout":
+        agent = tuple(key for key in agent if key != "agent.normalize_obs=true")
+    arguments = (*LONG, *agent, f"env={env}", f"env.backend={backend}", "env.num_envs=2")
+    hold_killed_against_whole(tmp_path, arguments, kills=20)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    run(folder, "total_steps=600", "eval.every=300", "run_dir=run")
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may change."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    return tmp_path
+
+
+def test_a_finished_run_leaves_checkpoint_and_policy(finished: Path) -> None:
+    assert names(finished / "run")[-1] == "step-000000000600"
+    for name in ("policy", "policy-best"):
+        files = sorted(path.name for path in (finished / "run" / name).iterdir())
+        assert files == ["manifest.json", "policy.json", "policy.safetensors"]
+
+
+def test_a_finished_run_goes_on_with_more_steps(copied: Path) -> None:
+    longer = ("resume=run", "total_steps=900", "log.every=100")
+    directory, told, printed = run(copied, *longer, quick=False)
+    assert "continued from step 600" in printed
+    assert "total_steps=900 (was 600)" in printed
+    assert "schedules follow the new length" in printed
+    assert (told["steps"], told["resumed_from_step"], told["status"]) == (900, 600, "finished")
+    steps = [line["step"] for line in metrics(directory)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 900
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("agent.gamma=0.9", "cannot change when a run is continued"),
+        ("agent=ppo", "cannot change when a run is continued"),
+        ("env=acrobot", "cannot change when a run is continued"),
+    ],
+)
+def test_changes_that_make_no_sense_are_refused(finished: Path, override: str, reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        job(finished, f"resume={finished / 'run'}", override, quick=False)
+
+
+def test_nothing_to_continue_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        job(tmp_path, f"resume={tmp_path}")
+    with pytest.raises(SettingError, match="run_dir"):
+        job(tmp_path, "resume=auto", "run_dir=null")
+
+
+def test_a_run_that_had_saved_nothing_is_started_over_by_auto(tmp_path: Path) -> None:
+    directory, _, _ = run(tmp_path, "total_steps=300", "run_dir=run", "log.every=100")
+    for name in ("checkpoints", "policy"):
+        shutil.rmtree(directory / name)
+    (directory / ".config.yaml-0123abcd").write_text("half")
+    again = ("total_steps=300", "run_dir=run", "log.every=100", "resume=auto")
+    _, told, printed = run(tmp_path, *again)
+    assert "nothing had been saved" in printed
+    assert (told["steps"], told["resumed_from_step"]) == (300, None)
+    assert [line["step"] for line in metrics(directory)] == [100, 200, 300]
+    assert not (directory / ".config.yaml-0123abcd").exists()
+
+
+def test_a_run_that_is_over_and_kept_nothing_is_not_started_over(tmp_path: Path) -> None:
+    directory, _, _ = run(tmp_path, "total_steps=300", "run_dir=run")
+    shutil.rmtree(directory / "checkpoints")
+    with pytest.raises(CheckpointError, match="is over"):
+        job(tmp_path, "total_steps=300", "resume=auto")
+
+
+def fingerprint(directory: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in directory.rglob("*")
+        if path.name != ".lock"
+    }
+
+
+def test_a_damaged_checkpoint_is_said_and_never_silently_replaced_by_a_fresh_start(
+    copied: Path,
+) -> None:
+    [*_, newest] = sorted((copied / "run" / "checkpoints").iterdir())
+    for old in (copied / "run" / "checkpoints").iterdir():
+        if old != newest:
+            shutil.rmtree(old)
+    content = bytearray((newest / "agent.safetensors").read_bytes())
+    content[-1] ^= 1
+    (newest / "agent.safetensors").write_bytes(content)
+    before = fingerprint(copied / "run")
+    _, _, printed = run(copied, "resume=run", "total_steps=700", quick=False, code=3)
+    assert "agent.safetensors: is damaged" in printed
+    assert fingerprint(copied / "run") == before
+
+
+def test_a_policy_starts_another_run(finished: Path, tmp_path: Path) -> None:
+    few = ("total_steps=50", "agent.learning_starts=1000", "eval.every=0")
+    directory, _, _ = run(tmp_path, *few, f"init_from={finished / 'run'}")
+    one, other = (
+        load_file(path / "policy" / "policy.safetensors") for path in (finished / "run", directory)
+    )
+    assert {name: tensor.tolist() for name, tensor in one.items()} == {
+        name: tensor.tolist() for name, tensor in other.items()
+    }
+    refused = (f"init_from={finished / 'run'}", "agent=ppo", "run_dir=another")
+    _, _, printed = run(tmp_path, "env=cartpole", *refused, quick=False, code=3)
+    assert "agent is dqn there and ppo here" in printed
+    assert not (tmp_path / "another").exists()
+
+
+def test_a_second_run_in_the_same_directory_is_refused_and_writes_nothing(copied: Path) -> None:
+    import fcntl
+
+    before = fingerprint(copied / "run")
+    with open(copied / "run" / ".lock", "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        _, _, printed = run(copied, "resume=run", "total_steps=900", quick=False, code=6)
+    assert "another run is using this directory" in printed
+    assert fingerprint(copied / "run") == before

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from memory.errors import SettingError
+from training.resume import continued
+
+STORED: dict[str, Any] = {
+    "total_steps": 1000,
+    "seed": 0,
+    "device": "cpu",
+    "run_dir": "/a",
+    "resume": None,
+    "eval": {"every": 100, "episodes": 5},
+    "agent": {"name": "dqn", "gamma": 0.99, "compile": "auto", "replay": {"capacity": 10}},
+    "env": {"id": "CartPole-v1", "num_envs": 1, "kwargs": {}},
+}
+
+
+def fresh(**changes: Any) -> dict[str, Any]:
+    config = deepcopy(STORED)
+    for key, value in changes.items():
+        *groups, name = key.split("__")
+        place = config
+        for group in groups:
+            place = place[group]
+        place[name] = value
+    return config
+
+
+def test_what_was_not_typed_stays_as_it_was() -> None:
+    config, changes = continued(STORED, fresh(agent__gamma=0.5, total_steps=9), ["seed=0"])
+    assert config == STORED
+    assert changes == ()
+
+
+def test_what_leaves_the_state_its_meaning_is_applied_and_listed() -> None:
+    new = fresh(total_steps=5000, eval__every=7, agent__compile="true", device="cuda")
+    typed = ["total_steps=5e3", "eval.every=7", "agent.compile=true", "device=cuda", "resume=/a"]
+    config, changes = continued(STORED, new, typed)
+    assert config == new
+    assert changes == (
+        "agent.compile=true (was auto)",
+        "device=cuda (was cpu)",
+        "eval.every=7 (was 100)",
+        "total_steps=5000 (was 1000)",
+    )
+    assert STORED["eval"]["every"] == 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "typed", "key"),
+    [
+        ({"agent__gamma": 0.9}, "agent.gamma=0.9", "agent.gamma"),
+        ({"agent__replay": {"capacity": 20}}, "agent.replay.capacity=20", "agent.replay.capacity"),
+        ({"agent__name": "ppo"}, "agent=ppo", "agent.name"),
+        ({"env__id": "Acrobot-v1"}, "env=acrobot", "env.id"),
+        ({"env__kwargs": {"x": 1}}, "++env.kwargs.x=1", "env.kwargs.x"),
+        ({"seed": 3}, "seed=3", "seed"),
+        ({"seed": 3}, "experiment=cartpole_ppo", "seed"),
+    ],
+)
+def test_what_would_change_its_meaning_is_refused(
+    changes: dict[str, Any], typed: str, key: str
+) -> None:
+    with pytest.raises(SettingError, match="cannot change when a run is continued") as refused:
+        continued(STORED, fresh(**changes), [typed])
+    assert refused.value.field == key
+
+
+def test_the_same_command_again_is_no_change() -> None:
+    typed = ["agent=dqn", "env=cartpole", "experiment=x", "seed=0", "run_dir=/a", "resume=auto"]
+    config, changes = continued(STORED, fresh(resume="auto"), typed)
+    assert config == STORED
+    assert changes == ()

@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import training.files
+from training.archive import (
+    Existing,
+    read_part,
+    remove_unfinished,
+    replace_archive,
+    standing,
+    write_archive,
+)
+from training.files import Files
+from training.manifest import CheckpointError, checked_facts, entry_of, seal
+
+GENERATOR = np.random.default_rng(0)
+
+
+def state(number: int) -> dict[str, Any]:
+    return {
+        "weights": torch.full((5, 3), float(number)),
+        "flags": torch.tensor([True, False]),
+        "image": torch.arange(6, dtype=torch.uint8).reshape(2, 3),
+        "generator": GENERATOR.bit_generator.state,
+        "torch": torch.Generator().manual_seed(number).get_state(),
+        "steps": number,
+        "best": None,
+        "worst": float("-inf"),
+        "names": ["a", "ü"],
+        "nested": {"empty": {}, "list": [[1.5, torch.zeros(0)], []]},
+    }
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype and a.shape == b.shape
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def write(path: Path, number: int, files: Files | None = None) -> None:
+    parts = {"agent": state(number), "run": {}}
+    write_archive(files or Files(), path, parts.items(), {"step": number})
+
+
+def test_state_comes_back_as_it_was_given(tmp_path: Path) -> None:
+    write(tmp_path / "a", 7)
+    assert checked_facts(tmp_path / "a") == {"step": 7}
+    assert same(read_part(tmp_path / "a", "agent"), state(7))
+    assert read_part(tmp_path / "a", "run") == {}
+
+
+def test_a_name_that_is_taken_is_never_written_over(tmp_path: Path) -> None:
+    write(tmp_path / "a", 1)
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "a", 2)
+    assert read_part(tmp_path / "a", "agent")["steps"] == 1
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {"$tensor": "x"}, {"a": object()}, {"a": {1, 2}}])
+def test_what_is_not_plain_is_not_saved(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"state|a"):
+        write_archive(Files(), tmp_path / "a", [("agent", value)], {})
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_whichever_operation_fails_the_old_one_is_whole_and_the_next_succeeds(
+    tmp_path: Path, error: int
+) -> None:
+    write(tmp_path / "old", 1)
+    operations = 1
+    while True:
+        files = FailingFiles(operations, error)
+        try:
+            write(tmp_path / "new", 2, files)
+        except OSError as raised:
+            assert raised.errno == error
+        else:
+            break
+        assert checked_facts(tmp_path / "old") == {"step": 1}
+        if (tmp_path / "new").exists():  # only the last wait for the disk failed
+            assert checked_facts(tmp_path / "new") == {"step": 2}
+            Files().remove(tmp_path / "new")
+        operations += 1
+    assert operations == files.count + 1 > 8
+    assert read_part(tmp_path / "new", "agent")["steps"] == 2
+    remove_unfinished(Files(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
+
+
+@pytest.mark.parametrize("names_survive", [False, True])
+def test_a_power_cut_leaves_the_old_one_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_survive: bool
+) -> None:
+    recorded = RecordedOs()
+    monkeypatch.setattr(training.files, "os", recorded)
+    source = tmp_path / "disk"
+    source.mkdir()
+    write(source / "one", 1)
+    first = len(recorded.log)
+    write(source / "two", 2)
+    for length in range(first, len(recorded.log) + 1):
+        disk = after_power_cut(recorded.log[:length], names_survive=names_survive)
+        target = tmp_path / f"after-{length}"
+        lay_out(disk, source, target)
+        assert read_part(target / "one", "agent")["steps"] == 1
+        if (target / "two").exists():
+            # Under its final name it is whole, whatever the file system does with names.
+            assert checked_facts(target / "two") == {"step": 2}
+            assert read_part(target / "two", "agent")["steps"] == 2
+        elif length == len(recorded.log):
+            pytest.fail("what was reported as saved is lost")
+
+
+def test_parts_that_never_change_are_linked_and_outlive_the_first_archive(tmp_path: Path) -> None:
+    write(tmp_path / "one", 1)
+    parts = [("agent", Existing(tmp_path / "one", "agent")), ("run", {"new": 2})]
+    write_archive(Files(), tmp_path / "two", parts, {"step": 2})
+    name = "agent.safetensors"
+    assert (tmp_path / "one" / name).stat().st_ino == (tmp_path / "two" / name).stat().st_ino
+    Files().remove(tmp_path / "one")
+    assert checked_facts(tmp_path / "two") == {"step": 2}
+    assert same(read_part(tmp_path / "two", "agent"), state(1))
+
+
+def test_replacing_leaves_one_whole_archive_at_any_moment(tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    operations = 1
+    while True:
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        write(path, 1)
+        files = FailingFiles(operations, errno.EIO)
+        try:
+            replace_archive(files, path, {"agent": state(2)}.items(), {"step": 2})
+        except OSError:
+            found = standing(path)
+            assert checked_facts(found)["step"] in (1, 2)
+        else:
+            break
+        replace_archive(Files(), path, {"agent": state(3)}.items(), {"step": 3})
+        assert standing(path) == path
+        assert checked_facts(path) == {"step": 3}
+        operations += 1
+    assert operations > 10
+    assert checked_facts(path) == {"step": 2}
+    assert [each.name for each in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_file_that_grew_is_refused_unread(tmp_path: Path) -> None:
+    write(tmp_path / "a", 1)
+    os.truncate(tmp_path / "a" / "agent.safetensors", 1 << 40)  # a hole: takes no room
+    with pytest.raises(CheckpointError, match="bytes instead of"):
+        checked_facts(tmp_path / "a")
+
+
+def test_the_manifest_is_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = RecordedOs()
+    monkeypatch.setattr(training.files, "os", recorded)
+    write(tmp_path / "one", 1)
+    created = [Path(entry[1]).name for entry in recorded.log if entry[0] == "create"]
+    assert created[-1] == "manifest.json"
+    assert len(created) == 4
+
+
+def damage(path: Path, generator: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    place = generator.randrange(len(content))
+    if generator.random() < 0.3:
+        path.write_bytes(content[:place])
+        return f"{path.name} cut at {place}"
+    bit = 1 << generator.randrange(8)
+    content[place] ^= bit
+    path.write_bytes(content)
+    return f"{path.name}: bit {bit} of byte {place}"
+
+
+def test_two_thousand_flips_and_cuts_are_all_found(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write(path, 1)
+    files = sorted(path.iterdir())
+    whole = {file: file.read_bytes() for file in files}
+    generator = random.Random(0)
+    for _ in range(2000):
+        file = generator.choice(files)
+        what = damage(file, generator)
+        with pytest.raises(CheckpointError):
+            checked_facts(path)
+            pytest.fail(f"not found: {what}")
+        file.write_bytes(whole[file])
+    assert checked_facts(path) == {"step": 1}
+
+
+def sealed(path: Path, **changes: Any) -> None:
+    """Change a manifest and give it a hash that fits, as somebody with bad intentions would."""
+    manifest = json.loads((path / "manifest.json").read_text()) | changes
+    manifest["sha256"] = seal(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def replaced(path: Path, name: str, content: bytes) -> None:
+    (path / name).write_bytes(content)
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    sealed(path, files=files | {name: entry_of(content)})
+
+
+def header(text: bytes, data: bytes = b"\0" * 8) -> bytes:
+    return len(text).to_bytes(8, "little") + text + data
+
+
+TENSOR = b'{"weights":{"dtype":"F32","shape":%s,"data_offsets":%s}}'
+HOSTILE_TENSORS = {
+    "a pickle": pickle.dumps({"weights": 1}),
+    "nothing": b"",
+    "less than a header": b"\1\0\0",
+    "a header without end": (2**63).to_bytes(8, "little") + b"{}",
+    "a header as long as memory": (2**40).to_bytes(8, "little") + b"{}" + b"\0" * 64,
+    "more elements than bytes": header(TENSOR % (b"[4294967296,4294967296]", b"[0,8]")),
+    "offsets beyond the end": header(TENSOR % (b"[2]", b"[0,4000000000]")),
+    "negative offsets": header(TENSOR % (b"[2]", b"[-8,0]")),
+    "overlapping tensors": header(
+        b'{"weights":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+        b'"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    ),
+    "a dtype that is none": header(b'{"weights":{"dtype":"OBJ","shape":[2],"data_offsets":[0,8]}}'),
+    "no JSON": header(b"\x80\x04K\x01."),
+    "other tensors": header(b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
+    "brackets": header(b"[" * 100_000),
+}
+HOSTILE_DOCUMENTS = {
+    "a pickle under a document's name": pickle.dumps([1]),
+    "nothing as a document": b"",
+    "brackets without end": b"[" * 200_000,
+    "a tensor that is not there": b'{"a": {"$tensor": "../../etc/passwd"}}',
+    "a tensor by number": b'{"a": {"$tensor": 3}}',
+    "a tensor and more": b'{"a": {"$tensor": "weights", "b": 1}}',
+    "a number that is code": b'{"a": {"$number": "__import__(\'os\')"}}',
+    "NaN": b'{"a": NaN}',
+    "deep nesting": b'{"a":' * 60 + b"1" + b"}" * 60,
+    "half a line": b'{"a": 1',
+    "not text": b"\xff\xfe\x00",
+}
+HOSTILE_NAMES = [
+    "../outside.json", "/etc/passwd", "a/b.json", "..", ".", "", "A.json", "a b.json", "a\0.json",
+    "a.json\n", "-rf.json", ".hidden", "a" * 300, "ü.json", "a..json", "con:x.json", "~root.json",
+]  # fmt: skip
+HOSTILE_MANIFESTS: list[Any] = [
+    [], 3, None, "text", {}, {"format": "1"}, {"format": 1}, {"format": -1, "files": {}},
+    {"format": 1, "files": [], "facts": {}}, {"format": 1, "files": {"a.json": 3}, "facts": {}},
+    {"format": 1, "files": {"a.json": {"bytes": -1}}, "facts": {}},
+    {"format": 1, "files": {"a.json": {"bytes": "9" * 50, "sha256": "x"}}, "facts": {}},
+    {"format": 10**400, "files": {}, "facts": {}},
+]  # fmt: skip
+
+
+class Audit:
+    """Counts what a process may do behind our back, once it is switched on."""
+
+    WATCHED = (
+        "import",
+        "exec",
+        "compile",
+        "subprocess",
+        "os.system",
+        "os.exec",
+        "pickle",
+        "socket",
+    )
+
+    def __init__(self) -> None:
+        self.on = False
+        self.seen: list[str] = []
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        writes = (
+            event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        )
+        if event.startswith(self.WATCHED) or writes:
+            self.seen.append(f"{event} {args}"[:200])
+
+
+@pytest.fixture(scope="module")
+def audit() -> Audit:
+    return Audit()
+
+
+def refused(path: Path, audit: Audit) -> str:
+    before = {file: file.lstat().st_mtime_ns for file in path.rglob("*")}
+    for part in ("agent", "run"):  # everything that reading imports is imported
+        with pytest.raises(CheckpointError):
+            read_part(path / "missing", part)
+    audit.seen.clear()
+    audit.on = True
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            checked_facts(path)
+            read_part(path, "agent")
+    finally:
+        audit.on = False
+    assert audit.seen == []
+    assert {file: file.lstat().st_mtime_ns for file in path.rglob("*")} == before
+    message = str(caught.value)
+    assert message.isprintable()
+    assert len(message) < 700
+    return message
+
+
+@pytest.mark.parametrize("name", HOSTILE_TENSORS)
+def test_hostile_tensors_are_refused_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
+    write(tmp_path / "a", 1)
+    replaced(tmp_path / "a", "agent.safetensors", HOSTILE_TENSORS[name])
+    refused(tmp_path / "a", audit)
+
+
+@pytest.mark.parametrize("name", HOSTILE_DOCUMENTS)
+def test_hostile_documents_are_refused_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
+    write(tmp_path / "a", 1)
+    replaced(tmp_path / "a", "agent.json", HOSTILE_DOCUMENTS[name])
+    refused(tmp_path / "a", audit)
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str, audit: Audit) -> None:
+    write(tmp_path / "a", 1)
+    files = json.loads((tmp_path / "a" / "manifest.json").read_text())["files"]
+    sealed(tmp_path / "a", files=files | {name: entry_of(b"x")})
+    assert "names files" in refused(tmp_path / "a", audit)
+
+
+@pytest.mark.parametrize("manifest", HOSTILE_MANIFESTS, ids=str)
+def test_manifests_that_are_none_are_refused(tmp_path: Path, manifest: Any, audit: Audit) -> None:
+    write(tmp_path / "a", 1)
+    (tmp_path / "a" / "manifest.json").write_text(json.dumps(manifest))
+    refused(tmp_path / "a", audit)
+
+
+def test_a_manifest_from_the_future_says_so(tmp_path: Path, audit: Audit) -> None:
+    write(tmp_path / "a", 1)
+    sealed(tmp_path / "a", format=2)
+    assert "newer version (format 2)" in refused(tmp_path / "a", audit)
+
+
+def test_links_and_devices_are_no_checkpoints(tmp_path: Path, audit: Audit) -> None:
+    outside = tmp_path / "outside"
+    for name in ("agent.json", "manifest.json"):
+        for kind in ("link", "pipe", "directory", "missing"):
+            path = tmp_path / f"{name}-{kind}"
+            write(path, 1)
+            outside.write_bytes((path / name).read_bytes())
+            (path / name).unlink()
+            if kind == "link":
+                (path / name).symlink_to(outside)
+            elif kind == "pipe":
+                os.mkfifo(path / name)
+            elif kind == "directory":
+                (path / name).mkdir()
+            refused(path, audit)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400))
+def test_no_bytes_at_all_pass_for_a_document(tmp_path_factory: Any, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "a"
+    write(path, 1)
+    (path / "manifest.json").write_bytes(content)
+    with pytest.raises(CheckpointError):
+        checked_facts(path)

@@ -1,0 +1,158 @@
+"""A directory that is there whole or not at all: tensors, documents, and a manifest that proves it.
+
+Written under a temporary name, each file forced to the disk, the manifest last, then renamed to a
+name that was free before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from memory.errors import one_line
+from training.files import Files
+from training.manifest import (
+    FORMAT,
+    MANIFEST,
+    CheckpointError,
+    check,
+    entry_of,
+    manifest_of,
+    open_plain,
+    seal,
+)
+from training.plain import from_document, to_document
+
+LARGEST_HEADER = 10_000_000  # bytes of a tensor file's table of contents
+TEMPORARY, FRESH, OLD = ".writing-", ".new-", ".old-"
+
+
+class Existing(NamedTuple):
+    """A part that another archive holds already and that never changes."""
+
+    archive: Path
+    part: str
+
+
+def write_archive(
+    files: Files,
+    path: Path,
+    parts: Iterable[tuple[str, Any]],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write parts (name, plain state) and `facts` (plain) to the new directory `path`.
+
+    Parts are taken one by one, so that they need not all be in memory at once.
+    """
+    temporary = path.with_name(TEMPORARY + path.name)
+    files.remove(temporary)
+    files.make_directory(temporary)
+    entries: dict[str, Any] = {}
+    for part, state in parts:
+        if isinstance(state, Existing):
+            entries |= _link(files, temporary, part, state)
+        else:
+            entries |= _write(files, temporary, part, state)
+    manifest = {"format": FORMAT, "facts": dict(facts), "files": entries}
+    manifest["sha256"] = seal(manifest)
+    files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+    files.sync_directory(temporary)
+    files.rename(temporary, path)
+    files.sync_directory(path.parent)
+
+
+def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, Any]:
+    document, tensors = to_document(state)
+    contents = {f"{part}.json": document}
+    if tensors:
+        contents[f"{part}.safetensors"] = save(tensors)
+    entries: dict[str, Any] = {}
+    for name, data in contents.items():
+        files.write(directory / name, data)
+        entries[name] = entry_of(data)
+    return entries
+
+
+def _link(files: Files, directory: Path, part: str, existing: Existing) -> dict[str, Any]:
+    known = manifest_of(existing.archive)["files"]
+    entries: dict[str, Any] = {}
+    for suffix in (".json", ".safetensors"):
+        source = existing.part + suffix
+        if source in known:
+            files.link(existing.archive / source, directory / (part + suffix))
+            entries[part + suffix] = known[source]
+    return entries
+
+
+def replace_archive(
+    files: Files, path: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+) -> None:
+    """Write an archive in the place of the one there may be; `standing` finds it at any moment."""
+    fresh, old = (path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD))
+    files.remove(fresh)
+    write_archive(files, fresh, parts, facts)
+    if path.exists():
+        files.remove(old)
+        files.rename(path, old)
+    files.rename(fresh, path)
+    files.sync_directory(path.parent)
+    files.remove(old)
+
+
+def standing(path: Path) -> Path:
+    """Return where the archive called `path` is, should its replacing have been interrupted."""
+    candidates = (path, *(path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD)))
+    return next((each for each in candidates if (each / MANIFEST).is_file()), path)
+
+
+def finish_replacing(files: Files, path: Path) -> None:
+    """Give the archive that stands its name, and remove what is left of a killed writer."""
+    there = standing(path)
+    if there != path and (there / MANIFEST).is_file():
+        files.remove(path)
+        files.rename(there, path)
+        files.sync_directory(path.parent)
+    for kind in (TEMPORARY + FRESH, FRESH, OLD):
+        files.remove(path.with_name(f"{kind}{path.name}"))
+
+
+def remove_unfinished(files: Files, directory: Path) -> None:
+    """Remove what a writer left behind that was killed."""
+    for path in directory.glob(TEMPORARY + "*"):
+        files.remove(path)
+
+
+def read_part(path: Path, part: str) -> Any:
+    """Return the state of one part; its files are checked before they are read."""
+    files = manifest_of(path)["files"]
+    document = f"{part}.json"
+    if document not in files:
+        raise CheckpointError(f"{path}: holds no {part}")
+    text = check(path / document, files[document], keep=True)
+    tensors: dict[str, Tensor] = {}
+    if f"{part}.safetensors" in files:
+        tensors = _tensors(path / f"{part}.safetensors", files[f"{part}.safetensors"])
+    try:
+        return from_document(text, tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{path / document}: {one_line(str(error))}") from None
+
+
+def _tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
+    handle = open_plain(path)
+    with os.fdopen(handle, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > min(LARGEST_HEADER, max(0, entry["bytes"] - 8)):
+        raise CheckpointError(f"{path}: its header claims {length:,} bytes")
+    content = check(path, entry, keep=True)
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: {one_line(str(error))}") from None

@@ -1,0 +1,131 @@
+"""The checkpoints of a run: written in a thread, verified, pruned; read newest first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from memory.errors import describe
+from training.archive import remove_unfinished, write_archive
+from training.files import Files
+from training.manifest import (
+    CheckpointError,
+    Saved,
+    checked_facts,
+    manifest_facts,
+    saved_below,
+)
+
+log = logging.getLogger("steadyrl")
+
+
+class Checkpoints:
+    """Checkpoints below one directory; the last `keep` of them stay, and the best evaluated one."""
+
+    def __init__(self, directory: Path, *, keep: int, files: Files | None = None) -> None:
+        self.directory = directory
+        self._keep = keep
+        self._files = files or Files()
+        self._thread: threading.Thread | None = None
+        self._failing = False
+        self.last: Path | None = None  # the newest one that is known to be whole
+        self.passed_over: list[str] = []  # why newer ones were not used
+        self.save_seconds = 0.0  # what the last save took
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written at this moment."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def open(self) -> None:
+        """Make the directory, and remove what a killed writer left in it."""
+        self.directory.mkdir(exist_ok=True)
+        remove_unfinished(self._files, self.directory)
+
+    def save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint in a thread, after the one under way; a failure is one warning."""
+        self.wait()
+        arguments = (step, parts, {"step": step, **facts})
+        self._thread = threading.Thread(
+            target=self._save, args=arguments, name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until no checkpoint is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
+        begin = time.perf_counter()
+        path = self._free_name(step)
+        try:
+            self.open()
+            write_archive(self._files, path, parts, facts)
+            checked_facts(path)
+            self.last, self._failing = path, False
+            self._prune()
+        except (OSError, CheckpointError) as error:
+            if not self._failing:
+                log.warning(
+                    "checkpoint at step %s cannot be written (%s): training goes on, the one "
+                    "before is kept",
+                    f"{step:,}",
+                    describe(error),
+                )
+            self._failing = True
+        self.save_seconds = time.perf_counter() - begin
+
+    def _free_name(self, step: int) -> Path:
+        """Name a directory that does not exist; one that is damaged may have the plain name."""
+        path = self.directory / f"step-{step:012d}"
+        attempt = 2
+        while path.exists():
+            path = self.directory / f"step-{step:012d}-{attempt}"
+            attempt += 1
+        return path
+
+    def all(self) -> list[Saved]:
+        """Return what there is, newest first, whole or not."""
+        return saved_below(self.directory)
+
+    def _prune(self) -> None:
+        saved = self.all()
+        best = self._best(saved)
+        for each in saved[self._keep :]:
+            if each.path != best:
+                self._files.remove(each.path)
+
+    def _best(self, saved: list[Saved]) -> Path | None:
+        scores: dict[Path, float] = {}
+        for each in saved:
+            try:
+                score = manifest_facts(each.path).get("eval_return_mean")
+            except CheckpointError:
+                continue
+            if isinstance(score, int | float):
+                scores[each.path] = score
+        return max(scores, key=lambda path: scores[path]) if scores else None
+
+    def usable(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
+        """Yield the checkpoints that are whole and that `refuse` lets pass, newest first.
+
+        `passed_over` says why others were left out; that none is left is a CheckpointError.
+        """
+        self.passed_over = []
+        for each in self.all():
+            try:
+                refuse(checked_facts(each.path))
+            except CheckpointError as error:
+                self.passed_over.append(str(error))
+                continue
+            yield each
+        reasons = "; ".join(self.passed_over)
+        raise CheckpointError(
+            reasons or f"{self.directory}: there is no checkpoint to continue from"
+        )

@@ -1,0 +1,74 @@
+"""The few file operations that saving consists of, each of which can be made to fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+
+class Files:
+    """Files are created new, written whole and forced to the disk; nothing is ever overwritten."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory that does not exist yet."""
+        path.mkdir(mode=0o755)
+
+    def write(self, path: Path, data: bytes | memoryview) -> None:
+        """Create a file, write all of it and wait until the disk has it."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        handle = os.open(path, flags, 0o644)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def link(self, existing: Path, path: Path) -> None:
+        """Give a file that never changes a second name; copy it where that is not possible."""
+        try:
+            os.link(existing, path, follow_symlinks=False)
+        except (PermissionError, NotImplementedError, FileExistsError):
+            raise
+        except OSError:  # a file system without hard links
+            self.write(path, existing.read_bytes())
+
+    def sync_directory(self, path: Path) -> None:
+        """Wait until the disk has the names in a directory."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a directory its final name, which must be free."""
+        if new.exists():
+            raise FileExistsError(f"{new} exists already")
+        os.rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        """Remove a directory with all that is in it; a symbolic link itself, never its target."""
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all, in the place of whatever has that name."""
+    # A private name, made anew: whoever can write here must not choose what is written over.
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

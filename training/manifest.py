@@ -1,0 +1,140 @@
+"""What proves a saved directory whole: a manifest with sizes and hashes, which are checked here.
+
+Names first, then sizes, then hashes, so that a broken or foreign directory allocates nothing and
+runs nothing. Nothing slow is imported, because a configuration is read from here too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memory.errors import ExpectedError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+LARGEST_MANIFEST = 16_000_000  # bytes
+PART_FILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}(\.[a-z]{1,12})?")
+CHECKPOINT = re.compile(r"step-(\d{12})(?:-(\d{1,4}))?")
+CHUNK = 1 << 20
+
+
+class CheckpointError(ExpectedError):
+    """What was saved cannot be used: which file, and why."""
+
+    exit_code = 3
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was written, in the order in which they were."""
+
+    step: int
+    attempt: int
+    path: Path
+
+
+def saved_below(directory: Path) -> list[Saved]:
+    """Return what checkpoints there are, newest first, whole or not."""
+    found = []
+    for path in directory.glob("step-*"):
+        match = CHECKPOINT.fullmatch(path.name)
+        if match and path.is_dir() and not path.is_symlink():
+            found.append(Saved(int(match[1]), int(match[2] or 1), path))
+    return sorted(found, reverse=True)
+
+
+def seal(manifest: Mapping[str, Any]) -> str:
+    """Return the hash that a manifest holds of itself."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def entry_of(data: bytes) -> dict[str, Any]:
+    """Return what a manifest says of a file."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """Return the manifest of a directory, if it is one and matches its own hash."""
+    source = path / MANIFEST
+    text = _read(source, LARGEST_MANIFEST)
+    try:
+        manifest = json.loads(text)
+        version, files = manifest["format"], manifest["files"]
+        newer = isinstance(version, int) and version > FORMAT
+        whole = manifest["sha256"] == seal(manifest) and isinstance(manifest["facts"], dict)
+        named = all(PART_FILE.fullmatch(name) for name in files)
+        told = all(isinstance(entry["bytes"], int) and entry["sha256"] for entry in files.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{source}: is damaged") from None
+    if newer:
+        raise CheckpointError(f"{source}: was written by a newer version (format {version})")
+    if version != FORMAT or not whole:
+        raise CheckpointError(f"{source}: is damaged: it does not match its own hash")
+    if not (named and told):
+        raise CheckpointError(f"{source}: names files that no checkpoint has")
+    return dict(manifest)
+
+
+def manifest_facts(path: Path) -> dict[str, Any]:
+    """Return the facts in a manifest that is whole, without looking at the other files."""
+    facts: dict[str, Any] = manifest_of(path)["facts"]
+    return facts
+
+
+def part_names(path: Path) -> frozenset[str]:
+    """Return the names of the parts that a directory says it holds."""
+    return frozenset(Path(name).stem for name in manifest_of(path)["files"])
+
+
+def checked_facts(path: Path) -> dict[str, Any]:
+    """Return the facts in a manifest, once all sizes and hashes are found to be right."""
+    manifest = manifest_of(path)
+    for name, entry in manifest["files"].items():
+        check(path / name, entry)
+    facts: dict[str, Any] = manifest["facts"]
+    return facts
+
+
+def check(path: Path, entry: Mapping[str, Any], *, keep: bool = False) -> bytes:
+    """Compare size and hash with the manifest's; return the content if it is to be kept."""
+    handle = open_plain(path)
+    digest, kept = hashlib.sha256(), []
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
+        if size != entry["bytes"]:
+            raise CheckpointError(f"{path}: has {size:,} bytes instead of {entry['bytes']:,}")
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            if keep:
+                kept.append(chunk)
+    if digest.hexdigest() != entry["sha256"]:
+        raise CheckpointError(f"{path}: is damaged: its hash is another than when it was written")
+    return b"".join(kept)
+
+
+def open_plain(path: Path) -> int:
+    """Open a plain file to read it: no link, no pipe, no device."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CheckpointError(f"{path}: is not a plain file")
+    return handle
+
+
+def _read(path: Path, most: int) -> bytes:
+    handle = open_plain(path)
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
+        if size > most:
+            raise CheckpointError(f"{path}: {size:,} bytes are more than it ever has")
+        return file.read()

@@ -1,0 +1,107 @@
+"""A replay as parts of a checkpoint: blocks of rows, which never change once they are complete.
+
+A checkpoint links the blocks that the one before holds and writes those that are new, in a thread,
+from the replay's own memory. Training goes on meanwhile; only where it is about to overwrite a row
+that is not yet written does it wait for that block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from buffers.replay import ReplayBuffer
+from training.archive import Existing, read_part
+from training.manifest import CheckpointError, part_names
+
+BLOCK_BYTES = 16_000_000
+OUTLINE, TAIL = "replay", "replay-tail"
+
+
+def block_rows(replay: ReplayBuffer) -> int:
+    """Return how many rows a block has; a property of the replay alone."""
+    return max(1, BLOCK_BYTES // replay.row_nbytes)
+
+
+def block_name(number: int) -> str:
+    """Name the part that holds a complete block."""
+    return f"replay-{number:09d}"
+
+
+class ReplaySave:
+    """One save of a replay: made between two rows, written by another thread."""
+
+    def __init__(self, replay: ReplayBuffer, before: Path | None) -> None:
+        self._replay, self._before = replay, before
+        self._size = block_rows(replay)
+        self._row = replay.row
+        self._outline = {**replay.outline(), "block_rows": self._size}
+        self._oldest = max(0, self._row - replay.ring_rows + 1)
+        self._written = threading.Condition()
+        self._safe = self._oldest  # rows below this number may be overwritten
+        self._over = False
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the parts of the checkpoint, oldest rows first: those are overwritten first."""
+        try:
+            known = part_names(self._before) if self._before else frozenset()
+            yield OUTLINE, self._outline
+            first, last = self._oldest // self._size, self._row // self._size
+            for number in range(first, last):
+                name = block_name(number)
+                end = (number + 1) * self._size
+                part: Any
+                if name in known and self._before is not None:
+                    part = Existing(self._before, name)
+                else:
+                    part = self._rows(max(self._oldest, number * self._size), end)
+                self._let_go(end)  # what is written is a copy
+                yield name, part
+            tail = self._rows(max(self._oldest, last * self._size), self._row + 1)
+            self._let_go(self._row + 1)
+            yield TAIL, tail
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Hold nobody up any more, whatever became of the save."""
+        self._let_go(self._row + 1, over=True)
+
+    def _rows(self, begin: int, end: int) -> dict[str, Any]:
+        return {"begin": begin, **self._replay.read_rows(begin, end)}
+
+    def _let_go(self, below: int, *, over: bool = False) -> None:
+        with self._written:
+            self._safe, self._over = below, self._over or over
+            self._written.notify_all()
+
+    def keep_up(self) -> None:
+        """Wait until the row that comes next overwrites none that is still to be written."""
+        overwritten = self._replay.row + 1 - self._replay.ring_rows
+        if self._over or overwritten < self._safe:
+            return
+        with self._written:
+            self._written.wait_for(lambda: self._over or overwritten < self._safe)
+
+
+def load_replay(replay: ReplayBuffer, path: Path) -> None:
+    """Take back a replay from the checkpoint at `path`, one block at a time."""
+    outline = read_part(path, OUTLINE)
+    size = outline.pop("block_rows")
+    replay.continue_from(outline)
+    oldest = max(0, replay.row - replay.ring_rows + 1)
+    names = [block_name(number) for number in range(oldest // size, replay.row // size)]
+    following = oldest
+    for name in [*names, TAIL]:
+        rows = read_part(path, name)
+        begin = rows.pop("begin")
+        end = begin + min(len(part) for part in rows.values())
+        if begin > following or end <= following:
+            raise CheckpointError(f"{path}: {name} holds rows {begin} to {end}, not {following}")
+        skip = following - begin
+        replay.write_rows(following, {key: part[skip:] for key, part in rows.items()})
+        following = end
+    if following != replay.row + 1:
+        raise CheckpointError(f"{path}: the replay's rows end at {following}, not {replay.row + 1}")

@@ -1,0 +1,142 @@
+"""Continue a run: its stored configuration, with those changes that leave its state its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memory.errors import SettingError
+from training.manifest import CheckpointError, manifest_facts, saved_below
+from training.settings import load_settings
+from training.typed import show
+
+# What may be another in the continued run: it decides when and where, not what.
+FREE = ("total_steps", "device", "threads", "agent.compile", "env.step_timeout", "env.max_restarts")
+FREE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
+# What names the run rather than being part of it.
+ABOUT_THE_RUN = ("resume", "run_dir", "init_from")
+
+AUTO = "auto"
+NOTHING = "has no checkpoint to continue from"
+
+
+class Continued(NamedTuple):
+    """The configuration of a continued run, and what is another in it than before."""
+
+    config: dict[str, Any]
+    changes: tuple[str, ...]  # such as "total_steps=200000 (was 100000)"
+
+
+def stored(
+    resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
+) -> Continued | None:
+    """Return the configuration of the run in `directory`; None where `auto` starts a new one.
+
+    It comes from the newest checkpoint that has one, whose hash proves it; the rest is checked
+    when it is used.
+    """
+    reasons = []
+    for saved in saved_below(directory / "checkpoints"):
+        try:
+            return _continued(saved.path, resume, directory, fresh, typed)
+        except CheckpointError as error:  # noqa: PERF203 - the one before may do
+            reasons.append(str(error))
+    if resume != AUTO or reasons:
+        raise CheckpointError("; ".join(reasons) or f"resume={resume}: {directory} {NOTHING}")
+    if (directory / "policy").exists():
+        raise CheckpointError(f"resume={resume}: the run in {directory} is over, and {NOTHING}")
+    return None
+
+
+def _continued(
+    checkpoint: Path, resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
+) -> Continued:
+    config = manifest_facts(checkpoint).get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{checkpoint}: holds no configuration")
+    refuse_foreign(checkpoint, config, fresh)
+    found = continued(config, fresh, typed)
+    found.config.update(run_dir=str(directory), resume=resume)
+    try:
+        load_settings(found.config)
+    except SettingError as error:
+        if any(change.startswith(f"{error.field}=") for change in found.changes):
+            raise
+        raise CheckpointError(f"{checkpoint}: its configuration cannot be used: {error}") from None
+    return found
+
+
+def refuse_foreign(checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+    """Refuse what no resolved configuration holds, and modules that only a checkpoint asks for."""
+    for key, value in leaves(config):
+        if "${" in f"{key}{value}":
+            raise CheckpointError(f"{checkpoint}: {key}={show(value)} is no value but a reference")
+    env, asked = config.get("env"), fresh["env"]["id"]
+    name = env.get("id") if isinstance(env, Mapping) else None
+    if isinstance(name, str) and ":" in name and name != asked:
+        raise CheckpointError(
+            f"{checkpoint}: env.id={show(name)} imports a module, which a checkpoint cannot ask "
+            f"for: type env.id={show(name)} too"
+        )
+
+
+def continued(
+    stored: Mapping[str, Any], fresh: Mapping[str, Any], typed: Sequence[str]
+) -> Continued:
+    """Return the stored configuration with the changes somebody typed.
+
+    `fresh` is what the command line alone would give; of it only what `typed` (its overrides)
+    names is looked at. What would change the meaning of saved state is refused.
+    """
+    config = deepcopy(dict(stored))
+    before, after = dict(leaves(stored)), dict(leaves(fresh))
+    changes = []
+    for key in sorted(named(typed, list(after))):
+        if key in ABOUT_THE_RUN or (key in before and before[key] == after[key]):
+            continue
+        was = f"it was {show(before[key])}" if key in before else "it was not set"
+        if not is_free(key):
+            raise SettingError(
+                key,
+                show(after[key]),
+                f"cannot change when a run is continued ({was}): what the run has learned and "
+                "kept depends on it; start a new run, from this one's policy with init_from=…",
+            )
+        put(config, key, after[key])
+        changes.append(f"{key}={show(after[key])} ({was.removeprefix('it ')})")
+    return Continued(config, tuple(changes))
+
+
+def is_free(key: str) -> bool:
+    """Tell whether a key may change when a run is continued."""
+    return key in FREE or key.startswith(FREE_GROUPS)
+
+
+def leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every full key with its value; an empty group is a value."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def named(typed: Sequence[str], keys: Sequence[str]) -> set[str]:
+    """Return the keys that overrides are about: themselves, or all of a group or a preset."""
+    found: set[str] = set()
+    for override in typed:
+        name = override.partition("=")[0].lstrip("+~").partition("@")[0]
+        if name == "experiment":
+            return set(keys)
+        found |= {key for key in keys if key == name or key.startswith(f"{name}.")}
+    return found
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set a full key."""
+    *groups, name = key.split(".")
+    for group in groups:
+        config = config.setdefault(group, {})
+    config[name] = value

@@ -1,0 +1,243 @@
+"""When a run is saved, of what its checkpoints consist, and how one of them is continued."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from agents.base import Agent
+from envs.types import EnvSpec
+from envs.vector import VectorEnv
+from memory.errors import ExpectedError, NonFiniteError, describe
+from memory.state import Stateful, give
+from training.archive import finish_replacing, read_part, replace_archive, standing
+from training.checkpoints import Checkpoints
+from training.files import Files
+from training.manifest import MANIFEST, CheckpointError, Saved, checked_facts
+from training.plain import finite
+from training.replay_blocks import OUTLINE, ReplaySave, load_replay
+from training.settings import CheckpointSettings
+from training.timing import Interval
+
+log = logging.getLogger("steadyrl")
+
+POLICIES = ("policy", "policy-best")
+PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
+
+
+class Saver:
+    """Saves a run between two rows, in a thread; takes it back when it is continued."""
+
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        directory: Path,
+        facts: Mapping[str, Any],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        files: Files | None = None,
+    ) -> None:
+        self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.keep, files=files)
+        self._settings, self._directory, self._facts = settings, directory, dict(facts)
+        self._files = files or Files()
+        self._clock = clock
+        self._due = Interval(settings.every)
+        self._next_time = clock() + settings.seconds if settings.seconds else float("inf")
+        self._replay: ReplaySave | None = None
+        self._saved_step = -1
+        self._slow = False
+
+    def attach(self, run: Stateful, env: VectorEnv, agent: Agent) -> None:
+        """Say what there is to save."""
+        self._run, self._env, self._agent = run, env, agent
+
+    def after_row(self, step: int, score: float | None, *, urgent: bool) -> None:
+        """Save if it is time, or urgent; let a save under way keep up with what is overwritten."""
+        if self._replay is not None:
+            self._replay.keep_up()
+            if not self.checkpoints.busy:
+                self._replay = None
+        due = self._due.due(step) or self._clock() >= self._next_time
+        if due or (urgent and self._enabled):
+            if self.checkpoints.busy:
+                self._tell_of_slowness()
+            else:
+                self.save(step, score)
+
+    def save(self, step: int, score: float | None) -> None:
+        """Copy the run's state and write it in a thread; refuse weights that are not numbers."""
+        if self._settings.seconds:
+            self._next_time = self._clock() + self._settings.seconds
+        if not finite(self._agent.weights()):
+            raise NonFiniteError(f"the weights at step {step:,} are not finite: nothing was saved")
+        state = self._agent.state_dict()
+        parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
+        replay = self._agent.replay
+        if replay is not None:
+            state["replay"] = None
+            if self._settings.replay:
+                self._replay = ReplaySave(replay, self.checkpoints.last)
+        # Some parts give views of memory that they go on writing to: what is written is a copy.
+        parts["agent"] = give(state)
+        facts = {**self._facts, "eval_return_mean": score, "replay": self._replay is not None}
+        self.checkpoints.save(step, self._parts(parts, self._replay), facts)
+        self._saved_step = step
+
+    @staticmethod
+    def _parts(parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
+        try:
+            # Its rows first: training waits for those that it is about to overwrite.
+            if replay is not None:
+                yield from replay.parts()
+            yield from parts.items()
+        finally:
+            if replay is not None:
+                replay.close()
+
+    def finish(self, step: int, score: float | None) -> None:
+        """Save the last state and wait until it is written."""
+        self.checkpoints.wait()
+        if self._enabled and step != self._saved_step:
+            self.save(step, score)
+        self.checkpoints.wait()
+        self._replay = None
+
+    @property
+    def _enabled(self) -> bool:
+        return bool(self._settings.every or self._settings.seconds)
+
+    def _tell_of_slowness(self) -> None:
+        if not self._slow:
+            log.warning(
+                "the disk takes longer to write a checkpoint than there is between two: "
+                "some are left out; raise checkpoint.every or checkpoint.seconds"
+            )
+        self._slow = True
+
+    def resume(self) -> int:
+        """Take back the newest checkpoint that can be used; return its step."""
+        checkpoints = self.checkpoints
+        for saved in checkpoints.usable(self._refuse):
+            try:
+                self._load(saved)
+            except Exception as error:  # nobody knows what is in a file that only looks right
+                if isinstance(error, ExpectedError) and not isinstance(error, CheckpointError):
+                    raise
+                log.debug("%s cannot be used", saved.path, exc_info=True)
+                reason = str(error) if isinstance(error, CheckpointError) else describe(error)
+                checkpoints.passed_over.append(f"{saved.path}: does not fit this run: {reason}")
+                continue
+            checkpoints.last = saved.path
+            self._saved_step = saved.step
+            return saved.step
+        raise AssertionError("usable() yields or raises")
+
+    def tidy(self) -> None:
+        """Remove what a killed run had half written."""
+        try:
+            self.checkpoints.open()
+            for name in POLICIES:
+                finish_replacing(self._files, self._directory / name)
+        except OSError as error:
+            log.warning("what is half written cannot be removed: %s", error.strerror or error)
+
+    def last_good(self) -> Path | None:
+        """Return the newest whole checkpoint, once what is being written is."""
+        self.checkpoints.wait()
+        return self.checkpoints.last
+
+    def _load(self, saved: Saved) -> None:
+        self._agent.load_state_dict(read_part(saved.path, "agent"))
+        if self._agent.replay is not None:
+            try:
+                load_replay(self._agent.replay, saved.path)
+            except CheckpointError:
+                if (saved.path / f"{OUTLINE}.json").exists():
+                    raise
+                self._agent.lose_replay()
+                log.warning(
+                    "the checkpoint was written without the replay: the run is not what it would "
+                    "have been, and learns again once enough is collected"
+                )
+        self._env.load_state_dict(read_part(saved.path, "env"))
+        self._run.load_state_dict(read_part(saved.path, "run"))
+
+    def _refuse(self, facts: Mapping[str, Any]) -> None:
+        wrong = [
+            f"{key} is {facts.get(key)} there and {self._facts[key]} here"
+            for key in ("agent", "spec", "weights")
+            if facts.get(key) != self._facts[key]
+        ]
+        if wrong:
+            raise CheckpointError(f"{self._directory}: is of another run: {'; '.join(wrong)}")
+
+    def write_policy(self, name: str, step: int, score: float | None) -> None:
+        """Leave the weights of this moment where people look for them; a full disk is a warning."""
+        facts = {
+            key: self._facts[key] for key in ("agent", "spec", "weights", "versions", "config")
+        }
+        facts |= {"step": step, "eval_return_mean": score}
+        weights = {key: tensor.detach().cpu() for key, tensor in self._agent.weights().items()}
+        try:
+            replace_archive(self._files, self._directory / name, [("policy", weights)], facts)
+        except OSError as error:
+            log.warning("%s/ cannot be written: %s", name, error.strerror or error)
+
+
+def read_policy(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights of a finished policy, if they fit this run's."""
+    place = standing(path if (path / MANIFEST).exists() else path / "policy")
+    theirs = checked_facts(place)
+    wrong = [
+        f"{key} is {theirs.get(key)} there and {facts[key]} here"
+        for key in ("agent", "weights")
+        if theirs.get(key) != facts[key]
+    ]
+    if wrong:
+        raise CheckpointError(f"init_from={path}: is of another kind: {'; '.join(wrong)}")
+    weights: dict[str, Tensor] = read_part(place, "policy")
+    return weights
+
+
+def facts_of(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
+    """Return what tells one run's checkpoints from another's, as JSON gives it back."""
+    return {
+        "config": config,
+        "agent": config["agent"]["name"],
+        "spec": plain_spec(spec),
+        "weights": {name: list(tensor.shape) for name, tensor in agent.weights().items()},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: _version(package) for package in PACKAGES},
+        },
+    }
+
+
+def plain_spec(spec: EnvSpec) -> dict[str, Any]:
+    """Return what an environment offers as plain values."""
+    plain = dataclasses.asdict(spec)
+    plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
+    return _listed(plain)  # type: ignore[no-any-return]
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout
+        return None
