@@ -17,29 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from buffers.kernel import send
 from buffers.sum_tree import EPSILON, check_shapes, refuse
-
-ALIGNMENT = 16  # bytes; views of the packed parts need their own
-
-
-def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:
-    """Return arrays as tensors on the device, in one copy that is not waited for.
-
-    Pinned memory comes from torch's cache, which keeps a block back until its copy is done.
-    """
-    begins, size = [], 0
-    for array in arrays:
-        begins.append(size)
-        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    packed = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    parts = []
-    for begin, array in zip(begins, arrays, strict=True):
-        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        part = packed[begin : begin + array.nbytes].view(kind).view(array.shape)
-        np.copyto(part.numpy(), array)
-        parts.append((begin, array.nbytes, kind, array.shape))
-    sent = packed.to(device, non_blocking=True)
-    return [sent[at : at + count].view(kind).view(shape) for at, count, kind, shape in parts]
 
 
 def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What host kernels are made of: compilation, arrays that are really there, and prefetching."""
+"""What buffers are made of: compilation, arrays that are really there, prefetching, sending."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
 
 CACHE_LINE = 64  # bytes
+ALIGNMENT = 16  # bytes; views of packed parts need their own
 READ, KEEP, DATA = 0, 3, 1  # arguments of LLVM's prefetch: not to write, in all caches, not code
 
 
@@ -60,3 +63,23 @@ def _declare(typing_context: Any, array: Any, place: Any) -> Any:
 # In kernels: prefetch(array, place) asks for the cache line of array[place] (one axis, no
 # wrap-around) before it is needed: draws wait for memory, not for sums.
 prefetch: Any = intrinsic(_declare)
+
+
+def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:
+    """Return arrays as tensors on the device, in one copy that is not waited for.
+
+    Pinned memory comes from torch's cache, which keeps a block back until its copy is done.
+    """
+    begins, size = [], 0
+    for array in arrays:
+        begins.append(size)
+        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    packed = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    parts = []
+    for begin, array in zip(begins, arrays, strict=True):
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        part = packed[begin : begin + array.nbytes].view(kind).view(array.shape)
+        np.copyto(part.numpy(), array)
+        parts.append((begin, array.nbytes, kind, array.shape))
+    sent = packed.to(device, non_blocking=True)
+    return [sent[at : at + count].view(kind).view(shape) for at, count, kind, shape in parts]

@@ -15,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.kernel import kernel
+from buffers.kernel import kernel, send
 from memory.budget import require
 from memory.state import Stateful
+
+HOST = torch.device("cpu")
 
 
 class RolloutBatch(NamedTuple):
@@ -57,24 +59,22 @@ class RolloutBuffer(Stateful):
             math.prod(observation_shape) * observation_dtype.itemsize
             + math.prod(action_shape) * action_dtype.itemsize
             + 5 * 4  # log-probability, value, advantage, return, reward
-            + 3 + 2 * 8 + 3 * 8  # flags, factors, indices and their order in an epoch
+            + 3 + 3 * 8  # flags, indices and their order in an epoch
+            + (0 if device.type == "cpu" else 4 * 8)  # sums and factors in float64
         )  # fmt: skip
         require("rollout", needed + beside, device=device if device.type == "cuda" else None)
-        self.obs = self._on_device((*rows, *observation_shape), observation_dtype)
-        self.action = self._on_device((*rows, *action_shape), action_dtype)
-        self.log_prob = self._on_device(rows, torch.float32)
-        self.value = self._on_device((steps + 1, num_envs), torch.float32)  # and V(obs[T])
-        self.advantage = self._on_device(rows, torch.float32)
-        self.return_ = self._on_device(rows, torch.float32)
-        self.reward = self._on_host(rows, torch.float32)
-        self._flags = self._on_host((3, *rows), torch.bool)  # terminated, truncated, valid
-        self._factors = self._on_host((2, *rows), torch.float64)
-        self._learned = self._on_host((steps * num_envs,), torch.int64)  # the valid rows
+        self.obs = touched((*rows, *observation_shape), observation_dtype, device)
+        self.action = touched((*rows, *action_shape), action_dtype, device)
+        self.log_prob = touched(rows, torch.float32, device)
+        self.value = touched((steps + 1, num_envs), torch.float32, device)  # and V(obs[T])
+        self.advantage = touched(rows, torch.float32, device)
+        self.return_ = touched(rows, torch.float32, device)
+        self.reward = touched(rows, torch.float32)
+        self._flags = touched((3, *rows), torch.bool)  # terminated, truncated, valid
         kept = (self.obs, self.action, self.log_prob, self.value)
         self._on_numpy = device.type == "cpu"
         self._decided: list[Any] = [part.numpy() if self._on_numpy else part for part in kept]
         self._given: tuple[NDArray, ...] = (self.reward.numpy(), *self._flags.numpy())
-        self._copied: torch.cuda.Event | None = None  # host memory may be written again
         self._position = 0
         self._valid: Tensor | None = None  # see `valid`
 
@@ -93,7 +93,7 @@ class RolloutBuffer(Stateful):
     @property
     def nbytes(self) -> int:
         """Bytes held, on the device and on the host."""
-        return sum(part.nbytes for part in (*self._stored(), *self._computed()))
+        return sum(part.nbytes for part in vars(self).values() if isinstance(part, Tensor))
 
     def add(
         self,
@@ -113,8 +113,6 @@ class RolloutBuffer(Stateful):
         t = self._position
         if t == self._steps:
             raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
-        if t == 0 and self._copied is not None:
-            self._copied.synchronize()
         for store, part in zip(self._decided, (obs, action, log_prob, value), strict=True):
             if part is None:
                 continue
@@ -133,23 +131,15 @@ class RolloutBuffer(Stateful):
         if not self.full:
             raise RuntimeError(f"rollout: only {self._position} of {self._steps} rows are filled")
         self.value[-1] = last_value.detach()
-        bootstrap, carry = self._factors.numpy()
-        rewards, terminated, truncated, valid = self._given
-        factors(
-            terminated, truncated, valid,
-            gamma=gamma, gae_lambda=gae_lambda, bootstrap=bootstrap, carry=carry,
-        )  # fmt: skip
-        learned = np.flatnonzero(valid)
-        self._learned.numpy()[: len(learned)] = learned
-        self._valid = self._learned[: len(learned)].to(self._device, non_blocking=True)
-        if self._device.type == "cpu":
+        learned = np.flatnonzero(self._given[-1])
+        if self._on_numpy:
+            self._valid = torch.from_numpy(learned)
             value, advantage = self.value.numpy(), self.advantage.numpy()
-            gae_host(rewards, value, bootstrap, carry, advantage)
+            gae_host(self._given[0], value, self._flags.numpy(), gamma, gae_lambda, advantage)
         else:
-            reward = self.reward.to(self._device, non_blocking=True)
-            on_device = self._factors.to(self._device, non_blocking=True)
-            gae_torch(reward, self.value, on_device[0], on_device[1], self.advantage)
-            self._mark_copied()
+            given = (self.reward.numpy(), self._flags.numpy(), learned)
+            reward, flags, self._valid = send(self._device, *given)
+            gae_torch(reward, self.value, flags, gamma, gae_lambda, self.advantage)
         torch.add(self.advantage, self.value[:-1], out=self.return_)
 
     def minibatches(self, count: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
@@ -194,62 +184,46 @@ class RolloutBuffer(Stateful):
         self._flags[:, :t] = state["flags"]
         self._position = t
 
-    def _stored(self) -> tuple[Tensor, ...]:
-        return (self.obs, self.action, self.log_prob, self.value, self.reward, self._flags)
 
-    def _computed(self) -> tuple[Tensor, ...]:
-        return (self.advantage, self.return_, self._factors, self._learned)
-
-    def _mark_copied(self) -> None:
-        if self._copied is None:
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record(torch.cuda.current_stream(self._device))
-
-    def _on_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._device).zero_()  # touched
-
-    def _on_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda").zero_()
-
-
-def factors(
-    terminated: NDArray[np.bool_],
-    truncated: NDArray[np.bool_],
-    valid: NDArray[np.bool_],
-    *,
-    gamma: float,
-    gae_lambda: float,
-    bootstrap: NDArray[np.float64],
-    carry: NDArray[np.float64],
-) -> None:
-    """Write γ (1 − terminated) and γ λ (1 − ended), all [T, N].
-
-    An episode ends at t also when row t + 1 is invalid: a cut is a truncation of row t.
-    """
-    np.multiply(~terminated, gamma, out=bootstrap)
-    ended = terminated | truncated
-    ended[:-1] |= ~valid[1:]
-    np.multiply(~ended, gamma * gae_lambda, out=carry)
+def touched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:
+    """Return zeros whose pages exist, so that use adds none."""
+    return torch.empty(shape, dtype=dtype, device=device).zero_()
 
 
 @kernel
-def gae_host(reward, value, bootstrap, carry, advantage):  # type: ignore[no-untyped-def]
-    """Write advantages [T, N] from rewards [T, N], values [T + 1, N] and the factors."""
+def gae_host(reward, value, flags, gamma, gae_lambda, advantage):  # type: ignore[no-untyped-def]
+    """Write advantages [T, N] from rewards [T, N], values [T + 1, N] and flags [3, T, N].
+
+    An episode ends at t also when row t + 1 is invalid: a cut is a truncation of row t.
+    """
+    terminated, truncated, valid = flags
     steps, envs = reward.shape
     following = np.zeros(envs)
     for t in range(steps - 1, -1, -1):
         for env in range(envs):
-            delta = reward[t, env] + bootstrap[t, env] * value[t + 1, env] - value[t, env]
-            following[env] = delta + carry[t, env] * following[env]
+            cut = t + 1 < steps and not valid[t + 1, env]
+            ended = terminated[t, env] or truncated[t, env] or cut
+            bootstrap = 0.0 if terminated[t, env] else gamma
+            delta = reward[t, env] + bootstrap * value[t + 1, env] - value[t, env]
+            following[env] = delta + (0.0 if ended else gamma * gae_lambda) * following[env]
             advantage[t, env] = following[env]
 
 
 def gae_torch(
-    reward: Tensor, value: Tensor, bootstrap: Tensor, carry: Tensor, advantage: Tensor
+    reward: Tensor,
+    value: Tensor,
+    flags: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    advantage: Tensor,
 ) -> None:
     """Write the same with torch operations: one launch per row once the δ are known."""
+    terminated, truncated, valid = flags
+    ended = terminated | truncated
+    ended[:-1] |= ~valid[1:]
+    carry = (~ended).double() * (gamma * gae_lambda)
     known = value.double()
-    delta = torch.addcmul(reward - known[:-1], bootstrap, known[1:])
+    delta = torch.addcmul(reward - known[:-1], (~terminated).double() * gamma, known[1:])
     for t in range(len(delta) - 2, -1, -1):
         delta[t].addcmul_(carry[t], delta[t + 1])
     advantage.copy_(delta)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.rollout import RolloutBuffer, factors, gae_host, gae_torch
+from buffers.rollout import RolloutBuffer, gae_host, gae_torch
 from memory.errors import MemoryBudgetError
 
 GAMMA, LAMBDA = 0.97, 0.9
@@ -87,18 +87,12 @@ def fill(rollout: RolloutBuffer, rows: dict[str, np.ndarray]) -> None:
 def test_advantages_on_the_host_and_as_torch_ops_equal_the_sum(seed, steps, envs):
     rows = random_rows(seed, steps, envs)
     expected = brute_force(rows)
-    bootstrap, carry = np.empty((2, steps, envs))
-    factors(
-        rows["terminated"], rows["truncated"], rows["valid"],
-        gamma=GAMMA, gae_lambda=LAMBDA, bootstrap=bootstrap, carry=carry,
-    )  # fmt: skip
+    flags = np.stack([rows[name] for name in ("terminated", "truncated", "valid")])
     host = np.zeros((steps, envs), np.float32)
-    gae_host(rows["reward"], rows["value"], bootstrap, carry, host)
+    gae_host(rows["reward"], rows["value"], flags, GAMMA, LAMBDA, host)
     on_device = torch.zeros(steps, envs)
-    gae_torch(
-        torch.from_numpy(rows["reward"]), torch.from_numpy(rows["value"]),
-        torch.from_numpy(bootstrap), torch.from_numpy(carry), on_device,
-    )  # fmt: skip
+    tensors = (torch.from_numpy(part) for part in (rows["reward"], rows["value"], flags))
+    gae_torch(*tensors, GAMMA, LAMBDA, on_device)
     learned = rows["valid"]
     np.testing.assert_allclose(host[learned], expected[learned], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(on_device.numpy(), host, rtol=1e-6, atol=1e-7)
