@@ -37,13 +37,7 @@ def adam_(
     """Take one step in place (Kingma & Ba 2015, algorithm 1)."""
     if being_traced():
         _written_out(weights, gradient, state, learning_rate, epsilon)
-    else:
-        _fused(weights, gradient, state, learning_rate, epsilon)
-
-
-def _fused(
-    weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, epsilon: float
-) -> None:
+        return
     # The operator that torch.optim.Adam(fused=True) ends in, without the way there: grouping
     # tensors by device and type costs more than the step itself.
     state.step.add_(1)

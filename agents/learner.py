@@ -22,6 +22,8 @@ from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.state import Stateful
 
+Tensors = tuple[Tensor, ...]
+
 
 def linear(start: float, end: float, steps: float, now: int) -> float:
     """Return start + (end − start)·min(1, now / steps); exactly `end` from `steps` on.
@@ -37,8 +39,8 @@ class RowLoss(NamedTuple):
     """What a loss says about each of B rows; the learner takes the means."""
 
     loss: Tensor  # [B]
-    metrics: tuple[Tensor, ...] = ()  # [B] each: their means are logged
-    reports: tuple[Tensor, ...] = ()  # [B] each: given back as they are, detached
+    metrics: Tensors = ()  # [B] each: their means are logged
+    reports: Tensors = ()  # [B] each: given back as they are, detached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +78,9 @@ class Learner(Stateful):
         self.adam = adam_state(network.weights)
         self.updates = 0
         self._recipe = recipe
-        self._frozen = tuple(frozen)
+        self._networks = (network, *frozen)
         # Themselves, because nothing hooks into these modules and each call costs.
-        self._forwards = [n.module.forward for n in (network, *frozen)]
+        self._forwards = [n.module.forward for n in self._networks]
         self._names = ("train/loss", *recipe.metrics, "train/grad_norm")
         self._rate = torch.zeros((), device=device)
         self._numbers: tuple[float | Tensor, ...] = ()
@@ -90,17 +92,17 @@ class Learner(Stateful):
         self._padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
         self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
 
-    def step(self, batch: Any, learning_rate: float, *numbers: float) -> tuple[Tensor, ...]:
+    def step(self, batch: Any, learning_rate: float, *numbers: float) -> Tensors:
         """Take one step on `batch`; return the reports of its rows [B]."""
         self._rate.fill_(learning_rate)
         self._set(numbers)
-        if self._padding is None:
-            share = self._equal_shares(batch)
-        else:
-            batch, share = self._padding(batch)
-        weights = tuple(network.weights for network in self._frozen)
+        if self._padding is not None:
+            batch, self._share = self._padding(batch)
+        elif len(self._share) != len(batch[0]):
+            self._share = self._rate.new_full((len(batch[0]),), 1 / len(batch[0]))
+        weights = tuple(network.weights for network in self._networks)
         self._last, *reports = self._run(
-            self.network.weights, weights, self.adam, self._rate, self._numbers, batch, share
+            weights, self.adam, (self._rate, *self._numbers), batch, self._share
         )
         self.updates += 1
         # Never a name for `_last` itself: a CUDA graph writes the next step's numbers there.
@@ -148,57 +150,40 @@ class Learner(Stateful):
             for tensor, number in zip(self._numbers, numbers, strict=True):
                 tensor.fill_(number)  # type: ignore[union-attr]
 
-    def _equal_shares(self, batch: Any) -> Tensor:
-        rows = len(batch[0])
-        if len(self._share) != rows:
-            self._share = self._rate.new_full((rows,), 1 / rows)
-        return self._share
-
     def _eager(
-        self,
-        weights: Tensor,
-        frozen: tuple[Tensor, ...],
-        adam: AdamState,
-        rate: Tensor,
-        numbers: tuple[Any, ...],
-        batch: Any,
-        share: Tensor,
-    ) -> tuple[Tensor, ...]:
-        del frozen  # the modules' parameters are views of all these weights
-        # Gradients are views of one tensor too: autograd accumulates straight into it.
+        self, weights: Tensors, adam: AdamState, numbers: tuple[Any, ...], batch: Any, share: Tensor
+    ) -> Tensors:
+        # The modules' parameters are views of all these weights, and their gradients of one tensor:
+        # autograd accumulates straight into it.
+        rate, *given = numbers
         gradient = self.network.gradient.zero_()
         pieces = []
         for piece, part in self._pieces(batch, share):
-            rows = self._recipe.loss(*self._forwards, piece, *numbers)
+            rows = self._recipe.loss(*self._forwards, piece, *given)
             torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
             pieces.append((rows, part))
-        return self._finish(weights, gradient, adam, rate, pieces)
+        return self._finish(weights[0], gradient, adam, rate, pieces)
 
     def _graph(
-        self,
-        weights: Tensor,
-        frozen: tuple[Tensor, ...],
-        adam: AdamState,
-        rate: Tensor,
-        numbers: tuple[Any, ...],
-        batch: Any,
-        share: Tensor,
-    ) -> tuple[Tensor, ...]:
+        self, weights: Tensors, adam: AdamState, numbers: Tensors, batch: Any, share: Tensor
+    ) -> Tensors:
         """Compute the same as one function of its arguments, which can be compiled."""
+        learned, *frozen = weights
+        rate, *given = numbers
 
-        def loss(weights: Tensor, piece: Any, part: Tensor) -> tuple[Tensor, RowLoss]:
-            given = zip((self.network, *self._frozen), (weights, *frozen), strict=True)
-            networks = [network.function(own) for network, own in given]
-            rows = self._recipe.loss(*networks, piece, *numbers)
+        def loss(own: Tensor, piece: Any, part: Tensor) -> tuple[Tensor, RowLoss]:
+            pairs = zip(self._networks, (own, *frozen), strict=True)
+            networks = [network.function(values) for network, values in pairs]
+            rows = self._recipe.loss(*networks, piece, *given)
             return torch.dot(rows.loss, part), rows
 
-        gradient = torch.zeros_like(weights)
+        gradient = torch.zeros_like(learned)
         pieces = []
         for piece, part in self._pieces(batch, share):
-            slope, (_, rows) = grad_and_value(loss, has_aux=True)(weights, piece, part)
+            slope, (_, rows) = grad_and_value(loss, has_aux=True)(learned, piece, part)
             gradient = gradient + slope
             pieces.append((rows, part))
-        return self._finish(weights, gradient, adam, rate, pieces)
+        return self._finish(learned, gradient, adam, rate, pieces)
 
     def _pieces(self, batch: Any, share: Tensor) -> list[tuple[Any, Tensor]]:
         """Prepare the batch as a whole, then cut it; return pieces and their rows' shares."""
@@ -218,21 +203,19 @@ class Learner(Stateful):
         adam: AdamState,
         rate: Tensor,
         pieces: list[tuple[RowLoss, Tensor]],
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensors:
         """Step along the gradient of all pieces; return the metrics [K] and the reports [B]."""
         means = [torch.mv(torch.stack((r.loss, *r.metrics)), part) for r, part in pieces]
         values = means[0] if len(means) == 1 else torch.stack(means).sum(0)
         # Data-parallel ranks average `gradient` and `values` here: after the last piece, before
         # anything looks at them.
         norm = clip_(gradient, self._recipe.max_grad_norm)
-        if self._recipe.limit is None:
-            adam_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
-        else:
+        limit = self._recipe.limit
+        before = [] if limit is None else [tensor.clone() for tensor in (weights, *adam)]
+        adam_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
+        if limit is not None:
             # Undo the step where it starts beyond the limit, without asking the device.
-            name, most = self._recipe.limit
-            keep = values[self._names.index(name)] <= most
-            before = [tensor.clone() for tensor in (weights, *adam)]
-            adam_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
+            keep = values[self._names.index(limit[0])] <= limit[1]
             for now, then in zip((weights, *adam), before, strict=True):
                 now.copy_(torch.where(keep, now, then))
         reports = pieces[0][0].reports

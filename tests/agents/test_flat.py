@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from agents import adam
-from agents.adam import adam_state, clip_
+from agents.adam import _written_out, adam_, adam_state, clip_
 from agents.networks import FlatNetwork, QNetwork, uniform_
 
 CPU = torch.device("cpu")
@@ -29,7 +28,7 @@ def test_the_function_of_the_weights_is_the_module():
     assert not net.function(torch.zeros_like(net.weights))(x).any()
 
 
-@pytest.mark.parametrize("step", [adam._fused, adam._written_out])
+@pytest.mark.parametrize("step", [adam_, _written_out])
 @torch.no_grad()
 def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
     net, data = flat(), torch.randn(64, 4)
@@ -42,7 +41,7 @@ def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
         with torch.enable_grad():
             net.module(data).square().mean().backward()
         clip_(net.gradient, 0.5)
-        step(net.weights, net.gradient, state, rate, 1e-8)
+        step(net.weights, net.gradient, state, rate, epsilon=1e-8)
         optimizer.zero_grad()
         with torch.enable_grad():
             twin(data).square().mean().backward()

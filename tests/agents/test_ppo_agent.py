@@ -21,9 +21,9 @@ def spy(agent):
 
     def record(*args):
         values, *reports = run(*args)
-        *_, rate, numbers, batch, _ = args
+        *_, numbers, batch, _ = args
         metrics = dict(zip(learner._names, values.tolist(), strict=True))
-        seen.append((batch, metrics, (rate, *numbers)))
+        seen.append((batch, metrics, numbers))
         return values, *reports
 
     learner._run = record
