@@ -64,17 +64,20 @@ class DiscreteHead(Head):
         self.noise_shape = (n,)
         self.action_shape = ()
 
+    def _logits(self, parameters: Tensor) -> Tensor:
+        return parameters
+
     def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
         """Draw log E, E ~ Exp(1)."""
         return noise.exponential_(generator=generator).log_()
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Take argmax(logit − log E), which is distributed as softmax(logit) (Gumbel-max)."""
-        return (parameters - noise).argmax(-1)
+        return (self._logits(parameters) - noise).argmax(-1)
 
     def greedy(self, parameters: Tensor) -> Tensor:
         """Take the largest logit."""
-        return parameters.argmax(-1)
+        return self._logits(parameters).argmax(-1)
 
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p(a) and −Σ p log p."""
@@ -83,32 +86,19 @@ class DiscreteHead(Head):
         return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
 
 
-class MultiDiscreteHead(Head):
+class MultiDiscreteHead(DiscreteHead):
     """C independent choices, padded to the widest so that all are one softmax [B, C, K]."""
 
     def __init__(self, nvec: tuple[int, ...], device: torch.device) -> None:
-        self._shape = (len(nvec), max(nvec))
         self.size = len(nvec) * max(nvec)
-        self.noise_shape = self._shape
+        self.noise_shape = (len(nvec), max(nvec))
         self.action_shape = (len(nvec),)
         outside = torch.arange(max(nvec)) >= torch.tensor(nvec).unsqueeze(1)  # [C, K]
         # Large enough that p is exactly 0, small enough that p · log p is too.
         self._penalty = (outside.float() * -1e9).to(device)
 
     def _logits(self, parameters: Tensor) -> Tensor:
-        return parameters.view(-1, *self._shape) + self._penalty
-
-    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw log E, E ~ Exp(1)."""
-        return noise.exponential_(generator=generator).log_()
-
-    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Take argmax(logit − log E) of every choice."""
-        return (self._logits(parameters) - noise).argmax(-1)
-
-    def greedy(self, parameters: Tensor) -> Tensor:
-        """Take the largest logit of every choice."""
-        return self._logits(parameters).argmax(-1)
+        return parameters.view(-1, *self.noise_shape) + self._penalty
 
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return Σ log p(a) and −ΣΣ p log p."""
