@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -64,7 +65,6 @@ class Tanh(nn.Module):
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
-FUNCTIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {Tanh: tanh, nn.ReLU: torch.relu}
 
 
 class TwinLayer(nn.Module):
@@ -74,11 +74,12 @@ class TwinLayer(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(2, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(2, 1, outputs))
-        self._activation = FUNCTIONS[activation]
+        self._activation = activation().forward
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x W + b) for both."""
-        return self._activation(torch.baddbmm(self.bias, x, self.weight))
+        y: Tensor = self._activation(torch.baddbmm(self.bias, x, self.weight))
+        return y
 
     def orthogonal_(self, gain: float, generator: torch.Generator) -> None:
         """Initialise both orthogonally with zero biases."""
@@ -92,7 +93,7 @@ class TwinTrunk(nn.Module):
 
     def __init__(self, inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> None:
         super().__init__()
-        sizes = zip((inputs, *hidden), hidden, strict=False)
+        sizes = pairwise((inputs, *hidden))
         self.twins = [TwinLayer(a, b, activation) for a, b in sizes]
         self.layers = nn.Sequential(*self.twins)
         self.activation = activation

@@ -47,20 +47,16 @@ class Greedy(Actor):
         device: torch.device,
         choose: Callable[[Tensor], Tensor],
     ) -> None:
-        self._network, self._on_host, self._device = network, on_host, device
+        self._network, self._on_host, self.device = network, on_host, device
         self._choose = choose  # actions [N, …] by outputs [N, …]
 
     def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]."""
-        observed = self.observed(obs)
+        observed = on_device(obs, self.device)
         if self._on_host is not None:
             return Decision(observed, self._choose(torch.from_numpy(self._on_host(obs))))
         with torch.inference_mode():
             return Decision(observed, self._choose(self._network(observed)))
-
-    def observed(self, obs: Observations) -> Tensor:
-        """Return observations on the network's device."""
-        return on_device(obs, self._device)
 
 
 def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor:
@@ -88,7 +84,7 @@ class EpsilonGreedy(Actor):
             return self._greedy.act(obs, starts)
         chosen = self._generator.integers(self._actions, size=len(obs))
         if random.all():
-            return Decision(self._greedy.observed(obs), torch.from_numpy(chosen))
+            return Decision(on_device(obs, self._greedy.device), torch.from_numpy(chosen))
         best = self._greedy.act(obs, starts)
         chosen = np.where(random, chosen, best.action.numpy(force=True))
         return best._replace(action=torch.from_numpy(chosen))
@@ -204,8 +200,8 @@ class HostPolicy:
 
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a network whose largest output is the best action, or None where there is none."""
-    one_number = network.shape == ()
-    if not (one_number and isinstance(network.trunk, Dense) and _on_host(network.advantage)):
+    one_number, on_host = network.shape == (), network.advantage.weight.is_cpu
+    if not (one_number and on_host and isinstance(network.trunk, Dense)):
         return None
     # The value of a dueling network is the same for all actions and cannot change the best.
     layers = [*network.trunk.layers, network.advantage]
@@ -214,12 +210,8 @@ def q_on_host(network: QNetwork) -> HostNetwork | None:
 
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
     """Return the policy in NumPy, or None where torch is as fast."""
-    suits = isinstance(network.trunk, TwinTrunk) and _on_host(network.value)
+    suits = isinstance(network.trunk, TwinTrunk) and network.value.weight.is_cpu
     return HostPolicy(network) if suits else None
-
-
-def _on_host(layer: nn.Module) -> bool:
-    return all(weight.device.type == "cpu" for weight in layer.parameters())
 
 
 def _layer(layer: nn.Module) -> Layer:

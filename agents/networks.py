@@ -74,11 +74,6 @@ def nature_layers(channels: int) -> list[nn.Module]:
     ]
 
 
-def small_image_layers(channels: int, height: int, width: int) -> list[nn.Module]:
-    """Return the one convolution that suits boards such as MinAtar's 10x10 (Young & Tian 2019)."""
-    return [nn.Conv2d(channels, 16, (min(3, height), min(3, width))), nn.ReLU()]
-
-
 def build_trunk(
     observation_shape: Sequence[int],
     dtype: str,
@@ -93,7 +88,10 @@ def build_trunk(
         return dense if flat else nn.Sequential(nn.Flatten(), dense), hidden[-1]
     channels, height, width = observation_shape
     large = is_large_image(observation_shape)
-    layers = nature_layers(channels) if large else small_image_layers(channels, height, width)
+    if large:
+        layers = nature_layers(channels)
+    else:  # one convolution suits boards such as MinAtar's 10x10 (Young & Tian 2019)
+        layers = [nn.Conv2d(channels, 16, (min(3, height), min(3, width))), nn.ReLU()]
     layers.append(nn.Flatten())
     with torch.no_grad():
         features = nn.Sequential(*layers)(torch.zeros(1, channels, height, width)).numel()
@@ -134,25 +132,18 @@ class FlatNetwork(Stateful):
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)
         named = dict(module.named_parameters())
-        self._names = list(named)
-        self._shapes = [p.shape for p in named.values()]
-        self._sizes = [p.numel() for p in named.values()]
+        self._shapes = {name: parameter.shape for name, parameter in named.items()}
         self.weights = torch.cat([p.detach().reshape(-1) for p in named.values()])
         self.gradient = torch.zeros_like(self.weights)
-        pairs = zip(
-            self.views(self.weights).values(), self.views(self.gradient).values(), strict=True
-        )
-        for parameter, (weight, gradient) in zip(named.values(), pairs, strict=True):
-            parameter.data = weight
-            parameter.grad = gradient
+        weights, gradients = self.views(self.weights), self.views(self.gradient)
+        for name, parameter in named.items():
+            parameter.data, parameter.grad = weights[name], gradients[name]
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Return `weights` [P] cut into the module's parameters."""
-        pieces = weights.split(self._sizes)
-        return {
-            name: piece.view(shape)
-            for name, piece, shape in zip(self._names, pieces, self._shapes, strict=True)
-        }
+        pieces = weights.split([shape.numel() for shape in self._shapes.values()])
+        pairs = zip(self._shapes.items(), pieces, strict=True)
+        return {name: piece.view(shape) for (name, shape), piece in pairs}
 
     @property
     def buffers(self) -> dict[str, Tensor]:
