@@ -63,12 +63,7 @@ class BlockSums:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        parts = (self._leaves, self._sums, self._minima, self._peak)
-        return sum(part.nbytes for part in parts)
-
-    def root(self) -> tuple[Tensor, Tensor]:
-        """Return the sum of the priorities and the smallest one (infinite when empty)."""
-        return self._sums.sum(), self._minima.amin()
+        return sum(p.nbytes for p in (self._leaves, self._sums, self._minima, self._peak))
 
     def revise(self, born: Tensor, dead: Tensor) -> None:
         """Let new ids in at the largest priority seen, and dead ones out."""
@@ -143,7 +138,7 @@ class DeferredCheck:
         # Whether there was a wrong one; the first: its place, id and error. Stays once set.
         self._first = torch.zeros(4, dtype=torch.float64, device=device)
         self._news = torch.zeros(4, dtype=torch.float64, pin_memory=True)
-        self._sent: torch.cuda.Event | None = None
+        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def check(self, index: Tensor, error: Tensor, slots: int) -> Tensor:
         """Return which errors are finite, [B]; raise for one that is not, here or seen before."""
@@ -154,19 +149,13 @@ class DeferredCheck:
                 place = int(wrong.byte().argmax())
                 raise refuse(place, int(index[place]), float(error[place]), slots)
             return finite
-        self._listen(slots)
+        if self._sent.query() and self._news[0]:  # type: ignore[no-untyped-call]
+            _, place, which, value = self._news.tolist()
+            raise refuse(int(place), int(which), value, slots)
         first = (~finite).byte().argmax(keepdim=True)  # [1]; indexing with it asks nothing back
         parts = ((~finite).any()[None], first, index[first], error[first])
         seen = torch.cat([part.double() for part in parts])
         self._first.copy_(torch.where(self._first[0] > 0, self._first, seen))
         self._news.copy_(self._first, non_blocking=True)
-        if self._sent is None:
-            self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._sent.record(torch.cuda.current_stream(error.device))
         return finite
-
-    def _listen(self, slots: int) -> None:
-        if self._sent is not None and self._sent.query():  # type: ignore[no-untyped-call]
-            wrong, place, index, error = self._news.tolist()
-            if wrong:
-                raise refuse(int(place), int(index), error, slots)

@@ -173,8 +173,7 @@ class SumTree:
 
     def __init__(self, slots: int, alpha: float) -> None:
         offsets = level_offsets(slots)
-        self.alpha = alpha
-        self.slots = slots
+        self.alpha, self.slots = alpha, slots
         self.peak = 1.0  # the largest raw priority seen: what new transitions start with
         self._offsets = np.array(offsets, np.int64)
         self._nodes: NDArray[np.float64] = touched_zeros((offsets[-1],), np.float64)
@@ -196,11 +195,6 @@ class SumTree:
     def leaves(self) -> NDArray[np.float64]:
         """Priorities p^α of all ids; 0 where nothing may be drawn."""
         return self._nodes[: self.slots]
-
-    def root(self) -> tuple[float, float]:
-        """Return the sum of the priorities and the smallest one (infinite when empty)."""
-        total, smallest = root_of(self._nodes, self._minima, self._offsets)
-        return float(total), float(smallest)
 
     def revise(self, born: NDArray[np.int64], dead: NDArray[np.int64]) -> None:
         """Let new ids in at the largest priority seen, and dead ones out."""

@@ -187,10 +187,7 @@ class Timeline(Stateful):
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        arrays = (
-            self.flags, self._alive, self._cursors, self._born, self._dead, self._given,
-        )  # fmt: skip
-        return sum(array.nbytes for array in arrays)
+        return sum(part.nbytes for part in vars(self).values() if isinstance(part, np.ndarray))
 
     @property
     def slot(self) -> int:

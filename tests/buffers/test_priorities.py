@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buffers.block_sums import BlockSums, first_beyond
-from buffers.sum_tree import EPSILON, SumTree
+from buffers.sum_tree import EPSILON, SumTree, root_of
 from memory.errors import NonFiniteError
 
 CPU = torch.device("cpu")
@@ -54,8 +54,11 @@ class Tree:
         self.update(index, np.asarray(priority) - EPSILON)
 
     def root(self) -> tuple[float, float]:
-        total, smallest = self.part.root()
-        return float(total), float(smallest)
+        """Return the sum of the priorities and the smallest one (infinite when empty)."""
+        part = self.part
+        if self.host:
+            return root_of(part._nodes, part._minima, part._offsets)
+        return part._sums.sum().item(), part._minima.amin().item()
 
     def leaves(self) -> np.ndarray:
         return np.asarray(self.part.state_dict(self.part.slots)["leaves"])
