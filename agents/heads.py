@@ -196,7 +196,7 @@ class BoxHead(Head):
         return log_prob, (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
 
 
-def box_units(space: BoxActions) -> tuple[Tensor, Tensor] | None:
+def box_units(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Return half the width and the middle of the bounds, so that they are −1 and 1 to the policy.
 
     None where they are so already. Where a bound is infinite, 1 stands for 1 and 0 for 0.
@@ -207,7 +207,7 @@ def box_units(space: BoxActions) -> tuple[Tensor, Tensor] | None:
     half_width = torch.where(finite, (high - low) / 2, 1.0).float()
     middle = torch.where(finite, (high + low) / 2, 0.0).float()
     same = bool((half_width == 1).all()) and bool((middle == 0).all())
-    return None if same else (half_width, middle)
+    return None if same else (half_width.to(device), middle.to(device))
 
 
 def build_head(action: ActionSpec, device: torch.device, *, scaled: bool = True) -> Head:
@@ -217,8 +217,5 @@ def build_head(action: ActionSpec, device: torch.device, *, scaled: bool = True)
     if isinstance(action, MultiDiscreteActions):
         return MultiDiscreteHead(action.nvec, device)
     if isinstance(action, BoxActions):
-        units = box_units(action) if scaled else None
-        if units is not None:
-            units = units[0].to(device), units[1].to(device)
-        return BoxHead(len(action.low), units)
+        return BoxHead(len(action.low), box_units(action, device) if scaled else None)
     return MultiBinaryHead(action.n)

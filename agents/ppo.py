@@ -53,12 +53,12 @@ class PPO(Agent):
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._settings = settings
         self._device = device
-        self._rows = settings.rollout_steps * spec.num_envs
-        self._parts = settings.minibatches_of(self._rows)
+        rows = settings.rollout_steps * spec.num_envs
+        self._parts = settings.minibatches_of(rows)
         self._total_steps = total_steps
-        self._piece = -(-self._rows // self._parts)  # rows of the largest minibatch
+        self._piece = -(-rows // self._parts)  # rows of the largest minibatch
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
-        expected = total_steps // self._rows * settings.epochs * self._parts
+        expected = total_steps // rows * settings.epochs * self._parts
         mode = compile_mode(
             settings.compile,
             device,
@@ -97,7 +97,7 @@ class PPO(Agent):
         row = math.prod(spec.observation_shape) * dtype.itemsize
         row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
         minibatches = self._piece * row * (1 if mode == "eager" else 2)  # a graph has its own copy
-        noise = 4 * self._rows * math.prod(head.noise_shape)
+        noise = 4 * self._settings.rollout_steps * spec.num_envs * math.prod(head.noise_shape)
         networks = 4 * sum(parameter.nbytes for parameter in module.parameters())
         return RolloutBuffer(
             steps=self._settings.rollout_steps,
