@@ -27,7 +27,7 @@ def is_image(space: spaces.Box) -> bool:
         return True
     if not looks_like_an_image(space) or not is_bounded(space):
         return False
-    axes = (1, 2) if _order(space.shape) is None else (0, 1)
+    axes = (0, 1) if _channels_last(space.shape) else (1, 2)
     return all((np.ptp(bound, axis=axes) == 0).all() for bound in (space.low, space.high))
 
 
@@ -68,12 +68,9 @@ def image_encoder(space: spaces.Box) -> Encoder:
     clipped to them.
     """
     shape, dtype = space.shape, space.dtype
-    order = _order(shape)
-    order_of_batch = None if order is None else (0, *(1 + axis for axis in order))
-    out_shape = shape if order is None else tuple(shape[axis] for axis in order)
-    if len(shape) == 2:
-        out_shape = (1, *shape)
-    scale = _scale(space, order)
+    last = _channels_last(shape)
+    out_shape = (shape[2], *shape[:2]) if last else (1, *shape)[-3:]
+    scale = _scale(space)
     table = _table(scale, dtype)
     is_plain = table is not None and bool((table == np.arange(LEVELS)).all())
 
@@ -83,8 +80,8 @@ def image_encoder(space: spaces.Box) -> Encoder:
             raise ValueError(
                 f"observation is {image.dtype} {image.shape}, its space says {dtype} {lead + shape}"
             )
-        if order is not None:
-            image = image.transpose(order_of_batch if lead else order)
+        if last:
+            image = _channels_first(image)
         image = image.reshape(row.shape)
         if table is not None and image.dtype == dtype:
             row[...] = image if is_plain else table[image.view(np.uint8)]
@@ -96,20 +93,25 @@ def image_encoder(space: spaces.Box) -> Encoder:
     return Encoder(out_shape, "uint8", write, _remark(space))
 
 
-def _order(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the axes that put the channels first, None where they are."""
-    if len(shape) == 2 or (shape[0] == min(shape) and shape[2] != min(shape)):
-        return None
-    return (2, 0, 1)
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and (shape[0] != min(shape) or shape[2] == min(shape))
 
 
-def _scale(space: spaces.Box, order: tuple[int, ...] | None) -> _Scale:
+def _channels_first(image: NDArray[Any]) -> NDArray[Any]:
+    """Turn [..., H, W, C] into [..., C, H, W]."""
+    turned: NDArray[Any] = image.swapaxes(-1, -3).swapaxes(-1, -2)
+    return turned
+
+
+def _scale(space: spaces.Box) -> _Scale:
     low = _number(space.low)
     span = _number(space.high) - low
     span = np.where(span > 0, span, 1.0)  # what never changes is 0
     if np.ptp(low) == 0 and np.ptp(span) == 0:
         return _Scale(float(low.flat[0]), float(span.flat[0]))
-    return _Scale(*(b if order is None else b.transpose(order) for b in (low, span)))
+    if _channels_last(space.shape):
+        low, span = _channels_first(low), _channels_first(span)
+    return _Scale(low, span)
 
 
 def _table(scale: _Scale, dtype: np.dtype[Any]) -> NDArray[np.uint8] | None:

@@ -160,7 +160,9 @@ def _composite_encoder(parts: list[tuple[Any, spaces.Space[Any]]]) -> Encoder:
 def action_decoder(space: spaces.Space[Any]) -> Decoder:
     """Build the decoder of an action space, or refuse the space by name."""
     if isinstance(space, spaces.Discrete):
-        return _discrete_decoder(int(space.n), int(space.start))
+        start = int(space.start)
+        actions = DiscreteActions(int(space.n))
+        return Decoder(actions, lambda action: (action + start if start else action).tolist())
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_decoder(space)
     if isinstance(space, spaces.MultiBinary):
@@ -172,12 +174,6 @@ def action_decoder(space: spaces.Space[Any]) -> Decoder:
     if isinstance(space, spaces.Box) and space.dtype.kind in "fiu":
         return _box_decoder(space)
     raise _refuse("action", type(space).__name__, ACTIONS)
-
-
-def _discrete_decoder(n: int, start: int) -> Decoder:
-    if start == 0:
-        return Decoder(DiscreteActions(n), lambda action: action.tolist())
-    return Decoder(DiscreteActions(n), lambda action: (action + start).tolist())
 
 
 def _multi_discrete_decoder(space: spaces.MultiDiscrete) -> Decoder:
