@@ -18,7 +18,7 @@ from envs.single import SingleEnv
 from envs.sync import SyncBackend
 from envs.types import EnvironmentFailedError, EnvSpec
 from envs.vector import Backend, VectorEnv
-from envs.worker_handle import ask_process, describe_in_process
+from envs.worker_handle import ask_process, read_description
 from memory.errors import ExpectedError, SettingError
 from memory.process import usable_cores
 
@@ -59,19 +59,15 @@ def probe(settings: EnvSettings) -> EnvSpec:
         one = EvaluationSettings(**{**vars(settings), "num_envs": 1})
         name, _ = choose_backend(one)
         if name == "async" or (name == "sync" and _may_become_async(settings)):
-            found = describe_in_process(one)
+            found, _ = read_description(ask_process(one), one)
         elif name == "sync":
-            found = _probe_here(one)
+            with contextlib.closing(SingleEnv(one, seed=0, index=0)) as env:
+                env.build()
+                found = env.spec()
         else:
             with contextlib.closing(BACKENDS[name](one, seed=0)) as backend:
                 found = backend.spec
     return replace(found, num_envs=settings.num_envs, frame_stack=settings.frame_stack)
-
-
-def _probe_here(settings: EnvSettings) -> EnvSpec:
-    with contextlib.closing(SingleEnv(settings, seed=0, index=0)) as env:
-        env.build()
-        return env.spec()
 
 
 @contextlib.contextmanager

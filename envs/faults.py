@@ -48,19 +48,17 @@ class Faults:
         """
         if isinstance(error, KeyboardInterrupt | SettingError):
             raise error
-        failure = self._name(env, error)
+        failure: ExpectedError = EnvironmentFailedError(
+            f"environment {env} failed at step {self.step}: {told(error)}"
+        )
+        if isinstance(error, NonFiniteError):
+            failure = error
         for_good = isinstance(error, EnvironmentFailedError) or (
             isinstance(error, WorkerError) and error.for_good
         )
         if for_good or not self._budget.spend():
             raise failure from error
         log.error("%s; it is built anew", failure, exc_info=error)
-
-    def _name(self, env: int, error: BaseException) -> ExpectedError:
-        if isinstance(error, NonFiniteError):
-            return error
-        what = f"environment {env} failed at step {self.step}: {told(error)}"
-        return EnvironmentFailedError(what)
 
     def not_finite(self, name: str, env: int, number: str) -> NonFiniteError:
         """Name the array that is not finite, and the number that is none."""

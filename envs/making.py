@@ -47,7 +47,9 @@ def find_spec(env_id: str) -> GymSpec:
                 register_provider("ale_py")  # it also brings ids without a prefix
             return gym.spec(name)
     except gym.error.Error as error:
-        raise SettingError("id", env_id, _unknown(env_id, error)) from None
+        old = isinstance(error, gym.error.DeprecatedEnv)
+        what = "deprecated" if old else "no such environment"
+        raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, gym.registry)}") from None
 
 
 def brings_its_module(env_id: str) -> bool:
@@ -128,11 +130,6 @@ def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen")]
     return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
-
-
-def _unknown(env_id: str, error: Exception) -> str:
-    reason = "deprecated" if isinstance(error, gym.error.DeprecatedEnv) else "no such environment"
-    return f"{reason}, {nearest_id(env_id, gym.registry)}"
 
 
 def nearest_id(env_id: str, known_ids: Iterable[str]) -> str:

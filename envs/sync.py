@@ -41,15 +41,7 @@ class SyncBackend(Backend):
 
     def _add(self, env: SingleEnv) -> None:
         self._envs.append(env)
-        try:
-            self._build(env)
-        except BaseException as error:
-            self._rebuild(env, error)
-
-    def _build(self, env: SingleEnv) -> None:
-        env.build()
-        self._spaces = self._spaces or env.spaces
-        refuse_other_spaces(self._spaces, env.spaces)
+        self._rebuild(env, self._try(env))
 
     def close(self) -> None:
         """Close every environment; safe to call twice and after a failure."""
@@ -86,19 +78,27 @@ class SyncBackend(Backend):
         row.set_reset(env.index)
 
     def _rebuild(
-        self, env: SingleEnv, error: BaseException, frame: NDArray[Any] | None = None
+        self, env: SingleEnv, failure: BaseException | None, frame: NDArray[Any] | None = None
     ) -> None:
         """Build an environment anew until it stands, and starts if there is a frame for it."""
-        failure: BaseException | None = error
         while failure is not None:
             self.faults.excuse(env.index, failure)
-            try:
-                self._build(env)
-                if frame is not None:
-                    env.start(frame)
-                failure = None
-            except BaseException as again:
-                failure = again
+            failure = self._try(env, frame)
+
+    def _try(self, env: SingleEnv, frame: NDArray[Any] | None = None) -> BaseException | None:
+        """Build an environment, start it if there is a frame for it, and return what broke."""
+        try:
+            self._build(env)
+            if frame is not None:
+                env.start(frame)
+        except BaseException as error:
+            return error
+        return None
+
+    def _build(self, env: SingleEnv) -> None:
+        env.build()
+        self._spaces = self._spaces or env.spaces
+        refuse_other_spaces(self._spaces, env.spaces)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the plain state: seeds and episodes, which their actions lead to again."""

@@ -220,8 +220,3 @@ def read_description(text: bytes, settings: EnvSettings) -> tuple[EnvSpec, str]:
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
     return EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action), spaces
-
-
-def describe_in_process(settings: EnvSettings) -> EnvSpec:
-    """Say what one environment offers without making it here."""
-    return read_description(ask_process(settings), settings)[0]
