@@ -1,72 +1,24 @@
-"""A run that is killed and continued ends with the weights and metrics of one that was not."""
+"""What a run leaves behind is continued as asked, or refused with the reason."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
-import select
 import shutil
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from opened import job
 from safetensors.torch import load_file
-from warm import Process, run, start
+from warm import run
 
 from memory.errors import SettingError
 from training.manifest import CheckpointError
-
-QUICK = (
-    "device=cpu", "threads=1", "agent.compile=false", "agent.hidden=[16]", "eval.episodes=2",
-    "memory.monitor.tensors_every_seconds=1000", "run_dir=run", "resume=auto",
-)  # fmt: skip
-DQN = (
-    "agent=dqn", "agent.replay.prioritized=true", "agent.replay.capacity=700", "agent.n_step=3",
-    "agent.batch_size=16", "agent.learning_starts=100", "agent.train_every=4",
-    "agent.updates_per_train=1",
-)  # fmt: skip
-PPO = (
-    "agent=ppo", "agent.normalize_obs=true", "agent.normalize_reward=true",
-    "agent.rollout_steps=64", "agent.epochs=2", "agent.minibatches=4",
-)  # fmt: skip
-
-
-def begin(folder: Path, arguments: tuple[str, ...]) -> Process:
-    folder.mkdir(exist_ok=True)
-    return start(folder, *QUICK, *arguments, quick=False)
-
-
-def finish(folder: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    return run(folder, *QUICK, *arguments, quick=False)[1]
 
 
 def names(directory: Path) -> list[str]:
     path = directory / "checkpoints"
     return sorted(os.listdir(path)) if path.exists() else []
-
-
-def is_over(process: Process, within: float) -> bool:
-    """Wait a moment for a run's end."""
-    return bool(select.select([process._fate], [], [], within)[0])
-
-
-def kill_at_some_moment(process: Process, directory: Path, generator: random.Random) -> bool:
-    """Kill a run after a checkpoint or two, half of the time inside a save; False if it is over."""
-    before, inside = names(directory), generator.random() < 0.5
-    wanted = generator.randrange(1, 3)
-    while not is_over(process, 0.0005):
-        now = names(directory)
-        whole = [name for name in now if name.startswith("step-") and name not in before]
-        writing = any(name.startswith(".writing") for name in now)
-        if len(whole) >= wanted and (writing or not inside):
-            os.kill(process.pid, signal.SIGKILL)
-            break
-    process.communicate()
-    return process.returncode == -signal.SIGKILL
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:
@@ -79,59 +31,6 @@ def metrics(directory: Path) -> list[dict[str, float]]:
         }
         for line in lines
     ]
-
-
-SAME = ("weights_sha256", "steps", "updates", "episodes", "return_mean", "status")
-SAME_EVALUATION = ("eval_return_mean", "best_eval_return_mean")
-
-
-def hold_killed_against_whole(
-    tmp_path: Path, arguments: tuple[str, ...], kills: int, seed: int = 0
-) -> None:
-    one = finish(tmp_path / "whole", arguments)
-    killed = tmp_path / "killed"
-    generator, done = random.Random(seed), 0
-    while done < kills and kill_at_some_moment(begin(killed, arguments), killed / "run", generator):
-        done += 1
-    assert done == kills, "the run was over before it was killed often enough"
-    other = finish(killed, arguments)
-    assert other["resumed_from_step"]
-    for key in (*SAME, *SAME_EVALUATION):
-        assert other[key] == one[key], key
-    assert metrics(killed / "run") == metrics(tmp_path / "whole" / "run")
-    assert not [name for name in names(killed / "run") if name.startswith(".")]
-
-
-RUN = ("total_steps=3000", "eval.every=1250", "checkpoint.every=100", "log.every=500")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [(*DQN, "env.num_envs=2"), (*PPO, "env.num_envs=2", "env.backend=async")],
-    ids=["dqn", "ppo"],
-)
-def test_a_killed_run_ends_as_if_it_had_not_been(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    hold_killed_against_whole(tmp_path, (*RUN, *arguments), kills=2)
-
-
-LONG = ("total_steps=30000", "eval.every=10000", "checkpoint.every=150", "log.every=500")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["sync", "async"])
-@pytest.mark.parametrize("agent", [DQN, PPO], ids=["dqn", "ppo"])
-@pytest.mark.parametrize("env", ["cartpole", "hopper", "minatar_breakout"])
-def test_twenty_kills_change_nothing(
-    tmp_path: Path, env: str, agent: tuple[str, ...], backend: str
-) -> None:
-    if env == "hopper" and agent is DQN:
-        env = "lunarlander"
-    if env == "minatar_breakout":
-        agent = tuple(key for key in agent if key != "agent.normalize_obs=true")
-    arguments = (*LONG, *agent, f"env={env}", f"env.backend={backend}", "env.num_envs=2")
-    hold_killed_against_whole(tmp_path, arguments, kills=20)
 
 
 @pytest.fixture(scope="module")

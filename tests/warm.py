@@ -7,8 +7,11 @@ that look at imports, or at what memory a process has, start a new one.
 
 import atexit
 import contextlib
+import gc
+import importlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -16,6 +19,13 @@ from functools import cache
 from pathlib import Path
 
 from command import QUICK, ROOT, environment, finished
+
+LOADED = (
+    "tensorboard.summary.writer.record_writer",
+    "torch.fx.experimental.symbolic_shapes",
+    "training.command_line",
+    "training.opening",
+)
 
 
 class Process:
@@ -30,6 +40,10 @@ class Process:
         self.stdout, self.stderr, self._fate = (os.fdopen(read) for read, _ in ends)
         self.pid = int(self._fate.readline())
         self.returncode = None
+
+    def is_over(self, within):
+        """Wait for its end, but not longer than so many seconds."""
+        return bool(select.select([self._fate], [], [], within)[0])
 
     def wait(self):
         """Wait for its end."""
@@ -102,7 +116,10 @@ def supervise(fate):
     child = os.fork()
     if child == 0:
         os.close(fate)
+        os.setpgid(0, 0)
         return
+    with contextlib.suppress(PermissionError):  # the child was quicker, and runs already
+        os.setpgid(child, child)
     for output in (1, 2):
         os.close(output)
     os.write(fate, f"{child}\n".encode())
@@ -111,13 +128,40 @@ def supervise(fate):
     os._exit(0)
 
 
-def main(connection):
-    """Import what a run needs, then turn into one at every request."""
-    import tensorboard.summary.writer.record_writer  # noqa: F401
+def load():
+    """Import what a run needs, early or late, and read its kernels from their cache."""
+    for name in LOADED:
+        importlib.import_module(name)
+    import numpy as np
+    import torch
+    from hydra.core.plugins import Plugins
 
+    from buffers.replay import build_replay
+    from buffers.settings import ReplaySettings
+
+    Plugins.instance()
+    settings = ReplaySettings(
+        capacity=10, prioritized=True, alpha=0.6, beta_start=0.4, beta_end=1.0, device="cpu"
+    )
+    for dtype in (np.float32, np.uint8):
+        replay = build_replay(
+            settings, frame_shape=(2,), dtype=np.dtype(dtype), frame_stack=1, num_envs=1,
+            n_step=1, gamma=0.9, device=torch.device("cpu"), seed=0,
+        )  # fmt: skip
+        frame, no = np.zeros((1, 2), dtype), np.zeros(1, bool)
+        replay.start(frame)
+        for _ in range(3):
+            replay.add(np.zeros(1, np.int64), np.zeros(1, np.float32), no, no, ~no, frame)
+        batch = replay.sample(1, beta=1.0)
+        replay.update_priorities(batch.index, torch.ones(1))
+    gc.collect()
+    gc.freeze()  # a collection in a run need not go through all this again
+
+
+def main(connection):
+    """Load everything once, then turn into a run at every request."""
+    load()
     import train
-    import training.command_line
-    import training.opening  # noqa: F401
 
     request, (out, err, fate) = serve(connection)
     os.dup2(out, 1)

@@ -1,0 +1,121 @@
+"""A run that is killed and continued ends with the weights and metrics of one that was not.
+
+And however often it is killed, it loses no more than it had trained since the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from killing import Fate, Victim, drawn
+
+QUICK = (
+    "device=cpu", "threads=1", "agent.compile=false", "agent.hidden=[16]", "eval.episodes=2",
+    "env.num_envs=2", "memory.monitor.tensors_every_seconds=1000", "run_dir=run", "resume=auto",
+)  # fmt: skip
+DQN = (
+    "agent=dqn", "agent.replay.prioritized=true", "agent.replay.capacity=700", "agent.n_step=3",
+    "agent.batch_size=16", "agent.learning_starts=100", "agent.train_every=4",
+    "agent.updates_per_train=1",
+)  # fmt: skip
+PPO = (
+    "agent=ppo", "agent.normalize_obs=true", "agent.normalize_reward=true",
+    "agent.rollout_steps=64", "agent.epochs=2", "agent.minibatches=4",
+)  # fmt: skip
+IMAGES = ("env=minatar_breakout", "agent.normalize_obs=false")
+SHORT = ("total_steps=1200", "eval.every=500", "checkpoint.every=100", "log.every=200")
+LONG = ("total_steps=20000", "eval.every=6000", "checkpoint.every=150", "log.every=500")
+
+SAME = ("weights_sha256", "steps", "updates", "episodes", "return_mean", "status")
+SAME_EVALUATION = ("eval_return_mean", "best_eval_return_mean")
+
+
+def killed_often(victim: Victim, kills: int, inside: float, seed: int) -> list[Fate]:
+    """Kill a run so many times that had come far enough to save, and maybe in starting too."""
+    generator, fates = random.Random(seed), []
+    while sum(fate.continued is not None for fate in fates) < kills:
+        fate = victim.kill(drawn(generator, inside, starting=0.1 if fates else 0.0))
+        assert fate.killed, "the run was over before it was killed often enough"
+        fates.append(fate)
+    return fates
+
+
+def hold_killed_against_whole(
+    tmp_path: Path, arguments: tuple[str, ...], kills: int, inside: float = 0.5
+) -> list[Fate]:
+    whole = Victim(tmp_path / "whole", (*QUICK, *arguments))
+    killed = Victim(tmp_path / "killed", (*QUICK, *arguments))
+    one = whole.finish()
+    fates = killed_often(killed, kills, inside, seed=kills)
+    other = killed.finish()
+    assert other["resumed_from_step"]
+    for key in (*SAME, *SAME_EVALUATION):
+        assert other[key] == one[key], key
+    assert killed.metrics() == whole.metrics()
+    return fates
+
+
+@pytest.mark.parametrize(
+    "arguments", [DQN, (*PPO, "env.backend=async")], ids=["dqn", "ppo in processes"]
+)
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    fates = hold_killed_against_whole(tmp_path, (*SHORT, *arguments), kills=1, inside=1.0)
+    assert sum(fate.inside for fate in fates) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("agent", [DQN, PPO], ids=["dqn", "ppo"])
+@pytest.mark.parametrize(
+    "env", [("env=cartpole",), ("env=lunarlander",), IMAGES], ids=["cartpole", "box2d", "images"]
+)
+def test_twenty_kills_change_nothing(
+    tmp_path: Path, env: tuple[str, ...], agent: tuple[str, ...], backend: str
+) -> None:
+    if agent is DQN:
+        env = env[:1]
+    arguments = (*LONG, *agent, *env, f"env.backend={backend}")
+    fates = hold_killed_against_whole(tmp_path, arguments, kills=20)
+    inside = sum(fate.inside for fate in fates)
+    print(f"{len(fates)} kills, {inside} of them inside a save")
+    assert len(fates) >= 20
+    assert inside >= 6
+
+
+EVERY = 500
+ENDLESS = (
+    "total_steps=1e9", "eval.every=700", "eval.episodes=1", f"checkpoint.every={EVERY}",
+    "log.every=20",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [DQN, (*PPO, "env.backend=async")], ids=["dqn", "ppo in processes"]
+)
+def test_a_hundred_and_fifty_kills_lose_no_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    victim = Victim(tmp_path / "killed", (*QUICK, *ENDLESS, *arguments))
+    generator = random.Random(1)
+    fates, losses = [victim.kill(drawn(generator, 1.0, starting=0.0))], []
+    reached = fates[0].logged
+    while len(fates) < 150:
+        fate = victim.kill(drawn(generator, inside=0.6, starting=0.1))
+        if fate.continued is not None:
+            assert fate.continued >= fates[-1].newest, "a checkpoint that was there is lost"
+            losses.append(reached - fate.continued)
+            reached = 0
+        reached = max(reached, fate.logged)
+        fates.append(fate)
+    inside = sum(fate.inside for fate in fates)
+    starting = sum(fate.continued is None for fate in fates)
+    print(
+        f"{len(fates)} kills, {inside} inside a save, {starting} in starting; steps lost: "
+        f"{max(losses)} at most, {sum(losses) / len(losses):.0f} on average"
+    )
+    assert inside >= 50
+    # One interval, and what is trained while the next checkpoint is being written.
+    assert max(losses) <= 2 * EVERY
