@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +54,19 @@ def write_archive(
     """
     temporary = path.with_name(TEMPORARY + path.name)
     files.remove(temporary)
+    try:
+        _fill(files, temporary, parts, facts)
+        files.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):  # what is smaller may still fit on a disk that is full
+            files.remove(temporary)
+        raise
+    files.sync_directory(path.parent)
+
+
+def _fill(
+    files: Files, temporary: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+) -> None:
     files.make_directory(temporary)
     entries: dict[str, Any] = {}
     for part, state in parts:
@@ -64,8 +78,6 @@ def write_archive(
     manifest["sha256"] = seal(manifest)
     files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
     files.sync_directory(temporary)
-    files.rename(temporary, path)
-    files.sync_directory(path.parent)
 
 
 def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, Any]:

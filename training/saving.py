@@ -137,6 +137,7 @@ class Saver:
                 continue
             checkpoints.last = saved.path
             self._saved_step = saved.step
+            self._due.due(saved.step)  # has been saved: the next one comes an interval later
             return saved.step
         raise AssertionError("usable() yields or raises")
 

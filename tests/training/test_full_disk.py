@@ -1,0 +1,49 @@
+"""A run whose disk fills up goes on, keeps what it had saved, and says so once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from warm import run
+
+from training.checkpoints import Checkpoints
+
+ARGUMENTS = (
+    "run_dir=run", "resume=auto", "checkpoint.every=100", "log.every=100", "eval.every=0",
+    "agent.replay.capacity=500",
+)  # fmt: skip
+
+
+def steps_saved(directory: Path) -> list[int]:
+    return [saved.step for saved in Checkpoints(directory / "checkpoints", keep=2).all()]
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """Take all room on a disk but so many bytes."""
+    free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+    path = disk / "filler"
+    path.write_bytes(b"\1" * (free - leave))
+    return path
+
+
+def test_training_goes_on_without_room_and_saves_again_with_it(small_disk: Path) -> None:
+    directory, told, _ = run(small_disk, *ARGUMENTS, "total_steps=300")
+    assert (told["status"], steps_saved(directory)[0]) == ("finished", 300)
+    newest = directory / "checkpoints" / "step-000000000300"
+    size = sum(file.stat().st_blocks * 512 for file in newest.iterdir())
+    filler = fill(small_disk, leave=size // 2)
+    before = {file.name: file.read_bytes() for file in newest.iterdir()}
+
+    _, told, printed = run(small_disk, *ARGUMENTS, "total_steps=900")
+    assert (told["status"], told["steps"]) == ("finished", 900)
+    assert steps_saved(directory)[0] == 300
+    assert {file.name: file.read_bytes() for file in newest.iterdir()} == before
+    assert printed.count("No space left on device") == 1
+    assert "checkpoint at step 400 cannot be written" in printed
+
+    filler.unlink()
+    _, told, printed = run(small_disk, *ARGUMENTS, "total_steps=1000")
+    assert told["resumed_from_step"] == 300
+    assert steps_saved(directory)[0] == 1000
+    assert "cannot be written" not in printed
