@@ -1,183 +1,224 @@
-"""Plot a tag of several groups of runs: the mean over seeds with its 95 % confidence interval.
+"""Draw learning curves of many runs: score, speed and memory, seeds together, with their bands.
 
-python scripts/plot.py uniform='runs/uniform-*' prioritised='runs/per-*' --out compared.png
+python scripts/plot.py outputs --out curves.png
+python scripts/plot.py runs --by agent,env --x seconds
+python scripts/plot.py uniform='runs/uniform-*' prioritised='runs/per-*' --tag eval/return_mean
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Mapping
-from glob import glob
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-# Two-sided 95 % quantiles of Student's t for 2, 3, … runs; seeds are few, 1.96 would lie.
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-# A run that ends before this part of the longest is left out: the others' end is the end.
-SHORTEST = 0.5
+from memory.errors import ExpectedError, SettingError, one_line
+from training.curves import Curve, aggregate
+from training.estimates import Estimator, interquartile_mean, mean
+from training.past_runs import NoRunError, PastRun, Series
+from training.run_groups import Group, groups
 
-Series = dict[int, float]  # values by step
-
-
-class Curve(NamedTuple):
-    """Mean and half-width of its confidence interval over the steps that all runs cover."""
-
-    steps: NDArray[np.int64]  # [S]
-    mean: NDArray[np.float64]  # [S]
-    half: NDArray[np.float64]  # [S]
-    runs: int
-    left_out: list[str]  # what is not in the mean, for the reader
-
-
-def read(run: Path, tag: str) -> tuple[Series, int]:
-    """Return the values of `tag` by step, and how many lines of the log could not be read."""
-    series: Series = {}
-    unread = 0
-    for line in (run / "metrics.jsonl").read_bytes().splitlines():
-        if not line.strip():
-            continue
-        try:
-            logged = json.loads(line)
-            if not isinstance(logged, dict):
-                raise TypeError("a line is an object")
-            if tag in logged:
-                step, value = int(logged["step"]), float(logged[tag])
-                if not math.isfinite(value):
-                    raise ValueError(f"{tag} is {value}")
-                series[step] = value  # where a run was continued, the later line counts
-        except (ValueError, TypeError, KeyError, OverflowError):
-            unread += 1
-    return dict(sorted(series.items())), unread
+SCORES = ("eval/return_mean", "rollout/return_mean")
+MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # never below 0
+TAGS = (SCORES[0], *MEASURES[:2])
+UNITS = {
+    "eval/return_mean": "evaluated return",
+    "rollout/return_mean": "return, mean of 100 episodes",
+    "time/steps_per_second": "speed (environment steps/s)",
+    "memory/rss_mb": "memory of the process (MB)",
+    "memory/tree_pss_mb": "memory with workers (MB)",
+}
+AXES = {"steps": "environment steps", "seconds": "wall time (s)"}
+# Okabe and Ito's, told apart by all eyes, without their yellow; then the same with other strokes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+STROKES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+ESTIMATORS: dict[str, Estimator] = {"mean": mean, "iqm": interquartile_mean}
 
 
-def aggregate(runs: Mapping[str, Series]) -> Curve:
-    """Return the mean over runs, interpolated where their steps differ, and its interval."""
-    left_out: list[str] = []
-    kept = _long_enough(runs, left_out)
-    steps = _grid(kept, left_out)
-    values = np.array(
-        [np.interp(steps, list(run), list(run.values())) for run in kept.values()]
-    )  # [R, S]
-    count = len(kept)
-    half = np.zeros(len(steps))
-    if count > 1:
-        quantile = STUDENT_T[min(count - 2, len(STUDENT_T) - 1)]
-        half = quantile * values.std(0, ddof=1) / math.sqrt(count)
-    return Curve(steps, values.mean(0), half, count, left_out)
-
-
-def _long_enough(runs: Mapping[str, Series], left_out: list[str]) -> dict[str, Series]:
-    end = max(max(run) for run in runs.values())
-    kept = {}
-    for name, run in runs.items():
-        if max(run) < SHORTEST * end:
-            left_out.append(f"{name}, which ends at step {max(run):,} of {end:,}")
+def curve_of(group: Group, tag: str, over: str, estimator: Estimator) -> Curve | None:
+    """Return a group's curve of one tag; None where no run of it has any."""
+    series: dict[str, Series] = {}
+    left_out = []
+    for name, run in zip(names(group.runs), group.runs, strict=True):
+        found = run.metrics.get(tag, {})
+        if over == "seconds":
+            found = {run.seconds[step]: v for step, v in found.items() if step in run.seconds}
+            found = dict(sorted(found.items()))
+        if found:
+            series[name] = found
         else:
-            kept[name] = run
-    return kept
+            left_out.append(f"{name}, which has no {tag}")
+    if not series:
+        return None
+    curve = aggregate(series, estimator, over=over)
+    return curve._replace(left_out=left_out + curve.left_out)
 
 
-def _grid(runs: Mapping[str, Series], left_out: list[str]) -> NDArray[np.int64]:
-    """Return the steps that all runs cover: those they share, or lie about together.
-
-    With several environments, seeds log at 5,001, 5,002, …; steps nearer to each other than half
-    of what usually lies between two are one point, unless a run has both.
-    """
-    spacing = np.concatenate([np.diff(list(run), prepend=0) for run in runs.values()])
-    near = float(np.median(spacing)) / 2
-    logged = sorted((step, name) for name, run in runs.items() for step in run)
-    points: list[dict[str, int]] = []
-    for step, name in logged:
-        if not points or name in points[-1] or step - min(points[-1].values()) > near:
-            points.append({})
-        points[-1][name] = step
-    steps = np.array([round(np.mean(list(point.values()))) for point in points])
-    late, early = max(runs, key=lambda name: min(runs[name])), min(runs, key=lambda n: max(runs[n]))
-    begin, end = min(runs[late]), max(runs[early])
-    before = [name for step, name in logged if step < begin - near]
-    after = [name for step, name in logged if step > end + near]
-    for names, where in (
-        (before, f"before step {begin:,}, where {late} begins"),
-        (after, f"after step {end:,}, where {early} ends"),
-    ):
-        if names:
-            left_out.append(f"{len(names)} points of {len(set(names))} runs {where}")
-    inside = (begin - near <= steps) & (steps <= end + near)
-    return steps[inside]
+def names(runs: Sequence[PastRun]) -> list[str]:
+    """Return short names where they tell the runs apart, else their paths."""
+    short = [run.path.name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
 
-def draw(curves: Mapping[str, Curve], tag: str, out: Path) -> None:
-    """Draw all curves into one picture."""
+Panels = dict[tuple[str, str], dict[str, Curve]]  # by tag and environment, then by group
+
+
+def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
+    """Draw a column of panels for every environment, a row for every tag."""
     from matplotlib.figure import Figure  # no pyplot: nothing global keeps the figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, curve in curves.items():
-        marker = "o" if len(curve.steps) == 1 else None  # a line of one point shows nothing
-        axes.plot(curve.steps, curve.mean, marker=marker, label=f"{name} ({curve.runs} seeds)")
-        axes.fill_between(
-            curve.steps, curve.mean - curve.half, curve.mean + curve.half, alpha=0.2, linewidth=0
-        )
-    axes.set_xlabel("environment steps")
-    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
-    axes.set_ylabel(tag)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(out, dpi=110)
+    tags, envs = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
+    labels = legend(panels)
+    size = (max(7.0, 5.2 * len(envs)), 1.2 + 2.9 * len(tags))
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    axes = figure.subplots(len(tags), len(envs), squeeze=False, sharex="col")
+    handles: dict[str, Any] = {}
+    for row, tag in enumerate(tags):
+        for column, env in enumerate(envs):
+            panel, curves = axes[row][column], panels.get((tag, env), {})
+            for name, curve in curves.items():
+                handles[labels[name]] = _draw_curve(panel, curve, list(labels).index(name))
+            _frame(panel, list(curves.values()), least=0.0 if tag in MEASURES else -math.inf)
+            panel.set_ylabel(UNITS.get(tag, tag))
+    for column, env in enumerate(envs):
+        axes[0][column].set_title(env)
+        axes[-1][column].set_xlabel(AXES[over])
+    columns = 1 if max(map(len, handles)) > 45 else 2 * len(envs)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
+    figure.suptitle(f"{estimator} over seeds with its 95 % bootstrap interval", fontsize="medium")
+    figure.savefig(out)
 
 
-def read_group(pattern: str, tag: str) -> tuple[dict[str, Series], list[str]]:
-    """Return the runs that a pattern matches and have the tag, and what was left out of them."""
-    runs: dict[str, Series] = {}
-    left_out = []
-    for path in map(Path, sorted(glob(pattern))):
-        if not (path / "metrics.jsonl").is_file():
-            if path.is_dir():
-                left_out.append(f"{path.name}, which has no metrics.jsonl")
-            continue
-        series, unread = read(path, tag)
-        if unread:
-            left_out.append(f"{unread} lines of {path.name} that cannot be read")
-        if series:
-            runs[str(path)] = series
-        else:
-            left_out.append(f"{path.name}, which has no {tag}")
-    if len({Path(run).name for run in runs}) == len(runs):  # the short names do
-        runs = {Path(run).name: series for run, series in runs.items()}
-    return runs, left_out
+def legend(panels: Panels) -> dict[str, str]:
+    """Return each group's text in the legend, with its number of seeds."""
+    counts: dict[str, set[int]] = {}
+    for curves in panels.values():
+        for name, curve in curves.items():
+            counts.setdefault(name, set()).add(curve.runs)
+    return {
+        name: f"{name} ({'–'.join(map(str, sorted(many)))} seed{'' if many == {1} else 's'})"
+        for name, many in counts.items()
+    }
 
 
-def main() -> None:
-    """Read the groups, draw them, print the last values, and name what is not in them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("groups", nargs="+", metavar="NAME=GLOB", help="run directories of a group")
-    parser.add_argument("--tag", default="eval/return_mean")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    curves = {}
-    for group in args.groups:
-        name, _, pattern = group.partition("=")
-        runs, left_out = read_group(pattern, args.tag)
-        if not runs:
-            found = "; ".join(left_out) or "no run directory matches"
-            parser.error(f"{group}: {found}")
-        curve = aggregate(runs)
-        curves[name] = curve._replace(left_out=left_out + curve.left_out)
-    draw(curves, args.tag, args.out)
-    print(f"| group | seeds | mean {args.tag} over the run | at the end | its step |")
+def _draw_curve(panel: Any, curve: Curve, index: int) -> Any:
+    colour = COLOURS[index % len(COLOURS)]
+    stroke = STROKES[index // len(COLOURS) % len(STROKES)]
+    marker = "o" if len(curve.x) == 1 else None  # a line of one point shows nothing
+    panel.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+    return panel.plot(curve.x, curve.centre, stroke, color=colour, marker=marker)[0]
+
+
+def _frame(panel: Any, curves: Sequence[Curve], *, least: float) -> None:
+    """Show the lines; a band of two seeds, which may be many times as high, is cut."""
+    panel.grid(alpha=0.3)
+    panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+    if not curves:
+        panel.text(0.5, 0.5, "nothing logged", ha="center", transform=panel.transAxes)
+        return
+    lines = np.concatenate([curve.centre for curve in curves])
+    room = max(float(np.ptp(lines)), float(np.abs(lines).max()) / 10, 1e-9)
+    low = max(min(float(c.low.min()) for c in curves), float(lines.min()) - room, least)
+    high = min(max(float(c.high.max()) for c in curves), float(lines.max()) + room)
+    panel.set_ylim(low - room / 20, high + room / 20)
+
+
+def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator: str) -> Panels:
+    """Return all curves that there are; refuse where there are none of the first tag."""
+    panels: Panels = {}
+    for tag in tags:
+        for group in found:
+            curve = curve_of(group, tag, over, ESTIMATORS[estimator])
+            if curve is not None:
+                panels.setdefault((tag, group.env), {})[group.name] = curve
+    if not any(tag == tags[0] for tag, _ in panels):
+        runs = [name for group in found for name in names(group.runs)]
+        raise NoRunError(f"{runs[0]}, which has no {tags[0]}, like all {len(runs)} runs given")
+    return panels
+
+
+def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
+    """Print the last values of the first tag, and on the other channel what is not in them."""
+    print(f"| group | seeds | mean {tag} over the run | at the end | its end |")
     print("|---|---:|---:|---:|---:|")
-    for name, curve in curves.items():
-        end = f"{curve.mean[-1]:.1f} ± {curve.half[-1]:.1f}"
-        print(f"| {name} | {curve.runs} | {curve.mean.mean():.1f} | {end} | {curve.steps[-1]:,} |")
-    for name, curve in curves.items():
-        for what in curve.left_out:
-            print(f"{name}: left out {what}", file=sys.stderr)
+    many = len({env for _, env in panels}) > 1
+    for (of, env), curves in panels.items():
+        for name, curve in curves.items() if of == tag else ():
+            where = f"{env}: {name}" if many else name
+            end = f"{curve.centre[-1]:.1f} [{curve.low[-1]:.1f}, {curve.high[-1]:.1f}]"
+            mean_over = f"{curve.centre.mean():.1f}"
+            print(f"| {where} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |")
+    for group in found:
+        said = list(notes(group))
+        for (of, env), curves in panels.items():
+            if of == tag and env == group.env and group.name in curves:
+                said += [f"left out {what}" for what in curves[group.name].left_out]
+        for line in said:
+            print(f"{group.name}: {line}", file=sys.stderr)
+
+
+def notes(group: Group) -> Iterator[str]:
+    """Yield what a reader should know of a group's runs."""
+    for name, run in zip(names(group.runs), group.runs, strict=True):
+        if run.unread:
+            yield f"left out {run.unread} lines of {name} that cannot be read"
+        if run.going:
+            yield f"{name} is still going"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(
+        description=lines[0],
+        epilog="\n".join(lines[2:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run directory, folder of runs, pattern, NAME=RUN"
+    )
+    parser.add_argument("--by", default="", help="group by these keys: agent,env,agent.n_step")
+    parser.add_argument("--x", choices=AXES, default="steps")
+    parser.add_argument("--tag", action="append", help="what to draw; may be repeated")
+    parser.add_argument("--estimator", choices=ESTIMATORS, default="mean", help="over seeds")
+    parser.add_argument("--out", type=Path, default=Path("curves.png"))
+    return parser.parse_args(arguments)
+
+
+def plot(args: argparse.Namespace) -> None:
+    """Read the groups, draw them, print the last values, and name what is not in them."""
+    by = [key for key in args.by.split(",") if key]
+    found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), by)
+    tags = args.tag
+    if not tags:
+        evaluated = any(TAGS[0] in run.metrics for group in found for run in group.runs)
+        tags = [TAGS[0] if evaluated else SCORES[1], *TAGS[1:]]
+    panels = panels_of(found, tags, args.x, args.estimator)
+    try:
+        draw(panels, args.x, args.estimator, args.out)
+    except ModuleNotFoundError as error:
+        raise NoRunError(f'plots need {error.name}: pip install -e ".[plot]"') from None
+    except (OSError, ValueError) as error:  # no such folder; no such kind of picture
+        raise SettingError("--out", args.out, f"cannot be written: {error}") from None
+    report(panels, found, tags[0])
+    for line in left_out:
+        print(line, file=sys.stderr)
+    print(f"\nthe picture is {args.out}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plot, or say in one line why not."""
+    args = parse(arguments)
+    try:
+        plot(args)
+    except ExpectedError as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+
+from training.estimates import (
+    STUDENT,
+    interquartile_mean,
+    interval,
+    mean,
+    probability_of_improvement,
+    widening,
+)
+
+
+def test_a_quarter_of_the_runs_goes_at_each_end():
+    runs = np.array([1000.0, 3.0, 1.0, 2.0, 5.0, -1000.0, 4.0, 6.0])
+    assert interquartile_mean(runs) == pytest.approx((2 + 3 + 4 + 5) / 4)
+    assert interquartile_mean(runs[:3]) == runs[:3].mean()  # of three none can go
+
+
+def test_one_run_has_no_interval():
+    low, high = interval(np.array([[5.0, 7.0]]), mean)
+    assert low.tolist() == high.tolist() == [5.0, 7.0]
+
+
+def test_runs_that_agree_leave_nothing_open():
+    low, high = interval(np.full((5, 3), 7.0), mean)
+    assert low.tolist() == high.tolist() == [7.0] * 3
+
+
+def test_points_are_resampled_in_whole_runs_and_alike_in_every_piece(monkeypatch):
+    values = np.random.default_rng(1).normal(size=(4, 10))
+    whole = interval(values, mean)
+    monkeypatch.setattr("training.estimates.AT_ONCE", 2000 * 4 * 3)
+    np.testing.assert_array_equal(np.array(interval(values, mean)), np.array(whole))
+    # Points that are copies of each other have the same interval: runs are drawn, not points.
+    low, _ = interval(np.repeat(values[:, :1], 5, axis=1), mean)
+    assert len(set(low.tolist())) == 1
+
+
+def test_of_many_runs_the_interval_is_the_percentile_bootstraps():
+    values = np.random.default_rng(2).normal(size=400)
+    low, high = interval(values, mean)
+    half = 1.96 * values.std() / np.sqrt(400)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.06)
+
+
+def test_the_widening_is_students_of_few_and_none_of_many():
+    assert widening(3) == pytest.approx(STUDENT[1] / 1.959964 * np.sqrt(3 / 2))
+    # The table's end and the expansion's beginning are one curve.
+    assert widening(10) > widening(11) > 1
+    assert widening(11) == pytest.approx(2.228 / 1.96 * np.sqrt(11 / 10), rel=2e-3)
+    assert widening(1_000_000) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("runs", [3, 5, 10])
+@pytest.mark.parametrize("estimator", [mean, interquartile_mean])
+def test_95_percent_cover_the_truth_95_times_of_100(runs, estimator):
+    """With three seeds the plain percentile bootstrap would cover it 73 times."""
+    trials = 1000
+    values = np.random.default_rng(runs).normal(size=(runs, trials))
+    # The trials stand side by side like points of a curve, and share their resampling only.
+    low, high = interval(values, estimator)
+    covered = float(((low <= 0) & (high >= 0)).mean())
+    assert 0.92 <= covered <= 0.99
+
+
+def test_how_often_one_beats_the_other():
+    ours, theirs = np.array([1.0, 2.0, 3.0]), np.array([2.0, 0.0])
+    likely, (low, high) = probability_of_improvement(ours, theirs)
+    assert likely == pytest.approx((0 + 0.5 + 1 + 1 + 1 + 1) / 6)  # 2 draws with 2
+    assert 0 <= low < likely < high <= 1
+    assert probability_of_improvement(theirs, ours)[0] == pytest.approx(1 - likely)
+    certain = probability_of_improvement(ours + 10, theirs)
+    assert certain[0] == certain[1].low == certain[1].high == 1.0
