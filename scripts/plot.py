@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,9 @@ import numpy as np
 from memory.errors import ExpectedError, SettingError, one_line
 from training.curves import Curve, aggregate
 from training.estimates import Estimator, interquartile_mean, mean
-from training.past_runs import NoRunError, PastRun, Series
-from training.run_groups import Group, groups
+from training.past_runs import NoRunError, Series
+from training.run_groups import SCORES, Group, groups, names, notes
 
-SCORES = ("eval/return_mean", "rollout/return_mean")
 MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # never below 0
 TAGS = (SCORES[0], *MEASURES[:2])
 UNITS = {
@@ -56,12 +55,6 @@ def curve_of(group: Group, tag: str, over: str, estimator: Estimator) -> Curve |
         return None
     curve = aggregate(series, estimator, over=over)
     return curve._replace(left_out=left_out + curve.left_out)
-
-
-def names(runs: Sequence[PastRun]) -> list[str]:
-    """Return short names where they tell the runs apart, else their paths."""
-    short = [run.path.name for run in runs]
-    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
 
 Panels = dict[tuple[str, str], dict[str, Curve]]  # by tag and environment, then by group
@@ -160,15 +153,6 @@ def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
                 said += [f"left out {what}" for what in curves[group.name].left_out]
         for line in said:
             print(f"{group.name}: {line}", file=sys.stderr)
-
-
-def notes(group: Group) -> Iterator[str]:
-    """Yield what a reader should know of a group's runs."""
-    for name, run in zip(names(group.runs), group.runs, strict=True):
-        if run.unread:
-            yield f"left out {run.unread} lines of {name} that cannot be read"
-        if run.going:
-            yield f"{name} is still going"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

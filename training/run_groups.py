@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from training.past_runs import METRICS, PastRun, find_runs, read_run
 from training.resume import ABOUT_THE_RUN
 from training.typed import show
 
+SCORES = ("eval/return_mean", "rollout/return_mean")  # the second where there is no first
 AGENT, ENV = "agent.name", "env.id"
 SHORT = {"agent": AGENT, "env": ENV}
 NO_DIFFERENCE = {"seed", *ABOUT_THE_RUN} - {"init_from"}
@@ -52,9 +53,14 @@ def groups(
     telling = iter(chosen(configs, by) if by else differences(configs))
     found: dict[tuple[str, str], Group] = {}
     for name, run in named:
-        shown = name or label(next(telling)) or str(run.config.get(AGENT, "all"))
+        shown = name or _title(next(telling), run)
         found.setdefault((run.env, shown), Group(shown, run.env, [])).runs.append(run)
     return list(found.values()), left_out
+
+
+def _title(telling: Config, run: PastRun) -> str:
+    besides = {key: value for key, value in telling.items() if key != ENV}  # shown anyway
+    return label(besides) or str(run.config.get(AGENT, "all"))
 
 
 def _split(text: str) -> tuple[str | None, str]:
@@ -103,3 +109,18 @@ def label(values: Config) -> str:
         shown = name if names.count(name) == 1 else key
         parts.append(str(value) if key in (AGENT, ENV) else f"{shown}={show(value)}")
     return ", ".join(parts)
+
+
+def names(runs: Sequence[PastRun]) -> list[str]:
+    """Return short names where they tell the runs apart, else their paths."""
+    short = [run.path.name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
+
+
+def notes(group: Group) -> Iterator[str]:
+    """Yield what a reader should know of a group's runs."""
+    for name, run in zip(names(group.runs), group.runs, strict=True):
+        if run.unread:
+            yield f"left out {run.unread} lines of {name} that cannot be read"
+        if run.going:
+            yield f"{name} is still going"

@@ -1,0 +1,125 @@
+"""Tables of runs whose scores, speeds and memory are known."""
+
+import json
+
+import pytest
+from written_runs import write_run
+
+from scripts.compare import main
+
+RISING = {1000: 10.0, 2000: 200.0, 3000: 490.0}
+
+
+def summary(folder, **values):
+    (folder / "summary.json").write_text(json.dumps({"status": "finished", **values}))
+    return folder
+
+
+def two_groups(folder):
+    for seed in range(4):
+        lifted = {step: value + seed for step, value in RISING.items()}
+        fast = write_run(folder / f"fast-{seed}", lifted, rate=0.01, seed=seed)
+        summary(fast, steps_per_second=1000.0 + seed, rss_mb_peak=500.0 + seed)
+        low = {step: value / 2 + seed for step, value in RISING.items()}
+        summary(
+            write_run(folder / f"slow-{seed}", low, seed=seed),
+            steps_per_second=9.0,
+            rss_mb_peak=7.0,
+        )
+
+
+def compared(capsys, *arguments):
+    main([*map(str, arguments), "--json"])
+    out, err = capsys.readouterr()
+    return json.loads(out), err
+
+
+def test_the_table_says_what_is_known(tmp_path, capsys):
+    two_groups(tmp_path)
+    (fast, slow), err = compared(capsys, tmp_path)
+    assert err == ""
+    assert (fast["group"], slow["group"]) == ("learning_rate=0.01", "learning_rate=0.001")
+    assert (fast["score"], slow["score"]) == (491.5, 246.5)
+    assert fast["score_low"] < 490.5 and fast["score_high"] > 492.5
+    assert (fast["better"], slow["better"], slow["better_high"]) == (None, 0.0, 0.0)
+    # CartPole's own threshold is 475.
+    assert (fast["threshold"], fast["solved"], fast["steps"], fast["seconds"]) == (475, 4, 3000, 3)
+    assert (slow["solved"], slow["steps"], slow["seconds"]) == (0, None, None)
+    assert (fast["steps_per_second"], fast["memory_mb"]) == (1001.5, 503.0)
+
+
+def test_of_seeds_that_get_there_and_seeds_that_do_not_the_median_counts(tmp_path, capsys):
+    for seed, end in enumerate((300.0, 300.0, 10.0)):
+        write_run(tmp_path / str(seed), {100 * (seed + 1): 1.0, 1000 + seed: end}, seed=seed)
+    (row,), _ = compared(capsys, tmp_path, "--threshold", 100)
+    assert (row["solved"], row["steps"], row["seconds"]) == (2, 1001, pytest.approx(1.001))
+    (row,), _ = compared(capsys, tmp_path / "0", tmp_path / "2", "--threshold", 100)
+    assert (row["solved"], row["steps"], row["seconds"]) == (1, None, None)
+
+
+def test_environments_are_compared_among_themselves(tmp_path, capsys):
+    for env, lift in (("CartPole-v1", 1.0), ("Acrobot-v1", -1.0), ("Unknown-v9", 0.0)):
+        for agent in ("dqn", "ppo"):
+            write_run(tmp_path / f"{env}-{agent}", {10: lift}, env=env, agent=agent)
+    rows, _ = compared(capsys, tmp_path, "--by", "agent,env")
+    assert [(row["env"], row["group"], row["better"], row["threshold"]) for row in rows] == [
+        ("Acrobot-v1", "dqn", None, -100),
+        ("Acrobot-v1", "ppo", 0.5, -100),
+        ("CartPole-v1", "dqn", None, 475),
+        ("CartPole-v1", "ppo", 0.5, 475),
+        ("Unknown-v9", "dqn", None, None),
+        ("Unknown-v9", "ppo", 0.5, None),
+    ]
+
+
+def test_markdown_and_terminal_show_the_same(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    two_groups(tmp_path)
+    main([str(tmp_path), "--markdown"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "**CartPole-v1**"
+    headings = ["group", "seeds", "score", "P(better)", "steps to 475", "s to 475", "steps/s"]
+    assert [cell.strip() for cell in lines[2].split("|")][1:-2] == headings
+    assert "| learning_rate=0.01 | 4 | 491.5 [" in lines[4]
+    assert all(line.count("|") == 9 for line in lines[2:6])
+    main([str(tmp_path)])
+    out = capsys.readouterr().out
+    for line in lines[4:6]:
+        for cell in line.split("|")[2:-1]:
+            assert all(word in out for word in cell.split())
+    assert "…" not in out
+
+
+def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, capsys):
+    write_run(tmp_path / "good", {10: 1.0})
+    summary(write_run(tmp_path / "bad", {10: 2.0}, broken=("{",)), status="diverged")
+    write_run(tmp_path / "young", {})
+    (row,), err = compared(capsys, tmp_path)
+    assert row["seeds"] == 2
+    assert err.splitlines() == [
+        "dqn: left out 1 lines of bad that cannot be read",
+        "dqn: bad was not finished: diverged",
+        f"dqn: {tmp_path / 'young'} is left out: it has no evaluations and no returns",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere: no such run"),
+        (["empty"], "empty: holds no run"),
+        (["young"], "young has no evaluations"),
+        (["run", "--by", "agent.lr"], "no such key"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_a_line(
+    tmp_path, monkeypatch, capsys, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", {10: 1.0})
+    write_run(tmp_path / "young", {})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and said in err and not out and len(err.splitlines()) == 1
