@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from training.signals import ended_by_signals
 
 if TYPE_CHECKING:
-    from agents.base import Actor, Agent
+    from agents.base import Actor, Agent, Decision
+    from envs.types import Step
     from envs.vector import VectorEnv
+    from memory.metrics import Metrics
     from training.run import Run
     from training.settings import Job
 
@@ -30,6 +32,8 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
     """Act, step, observe, learn, one row of the timeline a turn."""
     from memory.profile import block
 
+    if (kept := run.kept()) is not None:
+        complete(run, agent, *kept)
     while not run.done:
         with block("collect"):
             decision = actor.act(env.observation, env.starts)
@@ -44,12 +48,25 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
             metrics = agent.update() if agent.overlaps else None
         with block("collect"):
             step = env.receive()
-            agent.observe(decision, step)
-        if not agent.overlaps:
-            with block("update"):
-                metrics = agent.update()
-        with block("log"):
-            run.record(step, metrics)
+        if run.stopped and (run.due or agent.behind):
+            run.keep(decision, step, metrics)
+        else:
+            complete(run, agent, decision, step, metrics)
+
+
+def complete(
+    run: Run, agent: Agent, decision: Decision, step: Step, metrics: Metrics | None = None
+) -> None:
+    """Observe a row, learn from it where that was not done meanwhile, and count it."""
+    from memory.profile import block
+
+    with block("collect"):
+        agent.observe(decision, step)
+    if not agent.overlaps:
+        with block("update"):
+            metrics = agent.update()
+    with block("log"):
+        run.record(step, metrics)
 
 
 def command() -> None:

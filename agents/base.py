@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agents.learner import Learner
+from agents.stopping import Stop
 from buffers.replay import ReplayBuffer
 from envs.types import EnvSpec, Step
 from memory.metrics import Metrics
@@ -55,6 +56,11 @@ class Agent(Stateful, ABC):
         return self._learner.updates
 
     @property
+    def behind(self) -> bool:
+        """Whether learning from rows before this one was cut short."""
+        return False
+
+    @property
     def replay(self) -> ReplayBuffer | None:
         """The replay, where there is one; saved in pieces, apart from the rest of the state."""
         return None
@@ -78,7 +84,10 @@ class Agent(Stateful, ABC):
 
     @abstractmethod
     def update(self) -> Metrics | None:
-        """Do all learning that is due; None when none is."""
+        """Do all learning that is due; None when none is.
+
+        What a request to stop cuts short is due again at the next call.
+        """
 
     def scalars(self) -> dict[str, float]:
         """Return the host-side numbers of this moment: schedules and buffer fill."""
@@ -91,6 +100,10 @@ class Agent(Stateful, ABC):
     def nbytes(self) -> dict[str, int]:
         """Return what each large part holds, for the memory plan."""
         return {"networks": self._learner.nbytes}
+
+    def obey(self, stop: Stop) -> None:
+        """Let what is due wait, and `update` return, once the run is to end."""
+        self._learner.stop = stop
 
     def lose_replay(self) -> None:
         """Go on without what the replay held."""

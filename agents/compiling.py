@@ -72,7 +72,7 @@ def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
     return [taken(arg) for arg in like]
 
 
-class _Compiled:
+class Compiled:
     """A function that becomes one graph of kernels at its first call, or stays eager.
 
     It is traced by running it once on copies, not by reading its bytecode: that compiles in a
@@ -87,14 +87,21 @@ class _Compiled:
         self._captured: list[Tensor] = []
 
     def __call__(self, *args: Any) -> Any:
+        """Run the graph, once it is built."""
         if self._run is None:
-            self._build(args)
+            self.build(args)
         if self._run is self._fallback:
             return self._fallback(*args)
         assert self._run is not None
         return self._run(*flatten(args), *self._captured)
 
-    def _build(self, args: tuple[Any, ...]) -> None:
+    @property
+    def built(self) -> bool:
+        """Whether it runs as it always will."""
+        return self._run is not None
+
+    def build(self, args: tuple[Any, ...]) -> None:
+        """Compile for arguments like these, which are left as they are."""
         log.info("compiling the update ...")
         begin = time.perf_counter()
         try:
@@ -201,4 +208,4 @@ def compiled(
     function: Callable[..., Any], mode: Mode, eager: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return `function` compiled or recorded; `eager` computes the same without either."""
-    return _CudaGraph(eager) if mode == "cudagraph" else _Compiled(function, eager)
+    return _CudaGraph(eager) if mode == "cudagraph" else Compiled(function, eager)

@@ -17,7 +17,8 @@ from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.learner import Learner, Recipe, linear
 from agents.networks import FlatNetwork, QNetwork, is_large_image, uniform_
-from buffers.replay import ReplayBuffer, build_replay
+from agents.stopping import CutShortError
+from buffers.replay import ReplayBatch, ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
 from memory.budget import require
 from memory.cache import reclaim
@@ -77,6 +78,7 @@ class DQN(Agent):
         "_started",
         "_steps",
         "_learned",
+        "_taken",
         "_learns_after",
         "target_updates",
     )
@@ -114,12 +116,8 @@ class DQN(Agent):
             seed=seeds[2],
         )
         expected = total_steps // settings.train_every * settings.updates_per_train
-        mode = compile_mode(
-            settings.compile,
-            device,
-            expected,
-            large_images=is_large_image(spec.observation_shape),
-        )
+        large = is_large_image(spec.observation_shape)
+        mode = compile_mode(settings.compile, device, expected, large_images=large)
         self._learner = Learner(recipe(settings), online, mode, frozen=(self._target,))
         assert isinstance(online.module, QNetwork)
         self._greedy = greedy(settings, online.module, device)
@@ -130,6 +128,7 @@ class DQN(Agent):
         self._steps = 0  # valid environment steps observed
         self._learns_after = settings.learning_starts
         self._learned = 0  # steps whose due learning is done
+        self._taken = 0  # gradient steps of those due at the step after these
         self.target_updates = 0
 
     def _network(self, spec: EnvSpec, seed: int) -> FlatNetwork:
@@ -139,6 +138,11 @@ class DQN(Agent):
         module.to_empty(device="cpu")
         uniform_(module, torch.Generator().manual_seed(seed))
         return FlatNetwork(module, self._device)
+
+    @property
+    @override
+    def behind(self) -> bool:
+        return self._learned < self._steps
 
     @property
     @override
@@ -215,25 +219,40 @@ class DQN(Agent):
 
     def update(self) -> Metrics | None:
         """Go through the steps since the last call: learn and renew the target where due."""
-        s = self._settings
-        for step in range(self._learned + 1, self._steps + 1):
-            if step <= self._learns_after or not len(self._replay):
-                continue
-            if step % s.train_every == 0:
-                for _ in range(s.updates_per_train):
-                    self._learn()
-            if step % s.target_every == 0:
-                self._target.weights.lerp_(self._learner.network.weights, s.target_tau)
-                self.target_updates += 1
-        self._learned = self._steps
+        try:
+            for step in range(self._learned + 1, self._steps + 1):
+                if step > self._learns_after and len(self._replay):
+                    self._learn_at(step)
+                self._learned = step
+        except CutShortError:
+            return None
         return self._learner.means()
 
-    def _learn(self) -> None:
+    def _learn_at(self, step: int) -> None:
         s = self._settings
-        rate, beta = self._rate(), self.beta if s.replay.prioritized else 1.0
-        batch = self._replay.sample(s.batch_size * s.grad_accumulation, beta=beta)
+        if step % s.train_every == 0:
+            while self._taken < s.updates_per_train:
+                self._learner.stop.check()
+                self._learn()
+                self._taken += 1
+            self._taken = 0
+        if step % s.target_every == 0:
+            self._target.weights.lerp_(self._learner.network.weights, s.target_tau)
+            self.target_updates += 1
+
+    def _learn(self) -> None:
+        rate = self._rate()
+        if not self._learner.ready:
+            with self._replay.rehearsal():  # compilation may be cut short
+                self._learner.prepare(self._draw(), rate)
+        batch = self._draw()
         (td_error,) = self._learner.step(batch, rate)
         self._replay.update_priorities(batch.index, td_error)
+
+    def _draw(self) -> ReplayBatch:
+        s = self._settings
+        beta = self.beta if s.replay.prioritized else 1.0
+        return self._replay.sample(s.batch_size * s.grad_accumulation, beta=beta)
 
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values and the fill of the replay."""

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from agents.adam import AdamState, adam_, adam_state, clip_
-from agents.compiling import Mode, compiled
+from agents.compiling import Compiled, Mode, compiled
 from agents.networks import FlatNetwork
+from agents.stopping import Stop
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.state import Stateful
@@ -63,7 +64,7 @@ class Recipe:
 class Learner(Stateful):
     """Holds a network's optimiser; every step changes its weights and gives the rows' reports."""
 
-    state_names = ("network", "adam", "updates")
+    state_names = ("network", "adam", "updates", "_sums", "_summed")
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Learner(Stateful):
         self.network = network
         self.adam = adam_state(network.weights)
         self.updates = 0
+        self.stop = Stop()
         self._recipe = recipe
         self._networks = (network, *frozen)
         # Themselves, because nothing hooks into these modules and each call costs.
@@ -93,17 +95,12 @@ class Learner(Stateful):
         self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
 
     def step(self, batch: Any, learning_rate: float, *numbers: float) -> Tensors:
-        """Take one step on `batch`; return the reports of its rows [B]."""
-        self._rate.fill_(learning_rate)
-        self._set(numbers)
-        if self._padding is not None:
-            batch, self._share = self._padding(batch)
-        elif len(self._share) != len(batch[0]):
-            self._share = self._rate.new_full((len(batch[0]),), 1 / len(batch[0]))
-        weights = tuple(network.weights for network in self._networks)
-        self._last, *reports = self._run(
-            weights, self.adam, (self._rate, *self._numbers), batch, self._share
-        )
+        """Take one step on `batch`; return the reports of its rows [B].
+
+        The first one may have to compile; that is cut short at once if the run is to end.
+        """
+        self.prepare(batch, learning_rate, *numbers)
+        self._last, *reports = self._run(*self._arguments(batch, learning_rate, numbers))
         self.updates += 1
         # Never a name for `_last` itself: a CUDA graph writes the next step's numbers there.
         self._sums.add_(self._last)
@@ -113,6 +110,27 @@ class Learner(Stateful):
         if self._last.device.type == "cpu" and not math.isfinite(self._last.numpy()[0]):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return tuple(reports)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next step is not held up by a compiler."""
+        return not isinstance(self._run, Compiled) or self._run.built
+
+    def prepare(self, batch: Any, learning_rate: float, *numbers: float) -> None:
+        """Compile where that is still to be done, on arguments that are only looked at."""
+        if isinstance(self._run, Compiled) and not self._run.built:
+            with self.stop.at_once():
+                self._run.build(self._arguments(batch, learning_rate, numbers))
+
+    def _arguments(self, batch: Any, rate: float, numbers: tuple[float, ...]) -> tuple[Any, ...]:
+        self._rate.fill_(rate)
+        self._set(numbers)
+        if self._padding is not None:
+            batch, self._share = self._padding(batch)
+        elif len(self._share) != len(batch[0]):
+            self._share = self._rate.new_full((len(batch[0]),), 1 / len(batch[0]))
+        weights = tuple(network.weights for network in self._networks)
+        return weights, self.adam, (self._rate, *self._numbers), batch, self._share
 
     @property
     def nbytes(self) -> int:

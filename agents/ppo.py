@@ -20,10 +20,15 @@ from agents.networks import FlatNetwork, is_large_image
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
 from agents.ppo_loss import explained_variance, recipe
 from agents.ppo_settings import PPOSettings
+from agents.stopping import CutShortError
 from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
+from memory.state import give, take
+
+# What the epochs over a rollout change.
+UNDONE = ("_learner", "_shuffling")
 
 
 class PPO(Agent):
@@ -98,7 +103,7 @@ class PPO(Agent):
         row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
         minibatches = self._piece * row * (1 if mode == "eager" else 2)  # a graph has its own copy
         noise = 4 * self._settings.rollout_steps * spec.num_envs * math.prod(head.noise_shape)
-        networks = 4 * sum(parameter.nbytes for parameter in module.parameters())
+        networks = 7 * sum(parameter.nbytes for parameter in module.parameters())
         return RolloutBuffer(
             steps=self._settings.rollout_steps,
             num_envs=spec.num_envs,
@@ -172,18 +177,33 @@ class PPO(Agent):
         np.copyto(self._next_obs, step.obs)
 
     def update(self) -> Metrics | None:
-        """Once the rollout is full: finish it, learn from it for some epochs, forget it."""
-        if not self._rollout.full:
+        """Once the rollout is full: finish it, learn from it for some epochs, forget it.
+
+        All of it or nothing: what is cut short has not happened, and is done again one day.
+        """
+        if not self._rollout.full or self._learner.stop.requested:
             return None
-        self._finish_rollout()
-        metrics = None
-        if len(self._rollout.valid):
-            metrics = self._learn()
-            if self._observations is not None:
-                self._move_on(self._observations)
+        try:
+            metrics = self._all_or_nothing()
+        except CutShortError:
+            return None
+        if len(self._rollout.valid) and self._observations is not None:
+            self._move_on(self._observations)
         self._rollout.clear()
         self._begun = self._steps
         return metrics
+
+    def _all_or_nothing(self) -> Metrics | None:
+        reward = self._rollout.reward.clone()
+        before = {name: give(getattr(self, name)) for name in UNDONE}
+        self._finish_rollout()
+        try:
+            return self._learn() if len(self._rollout.valid) else None
+        except CutShortError:
+            for name, value in before.items():
+                take(getattr(self, name), value)
+            self._rollout.reward.copy_(reward)
+            raise
 
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
@@ -220,6 +240,7 @@ class PPO(Agent):
         for batch in chain.from_iterable(
             rollout.minibatches(self._parts, self._shuffling) for _ in range(self._settings.epochs)
         ):
+            self._learner.stop.check()
             self._learner.step(batch, rate, clip)
             if self._learner.exceeded:
                 break

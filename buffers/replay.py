@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -92,6 +93,15 @@ class ReplayBuffer(Stateful, ABC):
     @abstractmethod
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
         """Set priorities from TD errors [B]; drawn transitions that are gone are left out."""
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Take back what is drawn inside: it will be drawn again."""
+        before = self._random.bit_generator.state
+        try:
+            yield
+        finally:
+            self._random.bit_generator.state = before
 
     def clear(self) -> None:
         """Forget everything; the memory and the generator stay."""

@@ -49,7 +49,7 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
     settings = replace(SETTINGS, kwargs={"pipe": str(pipe)})
     steps = []
     with build_env(settings, seed=0) as env:
-        turns = SimpleNamespace(done=False, due=False)
+        turns = SimpleNamespace(done=False, due=False, stopped=False, kept=lambda: None)
         agent = Writer(pipe)
 
         def record(step, metrics):

@@ -31,7 +31,7 @@ class Checkpoints:
         self._keep = keep
         self._files = files or Files()
         self._thread: threading.Thread | None = None
-        self._failing = False
+        self._failing = self._abandoned = False
         self.last: Path | None = None  # the newest one that is known to be whole
         self.passed_over: list[str] = []  # why newer ones were not used
         self.save_seconds = 0.0  # what the last save took
@@ -61,6 +61,10 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
+    def abandon(self) -> None:
+        """Let a save under way end as it will: its memory is about to go."""
+        self._abandoned = True
+
     def _save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
         begin = time.perf_counter()
         path = self._free_name(step)
@@ -70,8 +74,8 @@ class Checkpoints:
             checked_facts(path)
             self.last, self._failing = path, False
             self._prune()
-        except (OSError, CheckpointError) as error:
-            if not self._failing:
+        except Exception as error:  # whatever it is, training goes on
+            if not self._failing and not self._abandoned:
                 log.warning(
                     "checkpoint at step %s cannot be written (%s): training goes on, the one "
                     "before is kept",

@@ -22,8 +22,9 @@ from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
 from training.hardware import device_name, prepare_arithmetic, thread_count
+from training.instruments import Instruments
 from training.logger import Logger, to_file
-from training.run import Instruments, Run
+from training.run import Run
 from training.run_directory import RunDirectory, RunDirectoryLostError
 from training.saving import Saver, facts_of, read_policy
 from training.settings import Job
@@ -83,6 +84,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         signals = stack.enter_context(StopSignals())
         stack.enter_context(to_terminal(console))
         env, agent = stack.enter_context(build(job))
+        agent.obey(signals.stop)
         facts = facts_of(job.config, env.spec, agent)
         if settings.init_from is not None and job.continues is None:
             agent.start_from(read_policy(Path(settings.init_from), facts))
@@ -109,6 +111,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         instruments = Instruments(directory, logger, progress, evaluator, signals, watch, saver)
         run = Run(job.settings, agent, instruments, _summary(job, directory.path))
         saver.attach(run, env, agent)
+        stack.callback(saver.checkpoints.abandon)
         if held:
             _continue(job, run, instruments)
             begin_log()
@@ -116,6 +119,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         with _ending(run, instruments):
             if job.continues is None:
                 env.reset()
+                saver.start()
             yield run, env, agent
 
 
@@ -202,6 +206,7 @@ def _ending(run: Run, instruments: Instruments) -> Iterator[None]:
             run.fail("interrupted")
         else:
             run.fail("failed")
+            instruments.saver.last_good()  # what is being written may be what it is continued from
             raise
     finally:
         instruments.progress.close()

@@ -91,6 +91,8 @@ def load_replay(replay: ReplayBuffer, path: Path) -> None:
     outline = read_part(path, OUTLINE)
     size = outline.pop("block_rows")
     replay.continue_from(outline)
+    if replay.row < 0:
+        return
     oldest = max(0, replay.row - replay.ring_rows + 1)
     names = [block_name(number) for number in range(oldest // size, replay.row // size)]
     following = oldest

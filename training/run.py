@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from typing_extensions import override
 
-from agents.base import Agent
+from agents.base import Agent, Decision
 from envs.types import Step
 from memory.errors import MemoryBudgetError
 from memory.history import History
@@ -18,14 +18,12 @@ from memory.metrics import MetricAccumulator, Metrics
 from memory.profile import block
 from memory.state import Stateful
 from memory.watch import MemoryWatch
-from training.evaluation import Evaluation, Evaluator
-from training.logger import Logger
-from training.run_directory import RunDirectory
-from training.saving import Saver
+from training.evaluation import Evaluation
+from training.instruments import Instruments
+from training.kept_row import KeptRow
 from training.settings import Settings
-from training.signals import StopSignals
 from training.summary import Summary, rss_mb_peak, weights_hash
-from training.terminal import Bar, Lines, Status, score
+from training.terminal import Status, score
 from training.timing import Interval, Stopwatch
 
 log = logging.getLogger("steadyrl")
@@ -34,18 +32,6 @@ Result = TypeVar("Result")
 
 # `rollout/return_mean` is over this many episodes, as published learning curves are.
 EPISODES_IN_MEAN = 100
-
-
-class Instruments(NamedTuple):
-    """What a run reports through and listens to."""
-
-    directory: RunDirectory
-    logger: Logger
-    progress: Bar | Lines
-    evaluator: Evaluator | None
-    signals: StopSignals
-    watch: MemoryWatch
-    saver: Saver
 
 
 class Mark(NamedTuple):
@@ -71,6 +57,7 @@ class Run(Stateful):
         "_mark",
         "_updates",
         "logged_step",
+        "_kept",
     )
 
     def __init__(
@@ -90,6 +77,7 @@ class Run(Stateful):
         self._mark = Mark(0.0, 0, 0)
         self._updates = 0  # that the metrics hold
         self.logged_step = 0
+        self._kept = KeptRow(next(iter(agent.weights().values())).device)
         self._score: float | None = None  # of these very weights, where they were evaluated
         self._is_best = False  # and they are better than all before, and not saved yet
         self._problem: MemoryBudgetError | None = None  # what ends the run after this row
@@ -103,7 +91,12 @@ class Run(Stateful):
     @property
     def done(self) -> bool:
         """Whether the loop should end: all steps done, or asked to stop."""
-        return self.steps >= self._total or self._stopped or self._problem is not None
+        return self.steps >= self._total or self.stopped or self._problem is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked the run to end."""
+        return self._instruments.signals.received is not None
 
     @property
     def due(self) -> bool:
@@ -116,12 +109,29 @@ class Run(Stateful):
         signal = self._instruments.signals.received
         return 0 if signal is None or self.summary.status == "finished" else 128 + signal
 
-    @property
-    def _stopped(self) -> bool:
-        return self._instruments.signals.received is not None
+    def learn(self) -> None:
+        """Learn what is due: nothing, unless these steps are special or a signal cut it short."""
+        with block("update"):
+            self._learned(self._agent.update())
+
+    def keep(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
+        """Keep a row for later: a signal came, and what is due before it may not be done."""
+        self._kept.row = decision, step
+        self._learned(metrics)
+
+    def kept(self) -> tuple[Decision, Step] | None:
+        """Do what was due before the row that a signal cut short; return that row, if it is done.
+
+        So a run that is continued does everything in the order of one that was not interrupted.
+        """
+        self.learn()
+        if self._kept.row is not None and self.due:
+            self.report()
+        return None if self.stopped else self._kept.row
 
     def record(self, step: Step, metrics: Metrics | None) -> None:
         """Count a row and what was learned meanwhile."""
+        self._kept.row = None
         self.steps += int(np.count_nonzero(step.valid))
         self._learned(metrics)
         self._watch(lambda watch: watch.on_episodes(len(step.episodes)))
@@ -129,18 +139,26 @@ class Run(Stateful):
             self._returns.append(episode.return_)
             self._lengths.append(episode.length)
             self.summary.episodes += 1
-        self._instruments.saver.after_row(self.steps, self._score, urgent=self._is_best)
+        asked, signals = False, self._instruments.signals
+        if signals.save_requested:
+            asked, signals.save_requested = True, False
+        score = self.summary.best_eval_return_mean if self._is_best else self._score
+        self._instruments.saver.after_row(self.steps, score, best=self._is_best, asked=asked)
         self._is_best = False
 
     def report(self) -> None:
-        """Learn what these steps made due, so that it is what gets evaluated and logged."""
-        with block("update"):
-            metrics = self._agent.update()
-        self._learned(metrics)
+        """Learn what these steps made due, so that it is what gets evaluated and logged.
+
+        If a signal comes meanwhile, the rest of it stays due.
+        """
+        self.learn()
         with block("log"):
             scalars: dict[str, float] = {}
-            if self._eval_due.due(self.steps):
+            if self._eval_due.reached(self.steps):
                 scalars |= self._evaluate()
+            if self.stopped:
+                return
+            self._eval_due.due(self.steps)
             if self._log_due.due(self.steps):
                 scalars |= self._scalars()
             if scalars:
@@ -167,24 +185,31 @@ class Run(Stateful):
 
     def finish(self) -> None:
         """Learn, evaluate and log what is left, unless asked to stop; save; close the summary."""
-        scalars: dict[str, float] = {}
-        whole = self.steps >= self._total and not self._stopped and self._problem is None
-        if whole:
-            self._learned(self._agent.update())
-            if self._instruments.evaluator is not None:
-                scalars = self._evaluate()
-                whole = bool(scalars)
-        if self.steps > self.logged_step:
-            self._write(scalars | self._scalars())
-        if whole:  # what these steps made due is done, should the run go on one day
-            self._log_due.due(self.steps)
-            self._eval_due.due(self.steps)
+        self._instruments.signals.reached()
+        whole = self.steps >= self._total and self._problem is None and self._last_words()
         self._instruments.saver.finish(self.steps, self._score)
+        if not whole and self.steps > self.logged_step:
+            self._write(self._scalars())  # after saving: a run that goes on takes it back
         if self._problem is not None:
             raise self._problem
         self._instruments.saver.write_policy("policy", self.steps, self._score)
         self.summary.status = "finished" if whole else "interrupted"
         self._close()
+
+    def _last_words(self) -> bool:
+        """Learn what is due, evaluate and log; false where a signal comes first."""
+        self.learn()
+        if self.stopped:
+            return False
+        evaluated = self._evaluate() if self._instruments.evaluator is not None else {}
+        if self.stopped:
+            return False
+        if self.steps > self.logged_step:
+            self._write(evaluated | self._scalars())
+        # What these steps made due is done, should the run go on one day.
+        self._log_due.due(self.steps)
+        self._eval_due.due(self.steps)
+        return True
 
     def fail(self, status: str) -> None:
         """Write down how far a run came that ends in an error."""
@@ -215,7 +240,7 @@ class Run(Stateful):
     def _evaluate(self) -> dict[str, float]:
         assert self._instruments.evaluator is not None
         with self._stopwatch.pause():
-            result = self._instruments.evaluator.run(self._agent, lambda: self._stopped)
+            result = self._instruments.evaluator.run(self._agent, lambda: self.stopped)
         if result is None:
             return {}
         self._note(result)

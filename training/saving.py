@@ -52,32 +52,40 @@ class Saver:
         self._due = Interval(settings.every)
         self._next_time = clock() + settings.seconds if settings.seconds else float("inf")
         self._replay: ReplaySave | None = None
-        self._saved_step = -1
+        self._saved = (-1, -1)  # steps and updates
         self._slow = False
 
     def attach(self, run: Stateful, env: VectorEnv, agent: Agent) -> None:
         """Say what there is to save."""
         self._run, self._env, self._agent = run, env, agent
 
-    def after_row(self, step: int, score: float | None, *, urgent: bool) -> None:
-        """Save if it is time, or urgent; let a save under way keep up with what is overwritten."""
+    def start(self) -> None:
+        """Save the very beginning, so that from here on there is something to continue from."""
+        if self._enabled:
+            self.save(0, None)
+
+    def after_row(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
+        """Save if it is time; let a save under way keep up with what is overwritten.
+
+        What is `best` so far, or `asked` for, waits for the save under way.
+        """
         if self._replay is not None:
             self._replay.keep_up()
             if not self.checkpoints.busy:
                 self._replay = None
         due = self._due.due(step) or self._clock() >= self._next_time
-        if due or (urgent and self._enabled):
-            if self.checkpoints.busy:
-                self._tell_of_slowness()
-            else:
-                self.save(step, score)
+        if asked or (best and self._enabled):
+            self.save(step, score)
+        elif due and self.checkpoints.busy:
+            self._tell_of_slowness()
+        elif due:
+            self.save(step, score)
 
     def save(self, step: int, score: float | None) -> None:
         """Copy the run's state and write it in a thread; refuse weights that are not numbers."""
         if self._settings.seconds:
             self._next_time = self._clock() + self._settings.seconds
-        if not finite(self._agent.weights()):
-            raise NonFiniteError(f"the weights at step {step:,} are not finite: nothing was saved")
+        self._refuse_non_finite(step)
         state = self._agent.state_dict()
         parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
         replay = self._agent.replay
@@ -89,7 +97,7 @@ class Saver:
         parts["agent"] = give(state)
         facts = {**self._facts, "eval_return_mean": score, "replay": self._replay is not None}
         self.checkpoints.save(step, self._parts(parts, self._replay), facts)
-        self._saved_step = step
+        self._saved = step, self._agent.updates
 
     @staticmethod
     def _parts(parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
@@ -105,10 +113,14 @@ class Saver:
     def finish(self, step: int, score: float | None) -> None:
         """Save the last state and wait until it is written."""
         self.checkpoints.wait()
-        if self._enabled and step != self._saved_step:
+        if self._enabled and (step, self._agent.updates) != self._saved:
             self.save(step, score)
         self.checkpoints.wait()
         self._replay = None
+
+    def _refuse_non_finite(self, step: int) -> None:
+        if not finite(self._agent.weights()):
+            raise NonFiniteError(f"the weights at step {step:,} are not finite: nothing was saved")
 
     @property
     def _enabled(self) -> bool:
@@ -136,7 +148,7 @@ class Saver:
                 checkpoints.passed_over.append(f"{saved.path}: does not fit this run: {reason}")
                 continue
             checkpoints.last = saved.path
-            self._saved_step = saved.step
+            self._saved = saved.step, self._agent.updates
             self._due.due(saved.step)  # has been saved: the next one comes an interval later
             return saved.step
         raise AssertionError("usable() yields or raises")
@@ -182,6 +194,7 @@ class Saver:
 
     def write_policy(self, name: str, step: int, score: float | None) -> None:
         """Leave the weights of this moment where people look for them; a full disk is a warning."""
+        self._refuse_non_finite(step)
         facts = {
             key: self._facts[key] for key in ("agent", "spec", "weights", "versions", "config")
         }

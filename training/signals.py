@@ -1,4 +1,4 @@
-"""End well when asked to: at once before and after a run, after the next update during it.
+"""End well when asked to: at once before and after a run, after the row under way during it.
 
 Nothing here imports more than the interpreter has loaded already: it must be in place before the
 imports that take long.
@@ -10,14 +10,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
+
+from agents.stopping import Stop
 
 # A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a process
+ROW_SECONDS = 3.5  # that a row may still take
+LAST_SECONDS = 0.8  # for closing, once nothing is waited for any more
 
 
 class StoppedError(KeyboardInterrupt):
@@ -32,20 +36,39 @@ class StoppedError(KeyboardInterrupt):
 def ended_by_signals() -> Iterator[None]:
     """Let a signal end the whole process without a traceback, with the code of that signal."""
     _handle(_stop_at_once)
+    _handle(_nothing_to_save, (signal.SIGUSR1,))
     try:
         yield
     except KeyboardInterrupt as error:
-        sys.exit(getattr(error, "exit_code", SIGNAL_EXIT + signal.SIGINT))
+        _leave(getattr(error, "exit_code", SIGNAL_EXIT + signal.SIGINT))
+    except SystemExit as ended:
+        if isinstance(ended.code, int) and ended.code > SIGNAL_EXIT:
+            _leave(ended.code)
+        raise
     finally:
         # The interpreter takes its time to end; nobody wants a traceback of that.
         _handle(_exit)
 
 
+def _leave(code: int) -> NoReturn:
+    """End the process without waiting for compilers and the like, which may take seconds."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever reads it may be gone
+            stream.flush()
+    os._exit(code)
+
+
 class StopSignals:
-    """Once a run has begun, the first signal is noted; a second one ends it at once."""
+    """Once a run has begun, the first signal is noted; a second one ends it at once.
+
+    A row that is not over in time, because an environment hangs, counts as a second signal.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.save_requested = False  # by SIGUSR1; whoever saves takes it back
+        self.stop = Stop()  # what learning obeys
+        self._overdue = False
         self._waiting: int | None = None
         self._begun = self._shielded = False
         self._before: dict[int, Any] = {}
@@ -65,11 +88,19 @@ class StopSignals:
             if self._waiting is not None:
                 raise StoppedError(self._waiting)
 
+    def reached(self) -> None:
+        """Say that the row under way is over: from now on only a second signal ends the run."""
+        if self.received is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
     def __enter__(self) -> StopSignals:
         self._before = _handle(self._receive)
+        self._before |= _handle(self._save, (signal.SIGUSR1,))
+        self._before |= _handle(self._hurry, (signal.SIGALRM,))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.reached()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -78,11 +109,30 @@ class StopSignals:
             _stop_at_once(number)
         elif self.received is None:
             self.received = number
-            _say("stopping after this update; again to stop now")
+            _say("stopping after this row; again to stop now")
+            signal.setitimer(signal.ITIMER_REAL, ROW_SECONDS)
+            self.stop.request()
         elif self._shielded:
             self._waiting = number
         else:
+            signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
+            self._overdue = True
             raise StoppedError(number)
+
+    def _save(self, number: int) -> None:
+        if self._begun:
+            self.save_requested = True
+            _say("saving after this row")
+
+    def _hurry(self, number: int) -> None:
+        """End what takes too long: first by an exception, then whatever it does."""
+        assert self.received is not None
+        if self._overdue:
+            os._exit(SIGNAL_EXIT + self.received)
+        self._overdue = True
+        signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
+        _say("the row under way takes too long: stopping without it")
+        raise StoppedError(self.received)
 
 
 def _stop_at_once(number: int) -> None:
@@ -90,11 +140,15 @@ def _stop_at_once(number: int) -> None:
     raise StoppedError(number)
 
 
+def _nothing_to_save(number: int) -> None:
+    del number
+
+
 def _exit(number: int) -> None:
     os._exit(SIGNAL_EXIT + number)
 
 
-def _handle(action: Callable[[int], None]) -> dict[int, Any]:
+def _handle(action: Callable[[int], None], numbers: Iterable[int] = SIGNALS) -> dict[int, Any]:
     """Let signals lead to `action` in this process; return the handlers there were."""
     if threading.current_thread() is not threading.main_thread():
         return {}  # a launcher that runs jobs in threads stops them by its own means
@@ -105,8 +159,8 @@ def _handle(action: Callable[[int], None]) -> dict[int, Any]:
         if os.getpid() == owner:
             action(number)
 
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
-    if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    if before.get(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         del before[signal.SIGHUP]
     for number in before:
         signal.signal(number, act)

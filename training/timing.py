@@ -23,10 +23,14 @@ class Interval(Stateful):
 
     def due(self, step: int) -> bool:
         """Return whether a multiple was reached since the last call; several count as one."""
-        if self.next is None or step < self.next:
+        if not self.reached(step):
             return False
         self.next = (step // self._every + 1) * self._every
         return True
+
+    def reached(self, step: int) -> bool:
+        """Return the same, and leave it so."""
+        return self.next is not None and step >= self.next
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

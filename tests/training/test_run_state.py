@@ -7,8 +7,9 @@ from opened import job
 
 from train import loop
 from training.evaluation import Evaluation
+from training.instruments import Instruments
 from training.opening import build
-from training.run import Instruments, Run
+from training.run import Run
 from training.summary import Summary
 from training.timing import Interval, Stopwatch
 
@@ -50,7 +51,9 @@ def opened(job, agent, lines):
         refuse_lost=lambda: None,
         show=lambda status: None,
         received=None,
-        after_row=lambda step, score, urgent: None,
+        after_row=lambda step, score, best, asked: None,
+        save_requested=False,
+        reached=lambda: None,
         write_policy=lambda name, step, score: None,
         finish=lambda step, score: None,
     )
@@ -63,7 +66,8 @@ class Part:
 
     def __init__(self, run, until):
         self.run, self.until = run, until
-        self.record, self.report = run.record, run.report
+        self.record, self.report, self.kept = run.record, run.report, run.kept
+        self.stopped = False
 
     @property
     def done(self):

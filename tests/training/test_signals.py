@@ -10,7 +10,7 @@ from command import QUICK, ROOT, environment
 from command import run as run_afresh
 from warm import run, start
 
-NOTED = "stopping after this update; again to stop now"
+NOTED = "stopping after this row; again to stop now"
 INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
 
@@ -85,9 +85,12 @@ def test_ctrl_c_during_compilation(tmp_path):
     out, err = process.communicate()
     assert process.returncode == 130, out + err
     assert err.splitlines()[0] == NOTED and "Traceback" not in out + err
-    assert "compiling the update" in out and "running eagerly" in out
+    assert "compiling the update" in out and "running eagerly" not in out
     [summary] = tmp_path.rglob("summary.json")
-    assert json.loads(summary.read_text())["status"] == "interrupted"
+    told = json.loads(summary.read_text())
+    assert told["status"] == "interrupted" and told["updates"] == 0
+    [_, newest] = sorted(tmp_path.rglob("checkpoints/step-*"))
+    assert newest.name == f"step-{told['steps']:012d}"
 
 
 def test_nohup_keeps_a_run_going(tmp_path):

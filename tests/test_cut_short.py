@@ -1,0 +1,235 @@
+"""A signal ends a run at once wherever it is, and the continued run is the same to the last bit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from opened import job
+
+import agents.stopping
+import envs.vector
+import training.evaluation
+import training.run
+import training.saving
+from agents.compiling import Compiled
+from agents.stopping import CutShortError, Stop
+from train import train
+from training.archive import read_part
+from training.manifest import saved_below
+from training.signals import StopSignals
+
+RUN = ("eval.every=300", "eval.episodes=2", "log.every=100", "env.num_envs=2", "total_steps=700",
+       "checkpoint.every=150", "memory.monitor.tensors_every_seconds=1000", "env=cartpole",
+       "agent.hidden=[8]", "agent.compile=false", "threads=1", "device=cpu",
+       "resume=auto")  # fmt: skip
+DQN = ("agent=dqn", "agent.learning_starts=100", "agent.train_every=8", "agent.replay.capacity=300",
+       "agent.updates_per_train=5", "agent.replay.prioritized=true", "agent.n_step=3",
+       "agent.batch_size=8")  # fmt: skip
+PPO = ("agent=ppo", "agent.rollout_steps=32", "agent.epochs=3", "agent.minibatches=4",
+       "agent.normalize_obs=true", "agent.normalize_reward=true")  # fmt: skip
+
+PLACES = {
+    "between gradient steps": (agents.stopping.Stop, "check"),
+    "in an environment's step": (envs.vector.VectorEnv, "receive"),
+    "in an evaluation": (training.evaluation.Evaluator, "run"),
+    "in a report": (training.run.Run, "report"),
+    "while a row is counted": (training.run.Run, "record"),
+    "while it saves": (training.saving.Saver, "save"),
+}
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    times = ("time/", "memory/", "wall_seconds")
+    return [{k: v for k, v in line.items() if not k.startswith(times)} for line in lines]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+def interrupted(folder: Path, chosen: tuple[str, ...], place: str, call: int) -> int:
+    """Train until some call of a place is met by SIGTERM; return the exit code."""
+    owner, name = PLACES[place]
+    original, calls = getattr(owner, name), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, counted)
+        try:
+            train(job(folder, *RUN, *chosen, quick=False))
+        except SystemExit as ended:
+            return int(str(ended.code))
+    return 0
+
+
+MOMENTS = [
+    ("between gradient steps", 3),
+    ("in a report", 1),
+    ("in an environment's step", 37),
+    ("between gradient steps", 17),
+    ("in an evaluation", 1),
+    ("while a row is counted", 5),
+    ("while it saves", 2),
+    ("between gradient steps", 1),
+]
+
+
+@pytest.mark.parametrize(
+    "chosen", [(*DQN, "env.backend=sync"), (*PPO, "env.backend=async")], ids=["dqn", "ppo"]
+)
+def test_whatever_a_signal_meets_nothing_is_lost_or_done_twice(
+    tmp_path: Path, chosen: tuple[str, ...]
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(job(whole, *RUN, *chosen, quick=False))
+    resumed = []
+    for place, call in MOMENTS:
+        assert interrupted(parts, chosen, place, call) == 143, place
+        told = summary(parts)
+        assert told["status"] == "interrupted"
+        resumed.append(told["resumed_from_step"])
+    assert resumed[0] is None
+    assert resumed[1:] == sorted(resumed[1:])
+    train(job(parts, *RUN, *chosen, quick=False))
+    one, other = summary(whole), summary(parts)
+    different = {key for key in one if one[key] != other[key]}
+    assert different <= {
+        "run_dir", "steps_per_second", "wall_seconds", "rss_mb_peak", "resumed_from_step",
+    }  # fmt: skip
+    assert metrics(parts / "run") == metrics(whole / "run")
+
+
+def test_a_burst_of_updates_does_not_hold_a_signal_up(tmp_path: Path) -> None:
+    """A million gradient steps are due at once, and a checkpoint says how many were taken."""
+    few = ("agent.updates_per_train=1_000_000", "agent.batch_size=1")
+    assert interrupted(tmp_path, (*DQN, *few), "between gradient steps", 50) == 143
+    [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
+    state = read_part(newest.path, "agent")
+    assert state["learner"]["updates"] == state["taken"] == 49
+    assert interrupted(tmp_path, (*DQN, *few), "between gradient steps", 5) == 143
+    [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
+    assert read_part(newest.path, "agent")["taken"] == 53
+
+
+def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(self: Compiled, args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(10**9):  # until the signal arrives
+            pass
+        raise AssertionError
+
+    chosen = (*DQN, "agent.compile=true")
+    with monkeypatch.context() as patch:
+        patch.setattr(Compiled, "build", build)
+        with pytest.raises(SystemExit):
+            train(job(tmp_path / "parts", *RUN, *chosen, quick=False))
+
+    def eager(self: Compiled, args: Any) -> None:
+        self._run = self._fallback
+
+    monkeypatch.setattr(Compiled, "build", eager)
+    for folder in ("parts", "whole"):
+        train(job(tmp_path / folder, *RUN, *chosen, quick=False))
+    one, other = summary(tmp_path / "whole"), summary(tmp_path / "parts")
+    assert one["weights_sha256"] == other["weights_sha256"]
+    assert other["resumed_from_step"] > 0
+
+
+def test_a_request_comes_through_at_once_only_where_that_is_allowed() -> None:
+    stop = Stop()
+    with stop.at_once():
+        pass
+    stop.request()
+    with pytest.raises(CutShortError):
+        stop.check()
+    with pytest.raises(CutShortError), stop.at_once():
+        raise AssertionError("it was requested before")
+    other = Stop()
+    with pytest.raises(CutShortError), other.at_once():
+        other.request()
+
+
+def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
+    asked = []
+    original = training.run.Run.record
+
+    def record(self: Any, *args: Any) -> None:
+        if self.steps == 100 and not asked:
+            asked.append(os.kill(os.getpid(), signal.SIGUSR1))
+        original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.run.Run, "record", record)
+        train(job(tmp_path, *RUN, *DQN, "eval.every=0", "checkpoint.every=0", quick=False))
+    assert [saved.step for saved in saved_below(tmp_path / "run" / "checkpoints")] == [700, 102]
+    assert summary(tmp_path)["status"] == "finished"
+
+
+@pytest.fixture
+def alarms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Timers that are noted and never ring."""
+    set_: list[float] = []
+    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: set_.append(seconds))
+    return set_
+
+
+def test_a_row_has_a_limited_time_to_end_and_so_has_closing(alarms: list[float]) -> None:
+    with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
+        signals.begin()
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.stop.requested
+        assert alarms == [3.5]
+        signal.raise_signal(signal.SIGALRM)
+    assert alarms[1:] == [0.8, 0]
+
+
+def test_a_row_that_ended_is_hurried_no_more(alarms: list[float]) -> None:
+    with StopSignals() as signals:
+        signals.begin()
+        signal.raise_signal(signal.SIGTERM)
+        signals.reached()
+        assert alarms == [3.5, 0]
+
+
+def test_weights_that_are_no_numbers_are_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memory.errors import NonFiniteError
+
+    spoiled: list[SimpleNamespace] = []
+    original = training.run.Run.record
+
+    def record(self: Any, *args: Any) -> None:
+        original(self, *args)
+        if self.steps >= 500 and not spoiled:
+            self._instruments.saver.last_good()
+            spoiled.append(self._agent.weights())
+            next(iter(spoiled[-1].values())).fill_(torch.nan)
+
+    monkeypatch.setattr(training.run.Run, "record", record)
+    logging.getLogger("steadyrl").propagate = True
+    never = ("eval.every=0", "log.every=0", "checkpoint.every=100", "agent.learning_starts=2000")
+    with pytest.raises(NonFiniteError, match="last good checkpoint is ") as told:
+        train(job(tmp_path, *RUN, *DQN, *never, quick=False))
+    assert summary(tmp_path)["status"] == "diverged"
+    [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
+    assert newest.step < 510
+    assert str(newest.path) in str(told.value)
+    assert not (tmp_path / "run" / "policy").exists()
