@@ -62,6 +62,7 @@ CASES = {
     "agent=ppo agent.epochs=1e30": ["agent.epochs=1e+30", "too large"],
     "threads=100000": ["threads=100000", "cores"],
     "threads=4294967296": ["threads=4294967296", "cores"],
+    "seed=${nope} seed=-1": ["seed=-1", "0 or more"],  # what counts is the last one
     # Groups
     "env=null": ["env=null", "no such env", "cartpole"],
     "agent=1": ["agent=1", "no such agent", "dqn, ppo"],

@@ -163,7 +163,7 @@ def holds_traceback(log: Path, error: Exception) -> bool:
 def accept(config: DictConfig) -> Job:
     """Check a composed configuration before anything slow is imported or written."""
     values = _resolved(config)
-    typed = list(HydraConfig.get().overrides.task)
+    typed = _typed()
     try:
         settings = load_settings(values)
     except UnknownKeyError as error:
@@ -184,6 +184,13 @@ def accept(config: DictConfig) -> Job:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
     settings.agent.refuse_unfit(spec, settings.run.total_steps)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
+
+
+def _typed() -> list[str]:
+    """Return the overrides as they were typed: what is in them was resolved once already."""
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return typed
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
