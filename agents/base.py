@@ -15,6 +15,7 @@ from agents.learner import Learner
 from agents.stopping import Stop
 from buffers.replay import ReplayBuffer
 from envs.types import EnvSpec, Step
+from memory.errors import SettingError
 from memory.metrics import Metrics
 from memory.state import Stateful
 
@@ -69,6 +70,13 @@ class Agent(Stateful, ABC):
     @abstractmethod
     def policy(cls, settings: Any, spec: EnvSpec, device: torch.device) -> tuple[nn.Module, Actor]:
         """Build the network of a finished policy, its weights not set yet, and who acts by it."""
+
+    @classmethod
+    def sampling_policy(
+        cls, settings: Any, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
+    ) -> tuple[nn.Module, Actor]:
+        """Build the same network, and who draws actions by it as in training."""
+        raise SettingError("agent.name", settings.name, "has no policy to draw actions from")
 
     @abstractmethod
     def actor(self, num_envs: int, *, explore: bool) -> Actor:

@@ -197,6 +197,17 @@ class DQN(Agent):
         network = build_network(settings, spec).to_empty(device=device)
         return network, greedy(settings, network, device)
 
+    @override
+    @classmethod
+    def sampling_policy(
+        cls, settings: DQNSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
+    ) -> tuple[QNetwork, Actor]:
+        """Build the network, and who explores with the ε that training ends with."""
+        network, best = cls.policy(settings, spec, device)
+        assert isinstance(best, Greedy) and isinstance(spec.action, DiscreteActions)
+        end = settings.epsilon_end
+        return network, EpsilonGreedy(best, actions=spec.action.n, epsilon=lambda: end, seed=seed)
+
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the ε-greedy actor, which takes any number of environments, or a greedy one."""
         return self._actor if explore else self._greedy

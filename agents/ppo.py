@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from agents.actor_critic import ActorCritic, build_network
 from agents.actors import Sampling, most_likely, policy_on_host
@@ -142,6 +143,26 @@ class PPO(Agent):
         head = build_head(spec.action, device, scaled=settings.scale_actions)
         network = build_network(settings, spec, head).to_empty(device=device)
         return network, most_likely(network, head, device)
+
+    @override
+    @classmethod
+    def sampling_policy(
+        cls, settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
+    ) -> tuple[ActorCritic, Actor]:
+        """Build the network, and who draws actions from its distribution."""
+        network, _ = cls.policy(settings, spec, device)
+        head = build_head(spec.action, device, scaled=settings.scale_actions)
+        actor = Sampling(
+            network,
+            head,
+            policy_on_host(network),
+            rows=1,
+            num_envs=num_envs,
+            device=device,
+            seed=seed,
+            fresh=lambda: False,
+        )
+        return network, actor
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the sampling actor, or one that takes the most likely actions."""

@@ -46,6 +46,13 @@ class Algorithm(NamedTuple):
     defaults: Path | None = None  # a YAML file; ours lie in configs/agent
 
 
+class Sample(NamedTuple):
+    """How actions are drawn: for so many environments, by a generator with this seed."""
+
+    num_envs: int
+    seed: int
+
+
 ALGORITHMS = {
     "dqn": Algorithm(DQNSettings, "agents.dqn", "DQN"),
     "ppo": Algorithm(PPOSettings, "agents.ppo", "PPO"),
@@ -108,12 +115,19 @@ def finished_policy(
     weights: Mapping[str, Tensor],
     *,
     device: torch.device,
+    sample: Sample | None = None,
 ) -> Actor:
-    """Return an actor that decides greedily by `weights`, which are what `Agent.weights` gave.
+    """Return an actor that decides by `weights`, which are what `Agent.weights` gave.
 
-    The observations' normaliser is among them. It takes any number of environments.
+    The observations' normaliser is among them. The actor is greedy and takes any number of
+    environments, or it draws its actions for as many as `sample` says.
     """
-    network, actor = agent_class(settings.name).policy(settings, spec, device)
+    cls = agent_class(settings.name)
+    if sample is None:
+        network, actor = cls.policy(settings, spec, device)
+    else:
+        drawn = sample._asdict()
+        network, actor = cls.sampling_policy(settings, spec, device, **drawn)
     own = network.state_dict()
     wrong = [f"no {name}" for name in own.keys() - weights.keys()]
     wrong += [f"{name}, which the network has not" for name in weights.keys() - own.keys()]

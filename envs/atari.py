@@ -8,24 +8,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.atari_game import SEED_LIMIT, make_ale
 from envs.batch import BatchBackend
 from envs.images import image_encoder
-from envs.making import ATARI, find_spec, unknown_keyword
 from envs.row import Ends, Row
 from envs.settings import EnvSettings
 from envs.types import DiscreteActions
-from memory.errors import SettingError
-
-SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
-# What the timeline decides, so that nobody else may.
-OURS = {
-    "stack_num": "use env.frame_stack",
-    "reward_clipping": "the learner clips rewards, the score stays raw",
-    "life_loss_info": "use episodic_life",
-    "autoreset_mode": "environments reset on the step after an episode's end",
-    "batch_size": "every row holds all environments",
-    "continuous": "actions are the buttons",
-}
 
 
 class AtariBackend(BatchBackend):
@@ -39,7 +27,7 @@ class AtariBackend(BatchBackend):
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         kwargs = dict(settings.kwargs)
         self._lives_are_episodes = bool(kwargs.pop("episodic_life", False))
-        self.env = _make(settings, kwargs)
+        self.env = make_ale(settings, kwargs, settings.num_envs)
         # One frame [H, W] or [H, W, 3] of the stacks [1, H, W, …].
         shape = self.env.single_observation_space.shape[1:]
         actions = DiscreteActions(int(self.env.single_action_space.n))
@@ -83,23 +71,3 @@ class AtariBackend(BatchBackend):
             self._new_life = (lives < self._lives) & row.valid & ~self._done
             row.terminated |= self._new_life
         self._lives[:] = lives
-
-
-def _make(settings: EnvSettings, kwargs: dict[str, Any]) -> Any:
-    spec = find_spec(settings.id)
-    if spec.entry_point != ATARI:
-        raise SettingError("backend", settings.backend, f"{settings.id} is no Atari game")
-    for key, reason in OURS.items():
-        if key in kwargs:
-            raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
-    from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
-
-    try:
-        return AleVectorEnv(
-            spec.kwargs["game"], settings.num_envs, stack_num=1, reward_clipping=False, **kwargs
-        )
-    except TypeError as error:
-        if "incompatible function arguments" in str(error):  # and then all of C++'s signature
-            reason = "one of the values is not of the kind that ALE takes"
-            raise SettingError("kwargs", settings.kwargs, reason) from None
-        raise unknown_keyword(settings, error) or error from None

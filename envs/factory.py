@@ -13,7 +13,7 @@ from envs.faults import WorkerError, told
 from envs.making import ATARI, NOT_ATARI, brings_its_module, find_spec
 from envs.native import NativeBackend
 from envs.processes import ProcessBackend
-from envs.settings import BackendName, EnvSettings, EvaluationSettings
+from envs.settings import BackendName, EnvSettings, EvaluationSettings, ShownSettings
 from envs.single import SingleEnv
 from envs.sync import SyncBackend
 from envs.types import EnvironmentFailedError, EnvSpec
@@ -47,6 +47,14 @@ def build_env(
         n = settings.num_envs
         log.info("%s: backend %s for %d x %s: %s", purpose, name, n, settings.id, why)
         return VectorEnv(BACKENDS[name](settings, seed=seed), frame_stack=settings.frame_stack)
+
+
+def build_shown_env(settings: ShownSettings, *, seed: int) -> VectorEnv:
+    """Build one environment that is looked at, in a process: whatever draws may break or hang."""
+    if settings.backend == "envpool":
+        raise SettingError("backend", "envpool", "EnvPool's environments draw no pictures")
+    with _making(settings, EnvironmentFailedError):
+        return VectorEnv(ProcessBackend(settings, seed=seed), frame_stack=settings.frame_stack)
 
 
 def probe(settings: EnvSettings) -> EnvSpec:

@@ -57,13 +57,14 @@ def brings_its_module(env_id: str) -> bool:
     return ":" in env_id
 
 
-def make_env(settings: EnvSettings) -> gym.Env[Any, Any]:
+def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[Any, Any]:
     """Make one environment; a refusal names the setting, other errors pass as they are."""
     spec = find_spec(settings.id)
+    drawn: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            env = gym.make(spec, disable_env_checker=True, **settings.kwargs)
+            env = gym.make(spec, disable_env_checker=True, **drawn, **settings.kwargs)
             return FreshStickyAction(env) if spec.entry_point == MINATAR else env
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise SettingError("id", settings.id, _missing(spec, error)) from None

@@ -47,6 +47,15 @@ class EnvSettings:
             kwargs["episodic_life"] = False
         return EvaluationSettings(**{**vars(self), "kwargs": kwargs})
 
+    def shown(self, *, video: str | None, episodes: int, max_episode_steps: int) -> ShownSettings:
+        """Return the settings of one environment as in evaluation, which can be looked at."""
+        return ShownSettings(
+            **{**vars(self.for_evaluation()), "num_envs": 1, "max_restarts": 0},
+            video=video,
+            video_episodes=episodes,
+            max_episode_steps=max_episode_steps,
+        )
+
     def __post_init__(self) -> None:
         if not self.id:
             raise SettingError("id", repr(self.id), "name an environment, for example CartPole-v1")
@@ -75,3 +84,12 @@ class EvaluationSettings(EnvSettings):
     """The environments of evaluation, about which everything was said in training."""
 
     checked = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownSettings(EvaluationSettings):
+    """One environment that is looked at: in a window, or in a file that is written."""
+
+    video: str | None  # the file, an mp4 or a gif; None: a window
+    video_episodes: int  # so many are filmed
+    max_episode_steps: int  # an episode is over after so many, whatever the environment says

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from envs.making import ATARI, NOT_ATARI, FreshStickyAction, make_env
 from envs.row import Row
-from envs.settings import EnvSettings
+from envs.settings import EnvSettings, ShownSettings
+from envs.showing import make_shown
 from envs.spaces import encoders
 from envs.types import EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError, describe, one_line
@@ -61,7 +62,8 @@ class SingleEnv:
     def build(self) -> None:
         """Make the environment, after closing the one there was."""
         self.close()
-        env = make_env(self._settings)
+        settings = self._settings
+        env = make_shown(settings) if isinstance(settings, ShownSettings) else make_env(settings)
         if env.spec is not None and env.spec.entry_point == ATARI:
             raise SettingError("backend", self._settings.backend, NOT_ATARI)
         self._env = env if self._say is None else check_first_steps(env, self._say)

@@ -21,18 +21,21 @@ from memory.errors import one_line
 from training.files import Files
 from training.manifest import (
     FORMAT,
+    FRESH,
     MANIFEST,
+    OLD,
     CheckpointError,
     check,
     entry_of,
     manifest_of,
     open_plain,
     seal,
+    standing,
 )
 from training.plain import from_document, to_document
 
 LARGEST_HEADER = 10_000_000  # bytes of a tensor file's table of contents
-TEMPORARY, FRESH, OLD = ".writing-", ".new-", ".old-"
+TEMPORARY = ".writing-"
 
 
 class Existing(NamedTuple):
@@ -116,12 +119,6 @@ def replace_archive(
     files.rename(fresh, path)
     files.sync_directory(path.parent)
     files.remove(old)
-
-
-def standing(path: Path) -> Path:
-    """Return where the archive called `path` is, should its replacing have been interrupted."""
-    candidates = (path, *(path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD)))
-    return next((each for each in candidates if (each / MANIFEST).is_file()), path)
 
 
 def finish_replacing(files: Files, path: Path) -> None:

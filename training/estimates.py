@@ -70,14 +70,15 @@ def interval(values: Array, estimator: Estimator) -> Interval:
 def widening(runs: int) -> float:
     """Return how much too narrow the percentile bootstrap of a mean of so many runs is."""
     freedom = runs - 1
+    return student(freedom) / NORMAL * math.sqrt(runs / freedom)
+
+
+def student(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t distribution."""
     if freedom <= len(STUDENT):
-        student = STUDENT[freedom - 1]
-    else:
-        z = NORMAL
-        student = (
-            z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        )
-    return student / NORMAL * math.sqrt(runs / freedom)
+        return STUDENT[freedom - 1]
+    z = NORMAL
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def probability_of_improvement(ours: Array, theirs: Array) -> tuple[float, Interval]:

@@ -23,6 +23,7 @@ LARGEST_MANIFEST = 16_000_000  # bytes
 PART_FILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}(\.[a-z]{1,12})?")
 CHECKPOINT = re.compile(r"step-(\d{12})(?:-(\d{1,4}))?")
 CHUNK = 1 << 20
+FRESH, OLD = ".new-", ".old-"  # what a directory is called while it is replaced
 
 
 class CheckpointError(ExpectedError):
@@ -47,6 +48,12 @@ def saved_below(directory: Path) -> list[Saved]:
         if match and path.is_dir() and not path.is_symlink():
             found.append(Saved(int(match[1]), int(match[2] or 1), path))
     return sorted(found, reverse=True)
+
+
+def standing(path: Path) -> Path:
+    """Return where the archive called `path` is, should its replacing have been interrupted."""
+    candidates = (path, *(path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD)))
+    return next((each for each in candidates if (each / MANIFEST).is_file()), path)
 
 
 def seal(manifest: Mapping[str, Any]) -> str:

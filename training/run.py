@@ -255,7 +255,8 @@ class Run(Stateful):
 
     def _note(self, result: Evaluation) -> None:
         s = self.summary
-        s.eval_return_mean, s.eval_return_std, s.eval_episodes = result
+        s.eval_return_mean, s.eval_return_std = result.mean, result.std
+        s.eval_episodes = result.episodes
         self._score, best = result.mean, s.best_eval_return_mean
         if best is None or result.mean > best:
             s.best_eval_return_mean = result.mean

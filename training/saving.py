@@ -18,10 +18,10 @@ from envs.types import EnvSpec
 from envs.vector import VectorEnv
 from memory.errors import ExpectedError, NonFiniteError, describe
 from memory.state import Stateful, give
-from training.archive import finish_replacing, read_part, replace_archive, standing
+from training.archive import finish_replacing, read_part, replace_archive
 from training.checkpoints import Checkpoints
 from training.files import Files
-from training.manifest import MANIFEST, CheckpointError, Saved, checked_facts
+from training.manifest import MANIFEST, CheckpointError, Saved, checked_facts, standing
 from training.plain import finite
 from training.replay_blocks import OUTLINE, ReplaySave, load_replay
 from training.settings import CheckpointSettings

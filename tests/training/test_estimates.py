@@ -7,6 +7,7 @@ from training.estimates import (
     interval,
     mean,
     probability_of_improvement,
+    student,
     widening,
 )
 
@@ -72,3 +73,10 @@ def test_how_often_one_beats_the_other():
     assert probability_of_improvement(theirs, ours)[0] == pytest.approx(1 - likely)
     certain = probability_of_improvement(ours + 10, theirs)
     assert certain[0] == certain[1].low == certain[1].high == 1.0
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706), (9, 2.262), (10, 2.228), (30, 2.042), (1000, 1.962)]
+)
+def test_the_quantiles_are_those_of_the_tables(freedom, quantile):
+    assert student(freedom) == pytest.approx(quantile, abs=2e-3)

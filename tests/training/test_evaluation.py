@@ -9,7 +9,7 @@ import torch
 from agents.base import Decision
 from envs.types import Step
 from training import evaluation
-from training.evaluation import Evaluator
+from training.evaluation import Evaluation, Evaluator
 
 
 class Scripted:
@@ -70,6 +70,7 @@ def test_every_environment_plays_its_share_however_short_its_episodes(monkeypatc
     rows = [row(*zip(a, b, strict=True)) for a, b in zip(short, long, strict=True)]
     result = evaluate(monkeypatch, rows, episodes=4)
     assert result.episodes == 4
+    assert sorted(result.lengths) == [1, 1, 3, 3]
     assert result.mean == pytest.approx((1 + 1 + 30 + 30) / 4)
 
 
@@ -94,3 +95,13 @@ def test_a_policy_that_walks_in_circles_is_cut_off(monkeypatch):
 def test_it_stops_when_asked_to(monkeypatch):
     rows = [row([1.0] * 3, [False] * 3, [True] * 3)] * 20
     assert evaluate(monkeypatch, rows, episodes=3, stopped=lambda: True) is None
+
+
+def test_the_interval_holds_the_mean_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    held = []
+    for returns in random.normal(3.0, 2.0, size=(4000, 5)):
+        low, high = Evaluation(tuple(returns), ()).interval
+        held.append(low <= 3.0 <= high)
+    assert np.mean(held) == pytest.approx(0.95, abs=0.011)  # three standard errors
+    assert Evaluation((1.0,), (1,)).interval is None

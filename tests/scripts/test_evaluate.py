@@ -1,0 +1,246 @@
+"""What `scripts/evaluate.py` says of a policy is what its run said, and every refusal is a line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import warm
+
+from agents.dqn import DQN
+from agents.ppo import PPO
+from envs import video
+from scripts.evaluate import command
+
+PPO_QUICK = (
+    "agent=ppo",
+    "env=pendulum",
+    "env.num_envs=2",
+    "device=cpu",
+    "total_steps=512",
+    "agent.rollout_steps=128",
+    "agent.normalize_obs=true",
+    "agent.compile=false",
+    "eval.every=256",
+    "eval.episodes=3",
+    "seed=0",
+)
+
+
+@pytest.fixture(scope="module")
+def dqn(tmp_path_factory):
+    run, summary, _ = warm.run(tmp_path_factory.mktemp("dqn"), "total_steps=600", "eval.every=300")
+    return run, summary
+
+
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory):
+    run, summary, _ = warm.run(tmp_path_factory.mktemp("ppo"), *PPO_QUICK, quick=False)
+    return run, summary
+
+
+@pytest.fixture
+def evaluate(capsys):
+    """Return a function that evaluates and returns the JSON it prints."""
+
+    def run(*arguments):
+        command([*map(str, arguments), "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys):
+    """Return a function that is refused and returns its line."""
+
+    def run(*arguments, code=2):
+        with pytest.raises(SystemExit) as end:
+            command(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        assert (end.value.code, out, err.count("\n")) == (code, "", 1), err
+        assert err.startswith("error: ")
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
+def test_its_score_is_the_runs_final_score_to_the_digit(algorithm, request, evaluate):
+    run, summary = request.getfixturevalue(algorithm)
+    found = evaluate(run)
+    for key in ("mean", "std"):
+        assert found[f"return_{key}"] == summary[f"eval_return_{key}"]
+    assert found["episodes"] == len(found["returns"]) == summary["eval_episodes"]
+    assert found["step"] == summary["steps"]
+    assert evaluate(run, "--best")["return_mean"] == summary["best_eval_return_mean"]
+    assert evaluate(run / "policy")["return_mean"] == summary["eval_return_mean"]
+
+
+def test_it_builds_nothing_that_learns(dqn, evaluate, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a trainer was built")
+
+    for agent in (DQN, PPO):
+        monkeypatch.setattr(agent, "__init__", refuse)
+    assert evaluate(dqn[0])["episodes"] == 3
+
+
+@pytest.mark.parametrize("options", [(), ("--sample",)])
+def test_a_seed_decides_everything(dqn, evaluate, options):
+    run, _ = dqn
+    first = evaluate(run, "--episodes", 12, "--seed", 5, *options)
+    assert len(first["lengths"]) == 12
+    assert evaluate(run, "--episodes", 12, "--seed", 5, *options) == first
+    assert evaluate(run, "--episodes", 12, "--seed", 6, *options)["returns"] != first["returns"]
+
+
+def test_sampling_is_not_greedy(ppo, evaluate):
+    run, _ = ppo
+    greedy, sampled = evaluate(run), evaluate(run, "--sample")
+    assert sampled["sample"] and sampled["returns"] != greedy["returns"]
+
+
+def test_it_tells_people_the_same(dqn, evaluate, capsys):
+    run, summary = dqn
+    low, high = evaluate(run)["return_ci95"]
+    command([str(run)])
+    told = capsys.readouterr().out
+    assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in told
+    assert f"{low} to {high}" in told and "seed 0, greedy" in told
+
+
+def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused):
+    run, _ = dqn
+    assert max(evaluate(run, "--env", "kwargs.max_episode_steps=4")["lengths"]) == 4
+    line = refused(run, "--env", "id=Acrobot-v1")
+    assert "trained on CartPole-v1" in line
+    assert "[4] float32 there and [6] float32 here" in line
+    assert "Discrete(n=2) there and Discrete(n=3) here" in line
+    assert "stack" not in line
+    assert "4 of [4] float32 here" in refused(run, "--env", "frame_stack=4")
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("gravity=3", "env.gravity=3: no such key"),
+        ("kwargs.g=3", "env.kwargs.g=3: CartPole-v1 takes no such keyword"),
+        ("kwargs", "write KEY=VALUE"),
+        ("kwargs={a", "--env kwargs={a: ParserError"),
+        ("id=CartPole-v9", "env.id=CartPole-v9"),
+        ("id=no_module:X-v0", "cannot import no_module"),
+        ("frame_stack=two", "env.frame_stack=two: must be a whole number"),
+    ],
+)
+def test_bad_environments_are_refused(dqn, refused, override, reason):
+    assert reason in refused(dqn[0], "--env", override)
+
+
+def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
+    run, _ = dqn
+    assert "no such run" in refused(tmp_path / "nowhere")
+    assert "holds neither a run nor a policy" in refused(tmp_path)
+    assert "is a file" in refused(run / "summary.json")
+    assert "is a checkpoint" in refused(next((run / "checkpoints").iterdir()))
+    assert f"did you mean {run}?" in refused(run.parent)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "config.yaml").touch()
+    assert "did not come to its end" in refused(begun)
+    assert "was never evaluated" in refused(begun, "--best")
+
+
+def test_a_damaged_policy_ends_with_3(dqn, tmp_path, refused):
+    run, _ = dqn
+    broken = tmp_path / "policy"
+    broken.mkdir()
+    for file in (run / "policy").iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "policy.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert "is damaged" in refused(broken, code=3)
+    (broken / "manifest.json").write_text("{}")
+    assert "is damaged" in refused(broken, code=3)
+    (broken / "manifest.json").unlink()
+    assert "holds no manifest.json" in refused(broken, code=3)
+
+
+HOLD = """
+import fcntl, sys
+lock = open(sys.argv[1], "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_that_is_going_on_is_evaluated_and_said_to_be(dqn, tmp_path, refused, capsys):
+    going = tmp_path / "going"
+    (going / "policy-best").mkdir(parents=True)
+    (going / "config.yaml").touch()
+    command_line = [sys.executable, "-c", HOLD, str(going / ".lock")]
+    holder = subprocess.Popen(command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        (going / "policy-best").rmdir()
+        assert "has no policy yet" in refused(going)
+        (dqn[0] / "policy-best").rename(going / "policy-best")
+        try:
+            command([str(going)])
+        finally:
+            (going / "policy-best").rename(dqn[0] / "policy-best")
+    finally:
+        holder.communicate()
+    out, err = capsys.readouterr()
+    assert "return: " in out
+    assert "is still going" in err and "policy-best/ is taken" in err
+
+
+@pytest.mark.parametrize("name", ["film.avi", "nowhere/film.mp4", "."])
+def test_files_that_can_be_no_film_are_refused(dqn, tmp_path, refused, name):
+    assert "--video" in refused(dqn[0], "--video", tmp_path / name)
+
+
+def test_the_extra_that_is_missing_is_named(dqn, tmp_path, refused, monkeypatch):
+    monkeypatch.setattr(video, "encoder_is_missing", lambda: True)
+    line = refused(dqn[0], "--video", tmp_path / "film.mp4")
+    assert 'needs av to write videos, install it with: pip install -e ".[video]"' in line
+
+
+def test_watching_needs_a_display(dqn, refused, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    assert "no display" in refused(dqn[0], "--watch")
+    monkeypatch.setenv("DISPLAY", ":77")  # nobody is there
+    assert "opens no window" in refused(dqn[0], "--watch")
+
+
+def test_what_is_watched_is_scored(dqn, evaluate, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # a display that nobody sees
+    found = evaluate(dqn[0], "--watch")
+    assert found["episodes"] == 1 and found["lengths"] == [int(found["return_mean"])]
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_the_film_decodes_and_shows_every_observation(dqn, tmp_path, evaluate, suffix):
+    av = pytest.importorskip("av")
+    film = tmp_path / f"film.{suffix}"
+    found = evaluate(dqn[0], "--video", film, "--episodes", 2)
+    with av.open(str(film)) as container:
+        frames = [(frame.width, frame.height) for frame in container.decode(video=0)]
+    # Of each episode the first observation, and one for every step.
+    assert frames == [(600, 400)] * (sum(found["lengths"]) + 2)
+    assert len(found["lengths"]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == [film.name]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--episodes", "0"), ("--seed", "-1"), ("--watch", "--video", "a.gif"), ("-x",)],
+)
+def test_commands_that_cannot_be_meant_are_refused(dqn, refused, arguments):
+    given = arguments if not arguments else (dqn[0], *arguments)
+    refused(*given)
