@@ -5,6 +5,7 @@ import math
 import os
 import signal
 
+import numpy as np
 import pytest
 from opened import job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -90,7 +91,11 @@ def test_metrics_hold_the_tags_with_strictly_rising_steps(reference):
     events = EventAccumulator(str(directory))
     events.Reload()
     assert set(events.Tags()["scalars"]) >= TAGS
-    for tag in events.Tags()["scalars"]:
+    episodes = events.Scalars("rollout/return")  # which have steps of their own
+    assert [e.step for e in episodes] == sorted(e.step for e in episodes)
+    last = np.mean([e.value for e in episodes[-20:]])
+    assert 1 <= last <= 500 and 0 < episodes[0].step < episodes[-1].step <= 2000
+    for tag in set(events.Tags()["scalars"]) - {"rollout/return"}:
         seen = [(e.step, e.value) for e in events.Scalars(tag)]
         written = [(line["step"], line[tag]) for line in lines if tag in line]
         assert [step for step, _ in seen] == [step for step, _ in written]

@@ -1,26 +1,22 @@
-"""What a run keeps while it lasts: metrics, as TensorBoard and as JSON lines, and messages.
+"""What a run keeps while it lasts: metrics, handed to all sinks, and messages.
 
 A failing disk never ends a run.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
-
+from memory.errors import one_line
+from training.sinks import Card, JsonLines, Record, Sink
+from training.tensorboard import TensorBoard
 from training.terminal import attached
 
 log = logging.getLogger("steadyrl")
@@ -28,137 +24,73 @@ log = logging.getLogger("steadyrl")
 HELD_BACK, NEVER = 1000, logging.CRITICAL + 1
 
 
-class JsonLines:
-    """A file of JSON lines that stays whole: a line that was not written fully is taken back."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-
-    def cut_after(self, step: int) -> None:
-        """Drop the lines of later steps, and one that was not written fully."""
-        with open(self._path, "rb") as file:
-            end = 0
-            for line in file:
-                try:
-                    known = json.loads(line)["step"] <= step and line.endswith(b"\n")
-                except (ValueError, KeyError, TypeError):
-                    known = False
-                if not known:
-                    break
-                end += len(line)
-        os.ftruncate(self._file, end)
-
-    def append(self, record: Mapping[str, object]) -> None:
-        """Append one line with a single write."""
-        line = (json.dumps(record, allow_nan=False) + "\n").encode()
-        size = os.fstat(self._file).st_size
-        try:
-            written = os.write(self._file, line)
-        except OSError:
-            os.ftruncate(self._file, size)
-            raise
-        if written < len(line):
-            os.ftruncate(self._file, size)
-            raise OSError(f"only {written} of {len(line)} bytes fitted")
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
-
-class EventFile:
-    """A TensorBoard file, written directly: one record a step, no thread, no queue."""
-
-    def __init__(self, directory: Path) -> None:
-        # Two files opened within a second (after a disk error) must not share a name.
-        stamp = f"{time.time():.6f}".replace(".", "")
-        name = f"events.out.tfevents.{stamp}.{socket.gethostname()}.{os.getpid()}"
-        self._stream = (directory / name).open("xb")
-        self._records = RecordWriter(self._stream)
-        self._write(Event(file_version="brain.Event:2"))
-
-    def begin_after(self, step: int) -> None:
-        """Say that what other files hold of later steps never happened."""
-        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append the scalars of a step and hand them to the system."""
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._write(Event(step=step, summary=Summary(value=values)))
-
-    def _write(self, event: Event) -> None:
-        event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
-        self._stream.flush()
-
-    def close(self) -> None:
-        """Close the file; what a full disk refused before, it may refuse again."""
-        self._stream.close()
-
-
 class Logger:
-    """Write scalars for rising steps to TensorBoard and `metrics.jsonl`."""
+    """Hand what is reported at rising steps to every sink, whatever becomes of the others."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._events: EventFile | None = None
-        self._lines: JsonLines | None = None
+    def __init__(
+        self, directory: Path, card: Card | None = None, others: Sequence[Sink] = ()
+    ) -> None:
+        lines = JsonLines(directory / "metrics.jsonl")
+        self._sinks: tuple[Sink, ...] = (lines, TensorBoard(directory, card), *others)
         self._last_step = -1
-        self._failing = False
+        self._failing: set[Sink] = set()
 
     def continue_after(self, step: int) -> None:
         """Go on after this step: what was written of later ones is taken back."""
         self._last_step = step
-        try:
-            self._lines = JsonLines(self._directory / "metrics.jsonl")
-            self._lines.cut_after(step)
-            self._events = EventFile(self._directory)
-            self._events.begin_after(step)
-        except OSError as error:
-            log.warning("earlier metrics cannot be continued: %s", error.strerror or error)
-            self._drop_events()
+        for sink in self._sinks:
+            try:
+                sink.continue_after(step)
+            except sink.failures as error:  # noqa: PERF203 - each one may fail
+                log.warning("earlier metrics cannot be continued: %s", _reason(error))
 
-    def write(self, step: int, scalars: Mapping[str, float], wall_seconds: float) -> None:
-        """Write the finite ones of `scalars`; on a disk error warn once and try again next time."""
+    def write(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        wall_seconds: float,
+        episodes: Sequence[tuple[int, float]] = (),
+        returns: Sequence[float] = (),
+    ) -> None:
+        """Write the finite ones of `scalars`; on an error warn once and try again next time."""
         if step <= self._last_step:
             raise ValueError(f"step {step} was logged after step {self._last_step}")
         self._last_step = step
         finite = {tag: value for tag, value in scalars.items() if math.isfinite(value)}
-        try:
-            if self._lines is None:
-                self._lines = JsonLines(self._directory / "metrics.jsonl")
-            self._lines.append({"step": step, "wall_seconds": round(wall_seconds, 3), **finite})
-            if self._events is None:
-                self._events = EventFile(self._directory)
-            self._events.write(step, finite)
-        except OSError as error:
-            self._drop_events()
-            if not self._failing:
-                log.warning(
-                    "metrics cannot be written (%s): training goes on, they are lost until the "
-                    "disk recovers",
-                    error.strerror or error,
-                )
-            self._failing = True
-        else:
-            if self._failing:
-                log.info("metrics are written again")
-            self._failing = False
+        record = Record(step, wall_seconds, finite, episodes, returns)
+        for sink in self._sinks:
+            try:
+                sink.write(record)
+            except sink.failures as error:  # noqa: PERF203 - each one may fail
+                self._failed(sink, _reason(error))
+            else:
+                self._works(sink)
 
-    def _drop_events(self) -> None:
-        # A record cut short would hide everything after it: go on in a new file.
-        if self._events is not None:
-            with suppress(OSError):
-                self._events.close()
-            self._events = None
+    def _failed(self, sink: Sink, reason: str) -> None:
+        # Two files on one full disk are one failure.
+        if all(other.failures != sink.failures for other in self._failing):
+            log.warning(
+                "metrics cannot be written (%s): training goes on, they are lost until that is "
+                "mended",
+                reason,
+            )
+        self._failing.add(sink)
+
+    def _works(self, sink: Sink) -> None:
+        if sink in self._failing:
+            self._failing.remove(sink)
+            if not self._failing:
+                log.info("metrics are written again")
 
     def close(self) -> None:
-        """Close both files."""
-        self._drop_events()
-        if self._lines is not None:
-            self._lines.close()
-            self._lines = None
+        """Close every sink."""
+        for sink in self._sinks:
+            with suppress(*sink.failures):
+                sink.close()
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or one_line(str(error)) or type(error).__name__
 
 
 class _Whole(logging.Formatter):

@@ -29,6 +29,7 @@ from training.run_directory import RunDirectory, RunDirectoryLostError
 from training.saving import Saver, facts_of, read_policy
 from training.settings import Job
 from training.signals import StopSignals
+from training.sinks import Card
 from training.summary import Summary
 from training.terminal import open_progress, score, to_terminal
 
@@ -105,7 +106,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             settings.memory, device, buffers=agent.nbytes(), holders={"agent": agent}
         )
         stack.callback(watch.close)
-        logger = stack.enter_context(closing(Logger(directory.path)))
+        logger = stack.enter_context(closing(Logger(directory.path, _card(job))))
         saver = Saver(settings.checkpoint, directory.path, facts)
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
         instruments = Instruments(directory, logger, progress, evaluator, signals, watch, saver)
@@ -160,6 +161,10 @@ def _texts(job: Job) -> dict[str, str]:
     # Last, because it says that the directory holds a run.
     kept["config.yaml"] = job.config
     return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
+
+
+def _card(job: Job) -> Card:
+    return Card(job.directory.name, job.config, list(job.hydra.get("overrides", ())))
 
 
 def _summary(job: Job, path: Path) -> Summary:

@@ -13,11 +13,11 @@ from typing_extensions import override
 from agents.base import Agent, Decision
 from envs.types import Step
 from memory.errors import MemoryBudgetError
-from memory.history import History
 from memory.metrics import MetricAccumulator, Metrics
 from memory.profile import block
 from memory.state import Stateful
 from memory.watch import MemoryWatch
+from training.episodes import Episodes
 from training.evaluation import Evaluation
 from training.instruments import Instruments
 from training.kept_row import KeptRow
@@ -29,9 +29,6 @@ from training.timing import Interval, Stopwatch
 log = logging.getLogger("steadyrl")
 
 Result = TypeVar("Result")
-
-# `rollout/return_mean` is over this many episodes, as published learning curves are.
-EPISODES_IN_MEAN = 100
 
 
 class Mark(NamedTuple):
@@ -51,8 +48,7 @@ class Run(Stateful):
         "_log_due",
         "_eval_due",
         "_metrics",
-        "_returns",
-        "_lengths",
+        "_episodes",
         "_stopwatch",
         "_mark",
         "_updates",
@@ -71,8 +67,7 @@ class Run(Stateful):
         self._log_due = Interval(settings.run.log.every)
         self._eval_due = Interval(settings.run.eval.every if instruments.evaluator else 0)
         self._metrics = MetricAccumulator()
-        self._returns = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
-        self._lengths = History(min(EPISODES_IN_MEAN, settings.run.memory.history))
+        self._episodes = Episodes(settings.run.memory.history)
         self._stopwatch = Stopwatch()
         self._mark = Mark(0.0, 0, 0)
         self._updates = 0  # that the metrics hold
@@ -136,8 +131,7 @@ class Run(Stateful):
         self._learned(metrics)
         self._watch(lambda watch: watch.on_episodes(len(step.episodes)))
         for episode in step.episodes:
-            self._returns.append(episode.return_)
-            self._lengths.append(episode.length)
+            self._episodes.append(self.steps, episode)
             self.summary.episodes += 1
         asked, signals = False, self._instruments.signals
         if signals.save_requested:
@@ -225,7 +219,7 @@ class Run(Stateful):
         s.steps_per_second = self.steps / max(self._stopwatch.training, 1e-9)
         s.steps = self.steps
         s.updates = self._agent.updates
-        s.return_mean = self._returns.mean if len(self._returns) else None
+        s.return_mean = self._episodes.return_mean
         s.rss_mb_peak = rss_mb_peak()
 
     def _next_event(self) -> int:
@@ -234,7 +228,8 @@ class Run(Stateful):
 
     def _write(self, scalars: dict[str, float]) -> None:
         self._instruments.directory.refuse_lost()
-        self._instruments.logger.write(self.steps, scalars, self._stopwatch.seconds)
+        seconds = self._stopwatch.seconds
+        self._instruments.logger.write(self.steps, scalars, seconds, *self._episodes.show())
         self.logged_step = self.steps
 
     def _evaluate(self) -> dict[str, float]:
@@ -273,10 +268,7 @@ class Run(Stateful):
             "time/updates_per_second": (now.updates - last.updates) / seconds,
         }
         scalars |= self._watch(lambda watch: watch.measure(self.steps)) or {}
-        if len(self._returns):
-            scalars["rollout/return_mean"] = self._returns.mean
-            scalars["rollout/length_mean"] = self._lengths.mean
-        scalars |= self._agent.scalars()
+        scalars |= self._episodes.scalars() | self._agent.scalars()
         scalars |= self._metrics.flush(check_step=self.steps)
         self._instruments.progress.show(
             Status(

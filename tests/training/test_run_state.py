@@ -27,11 +27,11 @@ PPO = (
 
 
 class Lines(list):
-    def write(self, step, scalars, wall_seconds):
+    def write(self, step, scalars, wall_seconds, episodes, returns):
         timeless = {
             tag: value for tag, value in scalars.items() if not tag.startswith(("time/", "memory/"))
         }
-        self.append((step, timeless))
+        self.append((step, timeless, episodes, returns))
 
 
 class Played:

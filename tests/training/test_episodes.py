@@ -1,0 +1,41 @@
+from envs.types import Episode
+from training.episodes import SHOWN, Episodes
+
+
+def test_each_episode_is_shown_once_and_the_returns_while_there_are_new_ones():
+    episodes = Episodes(1000)
+    assert episodes.show() == ([], []) and episodes.scalars() == {}
+    assert episodes.return_mean is None
+    episodes.append(10, Episode(0, 1.0, 10))
+    episodes.append(10, Episode(1, 3.0, 20))
+    assert episodes.show() == ([(10, 1.0), (10, 3.0)], [1.0, 3.0])
+    assert episodes.show() == ([], [])
+    episodes.append(30, Episode(0, 5.0, 30))
+    assert episodes.show() == ([(30, 5.0)], [1.0, 3.0, 5.0])
+    assert episodes.scalars() == {"rollout/return_mean": 3.0, "rollout/length_mean": 20.0}
+
+
+def test_of_many_between_two_lines_the_newest_are_shown():
+    episodes = Episodes(1000)
+    for step in range(500):
+        episodes.append(step, Episode(0, float(step), 1))
+    shown, returns = episodes.show()
+    assert shown == [(step, float(step)) for step in range(500 - SHOWN, 500)]
+    assert returns == [float(step) for step in range(400, 500)]
+
+
+def test_a_short_history_shows_what_it_has():
+    episodes = Episodes(3)
+    for step in range(9):
+        episodes.append(step, Episode(0, float(step), 1))
+    assert episodes.show() == ([(6, 6.0), (7, 7.0), (8, 8.0)], [6.0, 7.0, 8.0])
+
+
+def test_what_was_not_shown_when_a_run_was_saved_is_shown_when_it_goes_on():
+    saved = Episodes(1000)
+    saved.append(10, Episode(0, 1.0, 10))
+    saved.show()
+    saved.append(20, Episode(0, 2.0, 10))
+    other = Episodes(1000)
+    other.load_state_dict(saved.state_dict())
+    assert other.show() == saved.show() == ([(20, 2.0)], [1.0, 2.0])

@@ -1,0 +1,54 @@
+"""The scores of finished episodes: means over the last of them, and those not shown yet."""
+
+from __future__ import annotations
+
+from envs.types import Episode
+from memory.history import History
+from memory.state import Stateful
+
+# `rollout/return_mean` is over this many episodes, as published learning curves are.
+IN_MEAN = 100
+# At most so many of the episodes between two log lines are shown one by one.
+SHOWN = 20
+
+
+class Episodes(Stateful):
+    """The last finished episodes of training."""
+
+    state_names = ("_returns", "_lengths", "_steps", "_new")
+
+    def __init__(self, history: int) -> None:
+        self._returns = History(min(IN_MEAN, history))
+        self._lengths = History(min(IN_MEAN, history))
+        self._steps = History(min(SHOWN, history))
+        self._new = 0  # since they were shown
+
+    def append(self, step: int, episode: Episode) -> None:
+        """Count an episode that ended with this step."""
+        self._returns.append(episode.return_)
+        self._lengths.append(episode.length)
+        self._steps.append(step)
+        self._new += 1
+
+    @property
+    def return_mean(self) -> float | None:
+        """Return the mean return, None before the first episode's end."""
+        return self._returns.mean if len(self._returns) else None
+
+    def scalars(self) -> dict[str, float]:
+        """Return the means that are logged; none before the first episode's end."""
+        if not len(self._returns):
+            return {}
+        return {
+            "rollout/return_mean": self._returns.mean,
+            "rollout/length_mean": self._lengths.mean,
+        }
+
+    def show(self) -> tuple[list[tuple[int, float]], list[float]]:
+        """Return step and return of the newest not shown yet; and all returns if there are any."""
+        if not self._new:
+            return [], []
+        returns, steps = list(self._returns), [int(step) for step in self._steps]
+        many = min(self._new, len(steps))
+        self._new = 0
+        return list(zip(steps[-many:], returns[-many:], strict=True)), returns

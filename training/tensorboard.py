@@ -1,0 +1,203 @@
+"""TensorBoard's files, written directly: no thread, no queue, nothing that fails unseen."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from os import getpid
+from pathlib import Path
+
+import numpy as np
+from omegaconf import OmegaConf
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
+from tensorboard.plugins.custom_scalar.layout_pb2 import (
+    Category,
+    Chart,
+    Layout,
+    MultilineChartContent,
+)
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+from tensorboard.summary.writer.record_writer import RecordWriter
+from typing_extensions import override
+
+from training.sinks import Card, Record, Sink
+
+HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
+BUCKETS = 20
+# The Custom Scalars page, in the order in which people look: tags are regular expressions.
+CHARTS: dict[str, dict[str, list[str]]] = {
+    "score": {
+        "return": ["rollout/return_mean", "eval/return_mean"],
+        "return of single episodes": ["rollout/return"],
+        "episode length": ["rollout/length_mean"],
+    },
+    "learning": {
+        "loss": ["train/loss", "train/policy_loss", "train/value_loss"],
+        "gradient norm": ["train/grad_norm"],
+        "schedules": ["train/learning_rate", "train/epsilon", "train/beta"],
+        "values": ["train/q_mean", "train/td_error", "train/explained_variance"],
+        "policy": ["train/entropy", "train/approx_kl", "train/clip_fraction"],
+    },
+    "speed": {
+        "environment steps per second": ["time/steps_per_second"],
+        "updates per second": ["time/updates_per_second"],
+    },
+    "memory": {
+        "host, MB": ["memory/rss_mb", "memory/tree_pss_mb"],
+        "GPU, MB": ["memory/cuda_allocated_mb", "memory/cuda_reserved_mb"],
+        "growth, MB per million steps": ["memory/growth_mb_per_million_steps"],
+    },
+}
+
+
+class EventFile:
+    """One file: a record an event."""
+
+    def __init__(self, directory: Path) -> None:
+        # Two files opened within a second (after a disk error) must not share a name.
+        stamp = f"{time.time():.6f}".replace(".", "")
+        name = f"events.out.tfevents.{stamp}.{socket.gethostname()}.{getpid()}"
+        self._stream = (directory / name).open("xb")
+        self._records = RecordWriter(self._stream)
+        self.write(Event(file_version="brain.Event:2"))
+
+    def write(self, event: Event) -> None:
+        """Append an event and hand it to the system."""
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        self._stream.flush()
+
+    def values(self, step: int, values: Sequence[Summary.Value]) -> None:
+        """Append the values of a step."""
+        self.write(Event(step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Close the file; what a full disk refused before, it may refuse again."""
+        self._stream.close()
+
+
+class TensorBoard(Sink):
+    """Scalars, histograms, and the pages that say what the run is."""
+
+    def __init__(self, directory: Path, card: Card | None = None) -> None:
+        self._directory, self._card = directory, card
+        self._file: EventFile | None = None
+        self._begun = False
+
+    @override
+    def write(self, record: Record) -> None:
+        values = _scalars(record.scalars)
+        if record.returns:
+            values.append(_histogram("rollout/returns", record.returns))
+        try:
+            file = self._file or self._begin(0)
+            for step, value in record.episodes:
+                file.values(step, _scalars({"rollout/return": value}))
+            file.values(record.step, values)
+        except OSError:
+            self.close()
+            raise
+
+    @override
+    def continue_after(self, step: int) -> None:
+        try:
+            self._begin(step, goes_on=True)
+        except OSError:
+            self.close()
+            raise
+
+    def _begin(self, step: int, *, goes_on: bool = False) -> EventFile:
+        """Open a file; it says what the run is, unless another one has."""
+        self._file = file = EventFile(self._directory)
+        if goes_on or not self._begun:
+            # What other files hold of later steps never happened; the first one only says that
+            # the next will mean it.
+            start = SessionLog(status=SessionLog.START)
+            file.write(Event(step=step + 1 if goes_on else 0, session_log=start))
+            self._begun = True
+        if self._card is not None:
+            pages = [_command(self._card), _configuration(self._card)]
+            # The first file has these: what a continued run was told is not all that it is.
+            pages += [] if goes_on else [_chosen(self._card), _layout()]
+            file.values(step, pages)
+            self._card = None
+        return file
+
+    @override
+    def close(self) -> None:
+        # A record cut short would hide everything after it: the next goes into a new file.
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+
+def _scalars(values: Mapping[str, float]) -> list[Summary.Value]:
+    return [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+
+
+def _histogram(tag: str, values: Sequence[float]) -> Summary.Value:
+    counts, edges = np.histogram(values, BUCKETS)
+    histogram = HistogramProto(
+        min=min(values),
+        max=max(values),
+        num=len(values),
+        sum=float(np.sum(values)),
+        sum_squares=float(np.square(values).sum()),
+        bucket_limit=edges[1:].tolist(),
+        bucket=counts.tolist(),
+    )
+    return Summary.Value(tag=tag, histo=histogram)
+
+
+def _page(tag: str, plugin: str, text: bytes | None, content: bytes = b"") -> Summary.Value:
+    """Return a value for one of TensorBoard's plugins: a text, or nothing but its metadata."""
+    data = SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+    tensor = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(dim=[{"size": 0}]))
+    if text is not None:
+        tensor = TensorProto(dtype=DT_STRING, string_val=[text])
+    return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=data), tensor=tensor)
+
+
+def _command(card: Card) -> Summary.Value:
+    return _page("command", "text", f"    {card.command}".encode())
+
+
+def _configuration(card: Card) -> Summary.Value:
+    text = OmegaConf.to_yaml(OmegaConf.create(dict(card.config)))
+    return _page("configuration", "text", f"```yaml\n{text}```".encode())
+
+
+def _chosen(card: Card) -> Summary.Value:
+    """Return the run's row of the HParams page, whose scores are the last ones of its scalars."""
+    session = SessionStartInfo(group_name=card.name, start_time_secs=time.time())
+    for key, value in card.chosen().items():
+        if isinstance(value, bool):
+            session.hparams[key].bool_value = value
+        elif isinstance(value, str):
+            session.hparams[key].string_value = value
+        else:
+            session.hparams[key].number_value = value
+    content = HParamsPluginData(version=0, session_start_info=session).SerializeToString()
+    return _page(HPARAMS, "hparams", None, content)
+
+
+def _layout() -> Summary.Value:
+    """Return the order of the Custom Scalars page: returns come first, memory last."""
+    categories = [
+        Category(
+            title=title,
+            chart=[
+                Chart(title=name, multiline=MultilineChartContent(tag=[f"^{tag}$" for tag in tags]))
+                for name, tags in charts.items()
+            ],
+        )
+        for title, charts in CHARTS.items()
+    ]
+    return _page(LAYOUT, "custom_scalars", Layout(category=categories).SerializeToString())
