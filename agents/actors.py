@@ -56,7 +56,11 @@ class Greedy(Actor):
         if self._on_host is not None:
             return Decision(observed, self._choose(torch.from_numpy(self._on_host(obs))))
         with torch.inference_mode():
-            return Decision(observed, self._choose(self._network(observed)))
+            return Decision(observed, self.decide(observed))
+
+    def decide(self, observed: Tensor) -> Tensor:
+        """Return the best actions [N, …] for observations [N, …] on the network's device."""
+        return self._choose(self._network(observed))
 
 
 def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor:

@@ -103,8 +103,8 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
 
     from agents.registry import Sample, finished_policy
     from training.hardware import device_name, prepare_arithmetic, thread_count
+    from training.identity import plain_spec
     from training.opening import spawn
-    from training.saving import plain_spec
 
     run = chosen(args, settings)
     seeds = spawn(run.seed)

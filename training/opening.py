@@ -22,11 +22,12 @@ from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
 from training.hardware import device_name, prepare_arithmetic, thread_count
+from training.identity import facts_of, starting_weights
 from training.instruments import Instruments
 from training.logger import Logger, to_file
 from training.run import Run
 from training.run_directory import RunDirectory, RunDirectoryLostError
-from training.saving import Saver, facts_of, read_policy
+from training.saving import Saver
 from training.settings import Job
 from training.signals import StopSignals
 from training.sinks import Card
@@ -88,7 +89,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         agent.obey(signals.stop)
         facts = facts_of(job.config, env.spec, agent)
         if settings.init_from is not None and job.continues is None:
-            agent.start_from(read_policy(Path(settings.init_from), facts))
+            agent.start_from(starting_weights(Path(settings.init_from), facts))
         evaluator = None
         if settings.eval.every:
             seed = spawn(settings.seed).evaluation

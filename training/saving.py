@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from agents.base import Agent
-from envs.types import EnvSpec
 from envs.vector import VectorEnv
 from memory.errors import ExpectedError, NonFiniteError, describe
 from memory.state import Stateful, give
 from training.archive import finish_replacing, read_part, replace_archive
 from training.checkpoints import Checkpoints
 from training.files import Files
-from training.manifest import MANIFEST, CheckpointError, Saved, checked_facts, standing
+from training.manifest import CheckpointError, Saved
 from training.plain import finite
 from training.replay_blocks import OUTLINE, ReplaySave, load_replay
 from training.settings import CheckpointSettings
@@ -30,7 +24,6 @@ from training.timing import Interval
 log = logging.getLogger("steadyrl")
 
 POLICIES = ("policy", "policy-best")
-PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
 
 
 class Saver:
@@ -204,54 +197,3 @@ class Saver:
             replace_archive(self._files, self._directory / name, [("policy", weights)], facts)
         except OSError as error:
             log.warning("%s/ cannot be written: %s", name, error.strerror or error)
-
-
-def read_policy(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of a finished policy, if they fit this run's."""
-    place = standing(path if (path / MANIFEST).exists() else path / "policy")
-    theirs = checked_facts(place)
-    wrong = [
-        f"{key} is {theirs.get(key)} there and {facts[key]} here"
-        for key in ("agent", "weights")
-        if theirs.get(key) != facts[key]
-    ]
-    if wrong:
-        raise CheckpointError(f"init_from={path}: is of another kind: {'; '.join(wrong)}")
-    weights: dict[str, Tensor] = read_part(place, "policy")
-    return weights
-
-
-def facts_of(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
-    """Return what tells one run's checkpoints from another's, as JSON gives it back."""
-    return {
-        "config": config,
-        "agent": config["agent"]["name"],
-        "spec": plain_spec(spec),
-        "weights": {name: list(tensor.shape) for name, tensor in agent.weights().items()},
-        "versions": {
-            "python": platform.python_version(),
-            **{package: _version(package) for package in PACKAGES},
-        },
-    }
-
-
-def plain_spec(spec: EnvSpec) -> dict[str, Any]:
-    """Return what an environment offers as plain values."""
-    plain = dataclasses.asdict(spec)
-    plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
-    return _listed(plain)  # type: ignore[no-any-return]
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _listed(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_listed(item) for item in value]
-    return value
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a checkout
-        return None

@@ -1,0 +1,138 @@
+"""What everything that is saved says of its run, and networks built from that again."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from agents.actors import Greedy
+from agents.base import Agent
+from agents.registry import AgentSettings, agent_class, settings_type
+from envs.types import ActionSpec, EnvSpec
+from memory.errors import SettingError
+from training.archive import read_part
+from training.manifest import CheckpointError, checked_facts
+from training.policies import LAST, find_policy
+from training.typed import build
+
+PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
+
+
+class Whole(NamedTuple):
+    """A finished policy whose files were checked: what is known of it, and its weights."""
+
+    path: Path
+    facts: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+def read_policy(path: Path, *, best: bool = False) -> Whole:
+    """Read the policy of a run, or the one that `path` itself is."""
+    place = find_policy(path, best=best).path
+    facts = checked_facts(place)
+    weights = read_part(place, LAST)
+    tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
+    if not tensors:
+        raise CheckpointError(f"{place}: is no policy")
+    return Whole(place, facts, weights)
+
+
+def starting_weights(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights of a finished policy, if they fit this run's."""
+    policy = read_policy(path)
+    shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
+    theirs = {"agent": policy.facts.get("agent"), "weights": shapes}
+    wrong = [
+        f"{key} is {theirs[key]} there and {facts[key]} here"
+        for key in theirs
+        if theirs[key] != facts[key]
+    ]
+    if wrong:
+        raise CheckpointError(f"init_from={path}: is of another kind: {'; '.join(wrong)}")
+    return policy.weights
+
+
+class Deciding(nn.Module):
+    """A finished policy as one function, from observations to what the environment is sent."""
+
+    def __init__(self, network: nn.Module, actor: Greedy) -> None:
+        super().__init__()
+        self.network = network  # so that its weights count as this module's
+        self._decide = actor.decide
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return actions [N, …] for observations [N, …]."""
+        return self._decide(obs)
+
+
+def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
+    """Build the network and its choice out of what the policy says of itself."""
+    try:
+        spec = spec_of(policy.facts["spec"])
+        settings = agent_settings(policy.facts["config"])
+        cls = agent_class(settings.name)
+        network, actor = cls.policy(settings, spec, torch.device("cpu"))
+        network.load_state_dict(policy.weights)
+    except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{policy.path}: cannot act: {error}") from error
+    if not isinstance(actor, Greedy):
+        raise CheckpointError(f"{policy.path}: {settings.name} has no policy to be exported")
+    return Deciding(network, actor).requires_grad_(False), spec
+
+
+def agent_settings(config: Mapping[str, Any]) -> AgentSettings:
+    """Return the settings of a stored configuration's agent."""
+    values = config["agent"]
+    return build(settings_type(values["name"]), values, "agent.")
+
+
+def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
+    """Undo `plain_spec`."""
+    values = dict(plain)
+    action = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("action").items()}
+    kinds: dict[Any, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
+    kind = kinds[action.pop("kind")]
+    return EnvSpec(**values | {"frame_shape": tuple(values["frame_shape"])}, action=kind(**action))
+
+
+def facts_of(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
+    """Return what tells one run's checkpoints from another's, as JSON gives it back."""
+    return {
+        "config": config,
+        "agent": config["agent"]["name"],
+        "spec": plain_spec(spec),
+        "weights": {name: list(tensor.shape) for name, tensor in agent.weights().items()},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: _version(package) for package in PACKAGES},
+        },
+    }
+
+
+def plain_spec(spec: EnvSpec) -> dict[str, Any]:
+    """Return what an environment offers as plain values."""
+    plain = dataclasses.asdict(spec)
+    plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
+    return _listed(plain)  # type: ignore[no-any-return]
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout
+        return None
