@@ -43,7 +43,9 @@ class Checkpoints:
 
     def open(self) -> None:
         """Make the directory, and remove what a killed writer left in it."""
-        self.directory.mkdir(exist_ok=True)
+        if not self.directory.exists():
+            self._files.make_directory(self.directory)
+            self._files.sync_directory(self.directory.parent)
         remove_unfinished(self._files, self.directory)
 
     def save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:

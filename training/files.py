@@ -13,7 +13,7 @@ class Files:
 
     def make_directory(self, path: Path) -> None:
         """Create a directory that does not exist yet."""
-        path.mkdir(mode=0o755)
+        os.mkdir(path, 0o755)
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
         """Create a file, write all of it and wait until the disk has it."""

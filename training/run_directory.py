@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from memory.errors import ExpectedError, SettingError
-from training.files import write_whole
+from training.files import Files, write_whole
 
 LOCK = ".lock"
 CONFIG = "config.yaml"  # its presence says that a directory holds a run
@@ -156,8 +156,9 @@ class RunDirectory:
         missing = [each for each in (path, *path.parents) if not each.exists()]
         for each in reversed(missing):
             with suppress(FileExistsError):  # another run has just made it
-                each.mkdir()
+                Files().make_directory(each)
                 self._made.append(each)
+                Files().sync_directory(each.parent)
 
     def _take_lock(self) -> None:
         lock = self.path / LOCK

@@ -8,6 +8,8 @@ from typing import Any
 
 from training.files import Files
 
+DIRECTORY = -1  # in the place of a file's number
+
 
 class FailingFiles(Files):
     """Let the n-th operation fail; a write that fails leaves half of its bytes behind."""
@@ -60,6 +62,10 @@ class RecordedOs:
             self.log.append(("create", str(path)))
         return handle
 
+    def mkdir(self, path: Any, mode: int = 0o777) -> None:
+        os.mkdir(path, mode)
+        self.log.append(("mkdir", str(path)))
+
     def write(self, handle: int, data: Any) -> int:
         written = os.write(handle, data)
         self.log.append(("write", self._paths[handle], bytes(data[:written])))
@@ -92,15 +98,11 @@ def after_power_cut(log: list[tuple[Any, ...]], *, names_survive: bool) -> dict[
     live: dict[str, int] = {}
     durable: dict[str, int] = {}
 
-    def moved(names: dict[str, int], old: str, new: str) -> dict[str, int]:
-        return {
-            (new + name[len(old) :] if name == old or name.startswith(old + "/") else name): inode
-            for name, inode in names.items()
-        }
-
     renamed: list[tuple[str, str]] = []
     for kind, path, *rest in log:
-        if kind == "create":
+        if kind == "mkdir":
+            live[path] = DIRECTORY
+        elif kind == "create":
             inode = len(contents)
             contents[inode], forced[inode] = bytearray(), b""
             live[path] = inode
@@ -109,17 +111,34 @@ def after_power_cut(log: list[tuple[Any, ...]], *, names_survive: bool) -> dict[
         elif kind == "link":
             live[rest[0]] = live[path]
         elif kind == "rename":
-            live = moved(live, path, rest[0])
+            live = _moved(live, path, rest[0])
             renamed.append((path, rest[0]))
-        elif kind == "fsync" and path in live:
+        elif kind == "fsync" and live.get(path, DIRECTORY) != DIRECTORY:
             forced[live[path]] = bytes(contents[live[path]])
         elif kind == "fsync":  # a directory: what was renamed in it, then what was created in it
             for old, new in [pair for pair in renamed if os.path.dirname(pair[1]) == path]:
-                durable = moved(durable, old, new)
+                durable = _moved(durable, old, new)
                 renamed.remove((old, new))
             durable |= {name: i for name, i in live.items() if os.path.dirname(name) == path}
     names = live if names_survive else durable
-    return {name: forced[inode] for name, inode in names.items()}
+    return {name: forced[inode] for name, inode in _reachable(names, live).items()}
+
+
+def _moved(names: dict[str, int], old: str, new: str) -> dict[str, int]:
+    return {
+        (new + name[len(old) :] if name == old or name.startswith(old + "/") else name): inode
+        for name, inode in names.items()
+    }
+
+
+def _reachable(names: dict[str, int], live: dict[str, int]) -> dict[str, int]:
+    """Leave out the files in directories that were made, and are lost."""
+    lost = [name for name, inode in live.items() if inode == DIRECTORY and name not in names]
+    return {
+        name: inode
+        for name, inode in names.items()
+        if inode != DIRECTORY and not any(name.startswith(f"{path}/") for path in lost)
+    }
 
 
 def lay_out(disk: dict[str, bytes], source: Path, target: Path) -> None:

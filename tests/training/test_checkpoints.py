@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from disks import FailingFiles
+from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 
+import training.files
 from training.archive import Existing, read_part
 from training.checkpoints import Checkpoints
 from training.manifest import CheckpointError, checked_facts
+from training.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,6 +114,18 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert steps(checkpoints) == [3]
     assert (outside / "precious").read_text() == (directory / "notes.txt").read_text() == "mine"
     assert (directory / "step-1").is_dir()
+
+
+def test_a_power_cut_leaves_the_first_checkpoint_and_all_directories_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RecordedOs()
+    monkeypatch.setattr(training.files, "os", recorded)
+    with RunDirectory(tmp_path / "disk" / "outputs" / "run", {"config.yaml": ""}) as directory:
+        save(Checkpoints(directory.path / "checkpoints", keep=2), 1)
+    lay_out(after_power_cut(recorded.log, names_survive=False), tmp_path, tmp_path / "after")
+    left = tmp_path / "after" / "disk" / "outputs" / "run" / "checkpoints"
+    assert next(Checkpoints(left, keep=2).usable(anything)).step == 1
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
