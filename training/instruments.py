@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
+from training.filming import Filmer
 from training.logger import Logger
 from training.run_directory import RunDirectory
 from training.saving import Saver
@@ -23,3 +24,4 @@ class Instruments(NamedTuple):
     signals: StopSignals
     watch: MemoryWatch
     saver: Saver
+    filmer: Filmer

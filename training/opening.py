@@ -21,6 +21,7 @@ from memory.budget import plan_line
 from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
+from training.filming import Filmer
 from training.hardware import device_name, prepare_arithmetic, thread_count
 from training.identity import facts_of, starting_weights
 from training.instruments import Instruments
@@ -90,9 +91,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         facts = facts_of(job.config, env.spec, agent)
         if settings.init_from is not None and job.continues is None:
             agent.start_from(starting_weights(Path(settings.init_from), facts))
-        evaluator = None
+        evaluator, seed = None, spawn(settings.seed).evaluation
         if settings.eval.every:
-            seed = spawn(settings.seed).evaluation
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
         # Last, so that what cannot be built leaves no directory behind.
         if job.continues is None:
@@ -110,7 +110,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         logger = stack.enter_context(closing(Logger(directory.path, _card(job))))
         saver = Saver(settings.checkpoint, directory.path, facts)
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
-        instruments = Instruments(directory, logger, progress, evaluator, signals, watch, saver)
+        filmer = Filmer(settings, directory.path, seed=seed)
+        instruments = Instruments(
+            directory, logger, progress, evaluator, signals, watch, saver, filmer
+        )
         run = Run(job.settings, agent, instruments, _summary(job, directory.path))
         saver.attach(run, env, agent)
         stack.callback(saver.checkpoints.abandon)

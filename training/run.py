@@ -81,6 +81,7 @@ class Run(Stateful):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
+        self._instruments.filmer.continue_at(self.steps)
         self._next = self._next_event()
 
     @property
@@ -157,6 +158,7 @@ class Run(Stateful):
                 scalars |= self._scalars()
             if scalars:
                 self._write(scalars)
+            self._film()
         self._next = self._next_event()
 
     def _learned(self, metrics: Metrics | None) -> None:
@@ -203,6 +205,7 @@ class Run(Stateful):
         # What these steps made due is done, should the run go on one day.
         self._log_due.due(self.steps)
         self._eval_due.due(self.steps)
+        self._film()
         return True
 
     def fail(self, status: str) -> None:
@@ -223,7 +226,7 @@ class Run(Stateful):
         s.rss_mb_peak = rss_mb_peak()
 
     def _next_event(self) -> int:
-        upcoming = (self._log_due.next, self._eval_due.next)
+        upcoming = (self._log_due.next, self._eval_due.next, self._instruments.filmer.next)
         return min(step for step in (*upcoming, self._total) if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
@@ -247,6 +250,10 @@ class Run(Stateful):
             result.episodes,
         )
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
+
+    def _film(self) -> None:
+        with self._stopwatch.pause():
+            self._instruments.filmer.shoot(self._agent, self.steps, lambda: self.stopped)
 
     def _note(self, result: Evaluation) -> None:
         s = self.summary

@@ -22,10 +22,12 @@ class EvalSettings:
     every: int
     episodes: int
     max_episode_steps: int
+    video_every: int
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise SettingError("every", self.every, "must be 0 (never) or more")
+        for name in ("every", "video_every"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
         for name in ("episodes", "max_episode_steps"):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be 1 or more")

@@ -56,8 +56,11 @@ def opened(job, agent, lines):
         reached=lambda: None,
         write_policy=lambda name, step, score: None,
         finish=lambda step, score: None,
+        next=None,
+        shoot=lambda agent, step, stopped: None,
+        continue_at=lambda step: None,
     )
-    instruments = Instruments(nothing, lines, nothing, Played(), nothing, nothing, nothing)
+    instruments = Instruments(nothing, lines, nothing, Played(), *[nothing] * 4)
     return Run(job.settings, agent, instruments, Summary("failed", "", "", "", 0))
 
 
