@@ -176,7 +176,7 @@ class RolloutBuffer(Stateful):
         """Take back what `state_dict` gave; advantages are computed anew by `finish`."""
         self.clear()
         t = int(state["position"])
-        if t > self._steps or state["obs"].shape[1:] != self.obs.shape[1:]:
+        if not 0 <= t <= self._steps or state["obs"].shape[1:] != self.obs.shape[1:]:
             saved, here = tuple(state["obs"].shape), tuple(self.obs.shape)
             raise ValueError(f"rollout: saved observations {saved} do not fit into {here}")
         for name in ("obs", "action", "log_prob", "value", "reward"):

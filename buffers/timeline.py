@@ -8,11 +8,13 @@ is complete or its episode has ended, and *dead* before the ring overwrites anyt
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from buffers.kernel import kernel, touched_zeros
 from memory.state import Stateful
@@ -223,6 +225,23 @@ class Timeline(Stateful):
     def pick(self, uniform: NDArray[np.float64], index: NDArray[np.int64]) -> None:
         """Write one sampleable id per number in [0, 1), all equally likely."""
         pick_uniform(self._alive, self._cursors, uniform, index)
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state back, if no kernel would be led outside of the arrays by it."""
+        super().load_state_dict(state)
+        span, first, count = self._alive.shape[1], self._cursors[FIRST], self._cursors[COUNT]
+        fits = (
+            isinstance(self.row, int)
+            and self.row >= -1
+            and self.count == count.sum()
+            and ((first >= 0) & (first < span) & (count >= 0) & (count <= span)).all()
+            and ((self._alive >= 0) & (self._alive < self._rows)).all()
+            and ((self._cursors[OPEN] >= 0) & (self._cursors[OPEN] <= self.row + 1)).all()
+        )
+        if not fits:
+            self.clear()
+            raise ValueError("replay: its cursors lead nowhere")
 
     def clear(self) -> None:
         """Forget everything; the memory stays."""

@@ -90,7 +90,7 @@ def take(current: Any, saved: Any) -> Any:
         for key in current:
             current[key] = _take_inside(current[key], saved, key, "a mapping")
     else:
-        return saved
+        return _of_kind(current, saved)
     return current
 
 
@@ -102,6 +102,17 @@ def _take_inside(current: Any, saved: Any, key: str, of: str) -> Any:
         return take(current, saved[key])
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
+
+
+def _of_kind(current: Any, saved: Any) -> Any:
+    """Return `saved`, a plain value that can stand where `current` does; None can anywhere."""
+    for kinds in ((bool,), (int, float), (str,), (list, tuple)):
+        if isinstance(current, kinds) and saved is not None:
+            if not isinstance(saved, kinds) or (isinstance(saved, bool) and bool not in kinds):
+                found, here = type(saved).__name__, type(current).__name__
+                raise ValueError(f"saved as {found}, here it is {here}")
+            break
+    return saved
 
 
 def _of_shape(shape: Any, saved: Any) -> Any:

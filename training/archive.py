@@ -50,37 +50,43 @@ def write_archive(
     path: Path,
     parts: Iterable[tuple[str, Any]],
     facts: Mapping[str, Any],
-) -> None:
+) -> frozenset[str]:
     """Write parts (name, plain state) and `facts` (plain) to the new directory `path`.
+
+    Return the files that are new, rather than another archive's too.
 
     Parts are taken one by one, so that they need not all be in memory at once.
     """
     temporary = path.with_name(TEMPORARY + path.name)
     files.remove(temporary)
     try:
-        _fill(files, temporary, parts, facts)
+        new = _fill(files, temporary, parts, facts)
         files.rename(temporary, path)
     except OSError:
         with suppress(OSError):  # what is smaller may still fit on a disk that is full
             files.remove(temporary)
         raise
     files.sync_directory(path.parent)
+    return new
 
 
 def _fill(
     files: Files, temporary: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
-) -> None:
+) -> frozenset[str]:
     files.make_directory(temporary)
-    entries: dict[str, Any] = {}
+    linked: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     for part, state in parts:
         if isinstance(state, Existing):
-            entries |= _link(files, temporary, part, state)
+            linked |= _link(files, temporary, part, state)
         else:
-            entries |= _write(files, temporary, part, state)
+            written |= _write(files, temporary, part, state)
+    entries = linked | written
     manifest = {"format": FORMAT, "facts": dict(facts), "files": entries}
     manifest["sha256"] = seal(manifest)
     files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
     files.sync_directory(temporary)
+    return frozenset(written)
 
 
 def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, Any]:

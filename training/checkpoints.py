@@ -72,8 +72,8 @@ class Checkpoints:
         path = self._free_name(step)
         try:
             self.open()
-            write_archive(self._files, path, parts, facts)
-            checked_facts(path)
+            new = write_archive(self._files, path, parts, facts)
+            checked_facts(path, only=new)  # what is linked was checked when it was new
             self.last, self._failing = path, False
             self._prune()
         except Exception as error:  # whatever it is, training goes on

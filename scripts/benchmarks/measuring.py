@@ -15,7 +15,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from agents.base import Agent
+from agents.base import Agent, Decision
 from envs.types import Step
 from envs.vector import VectorEnv
 from memory.metrics import Metrics
@@ -69,6 +69,15 @@ class Slice:
     def due(self) -> bool:
         """Whether the run is to report."""
         return self._run.due
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked the run to end."""
+        return self._run.stopped
+
+    def kept(self) -> tuple[Decision, Step] | None:
+        """Return what a signal left of a row."""
+        return self._run.kept()
 
     def report(self) -> None:
         """Hand on to the run."""
