@@ -31,6 +31,7 @@ BACKENDS: dict[str, Callable[..., Backend]] = {
     "ale": AtariBackend,
     "envpool": EnvPoolBackend,
 }
+BATCHES = ("native", "ale", "envpool")  # make no single environments
 # From this many environments on, one batch of array operations beats the plain loop.
 NATIVE_FROM = 8
 # What a process costs per step. A step that is cheaper is done sooner than it is handed over.
@@ -54,6 +55,7 @@ def build_shown_env(settings: ShownSettings, *, seed: int) -> VectorEnv:
     if settings.backend == "envpool":
         raise SettingError("backend", "envpool", "EnvPool's environments draw no pictures")
     with _making(settings, EnvironmentFailedError):
+        choose_backend(settings)  # refuses what training would
         return VectorEnv(ProcessBackend(settings, seed=seed), frame_stack=settings.frame_stack)
 
 
@@ -95,6 +97,17 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
 
 def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:
     """Return the backend to use, with `auto` the fastest, and why."""
+    name, why = _fastest(settings)
+    if settings.wrappers and name in BATCHES:
+        raise SettingError(
+            "wrappers",
+            settings.wrapping[0].name,
+            f"backend {name} steps all environments as one batch, which nothing is put around",
+        )
+    return name, why
+
+
+def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
     backend = settings.backend
     if backend == "envpool" or (backend == "async" and brings_its_module(settings.id)):
         return backend, "as set"
@@ -105,7 +118,8 @@ def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:
         return "ale", "an Atari game"
     if backend != "auto":
         return backend, "as set"
-    if settings.num_envs >= NATIVE_FROM and spec.vector_entry_point is not None:
+    batched = settings.num_envs >= NATIVE_FROM and not settings.wrappers
+    if batched and spec.vector_entry_point is not None:
         return "native", f"{settings.num_envs} environments in one batch"
     return _sync_or_async(settings)
 

@@ -6,7 +6,6 @@ import difflib
 import importlib
 import importlib.util
 import re
-import traceback
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
+from envs.foreign import import_foreign
 from envs.settings import EnvSettings
-from memory.errors import SettingError, describe, one_line
+from envs.wrapping import wrap
+from memory.errors import SettingError
 
 # Packages that bring environments: the start of an id → (module, extra that installs it).
 PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
@@ -65,7 +66,8 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             env = gym.make(spec, disable_env_checker=True, **drawn, **settings.kwargs)
-            return FreshStickyAction(env) if spec.entry_point == MINATAR else env
+            env = FreshStickyAction(env) if spec.entry_point == MINATAR else env
+            return wrap(env, settings.wrapping)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise SettingError("id", settings.id, _missing(spec, error)) from None
     except TypeError as error:
@@ -108,29 +110,10 @@ def _import_module_of(env_id: str) -> str:
     module, colon, name = env_id.rpartition(":")
     if not colon:
         return env_id
-    if not name or not all(part.isidentifier() for part in module.split(".")):
+    if not name:
         raise SettingError("id", env_id, "before the colon stands a module, after it an id")
-    try:
-        importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a user's module may do anything
-        what = describe(error)
-        if isinstance(error, ModuleNotFoundError):
-            what = str(error)
-        elif isinstance(error, SyntaxError):  # its own text names the place as well
-            what = f"SyntaxError: {error.msg}"
-        reason = f"cannot import {module}: {what}{_where(error)}"
-        raise SettingError("id", env_id, one_line(reason)) from error
+    import_foreign(module, "id", env_id)
     return name
-
-
-def _where(error: BaseException) -> str:
-    """Name the file and the line that an import failed in, if it began at all."""
-    if isinstance(error, SyntaxError):
-        return f" ({error.filename}, line {error.lineno})"
-    ours = (__file__, importlib.__file__)
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen")]
-    return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
 
 
 def nearest_id(env_id: str, known_ids: Iterable[str]) -> str:

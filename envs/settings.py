@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from memory.errors import SettingError
 
@@ -23,6 +23,27 @@ RESERVED = {
     "vector_kwargs": "use env.backend",
     "disable_env_checker": "the first steps are always checked",
 }
+
+
+class Wrapping(NamedTuple):
+    """One wrapper: a name of Gymnasium's or `module:Class`, and its keyword arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    @classmethod
+    def read(cls, written: str | dict[str, Any]) -> Wrapping:
+        """Read a name, or one name with its arguments."""
+        pairs: dict[Any, Any] = {written: {}} if isinstance(written, str) else written
+        (name, given), *more = pairs.items() or [(None, None)]
+        arguments = {} if given is None else given
+        named = isinstance(arguments, dict) and all(isinstance(key, str) for key in arguments)
+        if more or not (isinstance(name, str) and name and named):
+            form = "write a name, or {name: {argument: value}}"
+            raise SettingError("wrappers", written, form)
+        return cls(name, arguments)
+
+
 BackendName = Literal["auto", "sync", "async", "native", "ale", "envpool"]
 
 
@@ -35,6 +56,7 @@ class EnvSettings:
     backend: BackendName
     frame_stack: int
     kwargs: dict[str, Any]
+    wrappers: tuple[str | dict[str, Any], ...]  # names, or {name: arguments}; innermost first
     step_timeout: float  # seconds one environment may take for one step; processes only
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
 
@@ -71,6 +93,12 @@ class EnvSettings:
                 reason = f"must be at most {most:,}: {why}"
                 raise SettingError(field, getattr(self, field), reason)
         self._refuse_keywords()
+        _ = self.wrapping  # which refuses what it cannot read
+
+    @property
+    def wrapping(self) -> tuple[Wrapping, ...]:
+        """The wrappers with their arguments."""
+        return tuple(map(Wrapping.read, self.wrappers))
 
     def _refuse_keywords(self) -> None:
         for key, value in self.kwargs.items():

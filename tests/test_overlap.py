@@ -20,6 +20,7 @@ SETTINGS = EnvSettings(
     backend="async",
     frame_stack=1,
     kwargs={},
+    wrappers=(),
     step_timeout=30.0,
     max_restarts=0,
 )

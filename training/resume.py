@@ -73,13 +73,26 @@ def refuse_foreign(checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[s
     for key, value in leaves(config):
         if "${" in f"{key}{value}":
             raise CheckpointError(f"{checkpoint}: {key}={show(value)} is no value but a reference")
-    env, asked = config.get("env"), fresh["env"]["id"]
-    name = env.get("id") if isinstance(env, Mapping) else None
-    if isinstance(name, str) and ":" in name and name != asked:
-        raise CheckpointError(
-            f"{checkpoint}: env.id={show(name)} imports a module, which a checkpoint cannot ask "
-            f"for: type env.id={show(name)} too"
-        )
+    asked = {name for _, name in modules(fresh["env"])}
+    for key, name in modules(config.get("env")):
+        if name not in asked:
+            raise CheckpointError(
+                f"{checkpoint}: {key}={show(name)} imports a module, which a checkpoint cannot ask "
+                f"for: type {key}=… with it too"
+            )
+
+
+def modules(env: object) -> list[tuple[str, str]]:
+    """Return the keys and names below `env` for which somebody's own module is imported."""
+    if not isinstance(env, Mapping):
+        return []
+    named = [("env.id", env.get("id"))]
+    wrappers = env.get("wrappers")
+    for each in wrappers if isinstance(wrappers, list | tuple) else ():
+        named += [
+            ("env.wrappers", name) for name in (each if isinstance(each, Mapping) else [each])
+        ]
+    return [(key, name) for key, name in named if isinstance(name, str) and ":" in name]
 
 
 def continued(

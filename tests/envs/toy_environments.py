@@ -174,6 +174,7 @@ def settings(env_id=COUNTER, **changes):
         "backend": "sync",
         "frame_stack": 1,
         "kwargs": {},
+        "wrappers": (),
         "step_timeout": 20.0,
         "max_restarts": 0,
     }
