@@ -82,6 +82,10 @@ class RecordedOs:
         os.rename(old, new)
         self.log.append(("rename", str(old), str(new)))
 
+    def replace(self, old: Any, new: Any) -> None:
+        os.replace(old, new)
+        self.log.append(("rename", str(old), str(new)))
+
     def link(self, old: Any, new: Any, **options: Any) -> None:
         os.link(old, new, **options)
         self.log.append(("link", str(old), str(new)))

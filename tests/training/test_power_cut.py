@@ -1,0 +1,47 @@
+"""What was reported as written has its name after a power cut, also where it replaced another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from disks import RecordedOs, after_power_cut
+
+import training.files
+from training.archive import OLD, finish_replacing, replace_archive, write_archive
+from training.files import Files, write_whole
+from training.manifest import MANIFEST
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> RecordedOs:
+    recorded = RecordedOs()
+    monkeypatch.setattr(training.files, "os", recorded)
+    return recorded
+
+
+def survives(recorded: RecordedOs, path: Path, content: bytes) -> bool:
+    return after_power_cut(recorded.log, names_survive=False).get(str(path)) == content
+
+
+def test_a_policy_that_was_replaced(tmp_path: Path, recorded: RecordedOs) -> None:
+    path = tmp_path / "policy"
+    for number in (1, 2):
+        replace_archive(Files(), path, [("policy", {})], {"step": number})
+        assert survives(recorded, path / MANIFEST, (path / MANIFEST).read_bytes())
+
+
+def test_a_policy_whose_replacing_was_finished_later(tmp_path: Path, recorded: RecordedOs) -> None:
+    path = tmp_path / "policy"
+    write_archive(Files(), path.with_name(OLD + path.name), [("policy", {})], {})
+    finish_replacing(Files(), path)
+    assert survives(recorded, path / MANIFEST, (path / MANIFEST).read_bytes())
+
+
+def test_a_file_that_is_replaced_is_on_the_disk_before_it_has_the_name(
+    tmp_path: Path, recorded: RecordedOs
+) -> None:
+    write_whole(tmp_path / "a.json", "{}")
+    (created, temporary), (forced, _), (renamed, *names) = recorded.log
+    assert (created, forced, renamed) == ("create", "fsync", "rename")
+    assert names == [temporary, str(tmp_path / "a.json")]
