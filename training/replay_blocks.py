@@ -47,7 +47,6 @@ class ReplaySave:
         """Yield the parts of the checkpoint, oldest rows first: those are overwritten first."""
         try:
             known = part_names(self._before) if self._before else frozenset()
-            yield OUTLINE, self._outline
             first, last = self._oldest // self._size, self._row // self._size
             for number in range(first, last):
                 name = block_name(number)
@@ -62,6 +61,7 @@ class ReplaySave:
             tail = self._rows(max(self._oldest, last * self._size), self._row + 1)
             self._let_go(self._row + 1)
             yield TAIL, tail
+            yield OUTLINE, self._outline
         finally:
             self.close()
 

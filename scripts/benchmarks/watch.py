@@ -1,14 +1,26 @@
-"""What watching memory costs a run: the same training with and without it, in turns."""
+"""What watching memory costs a run, and what saving does: with and without it, in turns."""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
 
+import numpy as np
+import psutil
+import torch
+
+from buffers.replay import build_replay
+from buffers.settings import ReplaySettings
 from memory.watch import MemoryWatch
 from scripts.benchmarks.measuring import Ours, Stopwatch, ours, take_turns
+from training.checkpoints import Checkpoints
+from training.replay_blocks import ReplaySave
 
 # A limit nobody reaches turns its checks on; leaks and caches are watched by default.
 WATCHED = ("memory.limit_mb=1e9", "total_steps=1e9", "eval.every=0")
@@ -36,7 +48,16 @@ class Blind(MemoryWatch):
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `watch` to the benchmark command."""
+    """Add `watch`, `save` and `saved-replay` to the benchmark command."""
+    parser = subparsers.add_parser("saved-replay", help=save_replay.__doc__)
+    parser.add_argument("--rows", type=int, default=150_000, help="of 84x84 bytes")
+    parser.set_defaults(run=save_replay)
+    parser = subparsers.add_parser("save", help=compare_saving.__doc__)
+    parser.add_argument("--steps", type=int, default=1_000, help="per turn")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=30.0, help="between checkpoints")
+    parser.add_argument("--set", nargs="*", default=["agent=dqn", "env=cartpole"])
+    parser.set_defaults(run=compare_saving)
     parser = subparsers.add_parser("watch", help=__doc__)
     parser.add_argument("--steps", type=int, default=1_000, help="per turn")
     parser.add_argument("--rounds", type=int, default=60)
@@ -82,3 +103,89 @@ def time_calls(contestant: Ours) -> Stopwatch:
     for method in METHODS:
         clock.wrap(contestant.run._instruments.watch, method, method)
     return clock
+
+
+def compare_saving(args: argparse.Namespace) -> None:
+    """Train with checkpoints and without, in turns."""
+    overrides = (*args.set, "total_steps=1e9", "eval.every=0")
+    with ExitStack() as stack:
+        saved = stack.enter_context(ours(*overrides, f"checkpoint.seconds={args.seconds}"))
+        plain = stack.enter_context(ours(*overrides, "checkpoint.seconds=0"))
+        for contestant in (saved, plain):
+            contestant.train(args.steps)
+        turns = take_turns(
+            {"saved": lambda: saved.train(args.steps), "plain": lambda: plain.train(args.steps)},
+            rounds=args.rounds,
+            calls=1,
+        )
+    # Sums, not medians: most turns meet no checkpoint.
+    totals = {name: sum(seconds) for name, seconds in turns.items()}
+    for name, total in totals.items():
+        print(f"{name:8} {args.steps * args.rounds / total:10,.0f} steps/s")
+    print(f"slower by {totals['saved'] / totals['plain'] - 1:+.2%} over {args.rounds} turns")
+
+
+def save_replay(args: argparse.Namespace) -> None:
+    """Save a filled replay twice while it is added to; trace pauses, and memory every 5 ms."""
+    settings = ReplaySettings(
+        capacity=args.rows, prioritized=True, alpha=0.6, beta_start=0.4, beta_end=1.0, device="cpu"
+    )
+    replay = build_replay(
+        settings, frame_shape=(1, 84, 84), dtype="uint8", frame_stack=4, num_envs=1, n_step=3,
+        gamma=0.99, device=torch.device("cpu"), seed=0,
+    )  # fmt: skip
+    obs = np.random.default_rng(0).integers(0, 255, (1, 4, 84, 84), dtype=np.uint8)
+    no, action, reward = np.zeros(1, np.bool_), np.zeros(1, np.int64), np.zeros(1, np.float32)
+
+    def row(save: ReplaySave | None) -> float:
+        begin = time.perf_counter()
+        if save is not None:
+            save.keep_up()
+        replay.add(action, reward, no, no, ~no, obs)
+        replay.update_priorities(replay.sample(32, beta=0.5).index, torch.rand(32))
+        return time.perf_counter() - begin
+
+    replay.start(obs)
+    for _ in range(args.rows + 500):
+        replay.add(action, reward, no, no, ~no, obs)
+    print(f"a replay of {replay.nbytes / 1e6:,.0f} MB; milliseconds of a row, added and learned")
+    print("| | seconds | p50 | p99 | most | extra MB |\n|---|---:|---:|---:|---:|---:|")
+    _print_rows("no save", 0.0, [row(None) for _ in range(5000)], 0.0)
+    with tempfile.TemporaryDirectory() as folder, memory_traced() as extra:
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=2)
+        for number in range(2):
+            begin = time.perf_counter()
+            save = ReplaySave(replay, checkpoints.last)
+            checkpoints.save(number, save.parts(), {})
+            times = [time.perf_counter() - begin]
+            while checkpoints.busy:
+                times.append(row(save))
+            name = ("first save", "second save")[number]
+            _print_rows(name, checkpoints.save_seconds, times, extra())
+            for _ in range(3000):
+                row(None)
+
+
+def _print_rows(name: str, seconds: float, times: list[float], extra: float) -> None:
+    p50, p99, most = (1e3 * value for value in (*np.percentile(times, [50, 99]), max(times)))
+    print(f"| {name} | {seconds:.1f} | {p50:.2f} | {p99:.1f} | {most:.1f} | {extra:.0f} |")
+
+
+@contextmanager
+def memory_traced() -> Iterator[Callable[[], float]]:
+    """Yield what says by how many MB the process has been larger than it was."""
+    process, over = psutil.Process(), threading.Event()
+    before = peak = process.memory_info().rss
+
+    def trace() -> None:
+        nonlocal peak
+        while not over.wait(0.005):
+            peak = max(peak, process.memory_info().rss)
+
+    thread = threading.Thread(target=trace, daemon=True)
+    thread.start()
+    try:
+        yield lambda: (peak - before) / 1e6
+    finally:
+        over.set()
+        thread.join()
