@@ -198,7 +198,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(
-        prog="compare.py",
         description=lines[0],
         epilog="\n".join(
             [

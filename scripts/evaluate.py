@@ -55,7 +55,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        prog="evaluate",
     )
     parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
     parser.add_argument("--best", action="store_true", help="take policy-best/ of the run")
@@ -215,7 +214,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
 
 
 def main() -> None:
-    """Run the program."""
+    """Run the program; a signal ends it."""
     with ended_by_signals():
         command()
 

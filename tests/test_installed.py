@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from command import QUICK, ROOT
 
+from steadyrl import PROGRAMS
+
 PIP = ("install", "-q", "--no-index", "--no-deps", "--no-build-isolation")
 
 
@@ -51,6 +53,9 @@ def test_the_command_trains_where_it_is_called(installed, tmp_path):
     [path] = Path(tmp_path, "outputs").rglob("summary.json")
     summary = json.loads(path.read_text())
     assert (summary["status"], summary["steps"]) == ("finished", 300)
+    done = steadyrl(installed, tmp_path, "evaluate", str(path.parent), "--episodes", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["returns"]) == 2
 
 
 def test_the_command_helps_and_refuses(installed, tmp_path):
@@ -60,3 +65,17 @@ def test_the_command_helps_and_refuses(installed, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean cartpole_ppo?" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_is_there_by_its_name(installed, tmp_path, program):
+    (tmp_path / "scripts").mkdir()  # what the user calls so is not ours
+    done = steadyrl(installed, tmp_path, program, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: steadyrl {program}" in done.stdout
+
+
+def test_every_script_that_is_a_program_can_be_called():
+    """All but those that are about this repository."""
+    there = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert there - {"benchmark", "soak"} == set(PROGRAMS)
