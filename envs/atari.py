@@ -62,7 +62,7 @@ class AtariBackend(BatchBackend):
         """Finish the step and fill the row, whose scores go by games and not by lives."""
         observations, reward, game_over, time_up, info = self.env.recv()
         lives, begun, new_life = info["lives"], self._done.copy(), self._new_life
-        self._fill(row, observations[:, 0], reward, game_over, time_up)
+        self._fill(row, observations[:, 0], reward, game_over, time_up, info)
         row.ends = Ends(reward, begun=begun, ended=self._done.copy(), skipped=new_life.copy())
         row.valid &= ~new_life
         for array in (row.reward, row.terminated, row.truncated):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.faults import Faults
+from envs.info import read_infos
 from envs.row import Row
 from envs.settings import EnvSettings
 from envs.single import Remarks, episode_seed
@@ -27,15 +29,16 @@ class BatchBackend(Backend):
         self, settings: EnvSettings, encoder: Encoder, action: ActionSpec, *, seed: int
     ) -> None:
         n = settings.num_envs
-        self.spec = EnvSpec.of(settings.id, n, encoder, action)
+        self.spec = EnvSpec.of(settings, encoder, action)
         self.faults = Faults(settings.max_restarts)
         self._write = encoder.write
         self._seed = seed
         self._starts = 0  # how often all environments were started; each start has its own seeds
         self._cut = False  # the next row starts all environments
         self._done = np.ones(n, np.bool_)  # whose next row is a reset
+        self._say = Remarks(settings.id)
         if settings.checked:
-            Remarks(settings.id)(encoder.remark)
+            self._say(encoder.remark)
 
     @abstractmethod
     def _reset(self, seeds: list[int]) -> Any:
@@ -92,6 +95,7 @@ class BatchBackend(Backend):
         reward: Any,
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
+        info: Mapping[str, Any],
     ) -> None:
         """Write a row in which those that were done have reset."""
         self._write(observations, row.obs, (self.spec.num_envs,))
@@ -100,6 +104,8 @@ class BatchBackend(Backend):
         row.terminated[:] = terminated & row.valid
         row.truncated[:] = truncated & row.valid
         np.logical_or(terminated, truncated, out=self._done)
+        if self.spec.info_metrics and self._done.any():
+            read_infos(info, self.spec.info_metrics, row.info, self._say)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the plain state: of the simulator itself where it can be taken."""

@@ -55,7 +55,7 @@ class EnvPoolBackend(BatchBackend):
         self._env.send(np.asarray(self._decode(action), self._env.action_space.dtype))
 
     def _receive(self, row: Row) -> None:
-        self._fill(row, *self._env.recv()[:4])
+        self._fill(row, *self._env.recv())
 
 
 def _kwargs(settings: EnvSettings) -> dict[str, Any]:

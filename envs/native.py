@@ -45,7 +45,7 @@ class NativeBackend(BatchBackend):
         self._to_do = np.asarray(self._decode(action), self._action_dtype)
 
     def _receive(self, row: Row) -> None:
-        self._fill(row, *self._env.step(self._to_do)[:4])
+        self._fill(row, *self._env.step(self._to_do))
 
     def _save(self) -> dict[str, Any] | None:
         """Return numbers, arrays and generator of a simulator that consists of nothing else."""

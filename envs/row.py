@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,11 +44,16 @@ class Row:
         shape = (n, *spec.frame_shape)
         of_floats = n * size if spec.dtype == "float32" else 0
         self._floats = block[: 4 * (n + of_floats)].view(np.float32)
+        block = block[self._floats.nbytes :]
+        names = len(spec.info_metrics)
+        # Where an episode ends: what its environment reports, and NaN where it does not.
+        self.info = block[: 4 * n * names].view(np.float32).reshape(n, names)
+        block = block[self.info.nbytes :]
         self.reward = self._floats[:n]
-        flags = block[self._floats.nbytes : self._floats.nbytes + 3 * n].view(np.bool_)
+        flags = block[: 3 * n].view(np.bool_)
         self._flags = flags
         self.terminated, self.truncated, self.valid = flags.reshape(3, n)
-        images = block[self._floats.nbytes + 3 * n :]
+        images = block[3 * n :]
         self.obs: NDArray[Any] = (self._floats[n:] if of_floats else images).reshape(shape)
         self.frames = list(self.obs)  # one view per environment
         self._ordinary = bytes(2 * n) + b"\1" * n
@@ -91,7 +97,7 @@ class Row:
 def row_bytes(spec: EnvSpec) -> int:
     """Return how many bytes the block of one row takes."""
     frame = math.prod(spec.frame_shape) * (4 if spec.dtype == "float32" else 1)
-    return spec.num_envs * (frame + 4 + 3)
+    return spec.num_envs * (frame + 4 + 4 * len(spec.info_metrics) + 3)
 
 
 class SharedRows:
@@ -136,7 +142,8 @@ class EpisodeStatistics(Stateful):
 
     state_names = ("_return", "_rows", "_begin")
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, info_metrics: Sequence[str] = ()) -> None:
+        self._names = info_metrics
         self._return = np.zeros(num_envs)
         self._rows = 0  # rows recorded
         self._begin = np.zeros(num_envs, np.int64)  # rows recorded before the episode's first
@@ -155,20 +162,30 @@ class EpisodeStatistics(Stateful):
         if row.ends is not None:
             self._return += row.ends.reward
             self._begin += row.ends.skipped
-            return self._close(row.ends.begun, row.ends.ended)
+            return self._close(row.ends.begun, row.ends.ended, row)
         self._return += row.reward
         if row.is_ordinary():
             return ()
-        return self._close(~row.valid, row.terminated | row.truncated)
+        return self._close(~row.valid, row.terminated | row.truncated, row)
 
-    def _close(self, begun: NDArray[np.bool_], ended: NDArray[np.bool_]) -> tuple[Episode, ...]:
+    def _close(
+        self, begun: NDArray[np.bool_], ended: NDArray[np.bool_], row: Row
+    ) -> tuple[Episode, ...]:
         self._restart(begun)
         finished = tuple(
-            Episode(env, float(self._return[env]), int(self._rows - self._begin[env]))
+            Episode(
+                env,
+                float(self._return[env]),
+                int(self._rows - self._begin[env]),
+                {k: v for k, v in self._reported(row, env) if math.isfinite(v)},
+            )
             for env in np.flatnonzero(ended).tolist()
         )
         self._restart(ended)
         return finished
+
+    def _reported(self, row: Row, env: int) -> Iterator[tuple[str, float]]:
+        return zip(self._names, row.info[env].tolist(), strict=True)
 
     def _restart(self, where: NDArray[np.bool_]) -> None:
         self._return[where] = 0.0

@@ -58,6 +58,7 @@ class EnvSettings:
     kwargs: dict[str, Any]
     wrappers: tuple[str | dict[str, Any], ...]  # names, or {name: arguments}; innermost first
     step_timeout: float  # seconds one environment may take for one step; processes only
+    info_metrics: tuple[str, ...]  # numbers in `info` to log where episodes end
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
 
     checked = True  # its first steps are, and what is wrong with them is said
@@ -67,7 +68,7 @@ class EnvSettings:
         kwargs = dict(self.kwargs)
         if "episodic_life" in kwargs:
             kwargs["episodic_life"] = False
-        return EvaluationSettings(**{**vars(self), "kwargs": kwargs})
+        return EvaluationSettings(**{**vars(self), "kwargs": kwargs, "info_metrics": ()})
 
     def shown(self, *, video: str | None, episodes: int, max_episode_steps: int) -> ShownSettings:
         """Return the settings of one environment as in evaluation, which can be looked at."""
@@ -92,6 +93,9 @@ class EnvSettings:
             if getattr(self, field) > most:
                 reason = f"must be at most {most:,}: {why}"
                 raise SettingError(field, getattr(self, field), reason)
+        names = self.info_metrics
+        if "" in names or len(set(names)) < len(names):
+            raise SettingError("info_metrics", list(names), "must be different names")
         self._refuse_keywords()
         _ = self.wrapping  # which refuses what it cannot read
 

@@ -23,6 +23,7 @@ from gymnasium.utils.passive_env_checker import (
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
+from envs.info import read_info
 from envs.making import ATARI, NOT_ATARI, FreshStickyAction, make_env
 from envs.row import Row
 from envs.settings import EnvSettings, ShownSettings
@@ -81,7 +82,7 @@ class SingleEnv:
     def spec(self) -> EnvSpec:
         """Say what the environment offers."""
         settings = self._settings
-        return EnvSpec.of(settings.id, settings.num_envs, self.encoder, self.decoder.spec)
+        return EnvSpec.of(settings, self.encoder, self.decoder.spec)
 
     def cut(self, episode: int) -> None:
         """Let the next row be a reset that starts the episode after this one."""
@@ -107,10 +108,11 @@ class SingleEnv:
             row.set_reset(index)
             return
         reward: Any
-        observation, reward, terminated, truncated, _ = self._step(action)
+        observation, reward, terminated, truncated, info = self._step(action)
         self._write(observation, frame)
         if terminated or truncated:
             self.over = True
+            read_info(info, self._settings.info_metrics, row.info[index], self._say or _nothing)
         try:
             row.reward[index] = reward + 0.0  # of text NumPy would make a number, of None a NaN
         except (TypeError, ValueError):
@@ -145,6 +147,10 @@ class SingleEnv:
                 raise
             except BaseException:  # a broken environment may not even close
                 log.debug("environment %d did not close cleanly", self.index, exc_info=True)
+
+
+def _nothing(_: str) -> None:
+    """Say nothing: another environment of these does."""
 
 
 class Remarks:

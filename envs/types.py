@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.settings import EnvSettings
 from memory.errors import ExpectedError
 
 
@@ -24,6 +26,7 @@ class Episode(NamedTuple):
     env: int
     return_: float
     length: int
+    info: Mapping[str, float] = MappingProxyType({})  # numbers it reported, of those asked for
 
 
 class Step(NamedTuple):
@@ -101,11 +104,13 @@ class EnvSpec:
     dtype: str  # "float32" or "uint8"
     frame_stack: int
     action: ActionSpec
+    info_metrics: tuple[str, ...] = ()  # numbers that are reported with finished episodes
 
     @classmethod
-    def of(cls, env_id: str, num_envs: int, encoder: Encoder, action: ActionSpec) -> EnvSpec:
+    def of(cls, settings: EnvSettings, encoder: Encoder, action: ActionSpec) -> EnvSpec:
         """Describe environments of single frames."""
-        return cls(env_id, num_envs, encoder.shape, encoder.dtype, 1, action)
+        shape, dtype, names = encoder.shape, encoder.dtype, settings.info_metrics
+        return cls(settings.id, settings.num_envs, shape, dtype, 1, action, tuple(names))
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

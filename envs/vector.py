@@ -82,7 +82,7 @@ class VectorEnv(Stateful):
         self._rows = backend.rows()
         self._turn = 0
         self._stack = FrameStack(self.spec) if frame_stack > 1 else None
-        self._statistics = EpisodeStatistics(num_envs)
+        self._statistics = EpisodeStatistics(num_envs, self.spec.info_metrics)
         self._actions = ActionLog(num_envs) if backend.replays else None
         self._started = self._under_way = False
 

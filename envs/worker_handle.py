@@ -219,4 +219,5 @@ def read_description(text: bytes, settings: EnvSettings) -> tuple[EnvSpec, str]:
     shape, dtype, kind, values, spaces = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
-    return EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action), spaces
+    names = tuple(settings.info_metrics)
+    return EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action, names), spaces

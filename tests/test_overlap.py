@@ -23,6 +23,7 @@ SETTINGS = EnvSettings(
     wrappers=(),
     step_timeout=30.0,
     max_restarts=0,
+    info_metrics=(),
 )
 
 

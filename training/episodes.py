@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from envs.types import Episode
 from memory.history import History
 from memory.state import Stateful
@@ -15,9 +17,10 @@ SHOWN = 20
 class Episodes(Stateful):
     """The last finished episodes of training."""
 
-    state_names = ("_returns", "_lengths", "_steps", "_new")
+    state_names = ("_returns", "_lengths", "_infos", "_steps", "_new")
 
-    def __init__(self, history: int) -> None:
+    def __init__(self, history: int, info_metrics: Sequence[str] = ()) -> None:
+        self._infos = {name: History(min(IN_MEAN, history)) for name in info_metrics}
         self._returns = History(min(IN_MEAN, history))
         self._lengths = History(min(IN_MEAN, history))
         self._steps = History(min(SHOWN, history))
@@ -27,6 +30,8 @@ class Episodes(Stateful):
         """Count an episode that ended with this step."""
         self._returns.append(episode.return_)
         self._lengths.append(episode.length)
+        for name, value in episode.info.items():
+            self._infos[name].append(value)
         self._steps.append(step)
         self._new += 1
 
@@ -42,7 +47,7 @@ class Episodes(Stateful):
         return {
             "rollout/return_mean": self._returns.mean,
             "rollout/length_mean": self._lengths.mean,
-        }
+        } | {f"rollout/info/{name}": values.mean for name, values in self._infos.items()}
 
     def show(self) -> tuple[list[tuple[int, float]], list[float]]:
         """Return step and return of the newest not shown yet; and all returns if there are any."""

@@ -38,7 +38,7 @@ class KeptRow(Stateful):
             for name, tensor in decision.items()
         }
         episodes = tuple(
-            Episode(int(each["env"]), float(each["return_"]), int(each["length"]))
+            Episode(int(each["env"]), float(each["return_"]), int(each["length"]), each["info"])
             for each in step.pop("episodes")
         )
         arrays = {name: tensor.numpy() for name, tensor in step.items()}

@@ -67,7 +67,7 @@ class Run(Stateful):
         self._log_due = Interval(settings.run.log.every)
         self._eval_due = Interval(settings.run.eval.every if instruments.evaluator else 0)
         self._metrics = MetricAccumulator()
-        self._episodes = Episodes(settings.run.memory.history)
+        self._episodes = Episodes(settings.run.memory.history, settings.run.env.info_metrics)
         self._stopwatch = Stopwatch()
         self._mark = Mark(0.0, 0, 0)
         self._updates = 0  # that the metrics hold

@@ -36,6 +36,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
         "return": ["rollout/return_mean", "eval/return_mean"],
         "return of single episodes": ["rollout/return"],
         "episode length": ["rollout/length_mean"],
+        "reported by the environment": ["rollout/info/.*"],
     },
     "learning": {
         "loss": ["train/loss", "train/policy_loss", "train/value_loss"],

@@ -55,7 +55,7 @@ def test_rows_are_what_the_counter_did(backend, num_envs, kwargs):
                 if step.terminated[i] or step.truncated[i]:
                     finished.append((i, sum(counted[i]), len(counted[i])))
             over = step.terminated | step.truncated
-            assert [tuple(e) for e in step.episodes] == finished
+            assert [e[:3] for e in step.episodes] == finished
             finished = []
             if kwargs.get("ends") == "both":
                 assert (step.terminated == step.truncated).all()

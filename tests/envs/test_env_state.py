@@ -86,7 +86,7 @@ def test_statistics_go_on():
             one.step(zeros)
         other.load_state_dict(one.state_dict())
         other.step(zeros)
-        assert [tuple(e) for e in other.step(zeros).episodes] == [(0, 21.0, 6)]
+        assert [e[:3] for e in other.step(zeros).episodes] == [(0, 21.0, 6)]
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

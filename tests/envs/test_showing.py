@@ -20,7 +20,7 @@ def settings(env_id="CartPole-v1", **changes):
     values = dict(
         num_envs=4, backend="auto", frame_stack=1, kwargs={}, wrappers=(), step_timeout=60.0
     )
-    return EnvSettings(id=env_id, max_restarts=3, **(values | changes))
+    return EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))
 
 
 def shown(given, path=None, *, episodes=1, limit=1000):

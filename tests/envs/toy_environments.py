@@ -49,7 +49,8 @@ class Counter(gym.Env):
         over = self._left <= 0
         terminated = over and self._ends in ("terminated", "both")
         truncated = over and self._ends in ("truncated", "both")
-        return self._observation(), float(self._steps), terminated, truncated, {}
+        said = {"steps": self._steps, "odd": self._steps % 2 == 1, "note": "over"} if over else {}
+        return self._observation(), float(self._steps), terminated, truncated, said
 
     def _observation(self):
         return np.array([self._steps, self._action, self._seed], np.float32)
@@ -90,7 +91,7 @@ class CounterVector(VectorEnv):
             np.where(over, 0, self.count),
             done,
             np.zeros_like(done),
-            {},
+            {"steps": np.where(done, self.count, -7), "_steps": done, "odd": self.count % 2 == 1},
         )
 
     def _observe(self, actions):
@@ -177,6 +178,7 @@ def settings(env_id=COUNTER, **changes):
         "wrappers": (),
         "step_timeout": 20.0,
         "max_restarts": 0,
+        "info_metrics": (),
     }
     return EnvSettings(**{**values, **changes})
 

@@ -1,3 +1,7 @@
+import math
+
+import pytest
+
 from envs.types import Episode
 from training.episodes import SHOWN, Episodes
 
@@ -29,6 +33,19 @@ def test_a_short_history_shows_what_it_has():
     for step in range(9):
         episodes.append(step, Episode(0, float(step), 1))
     assert episodes.show() == ([(6, 6.0), (7, 7.0), (8, 8.0)], [6.0, 7.0, 8.0])
+
+
+def test_numbers_of_the_environment_are_means_over_those_who_reported_them():
+    episodes = Episodes(1000, ("is_success", "never"))
+    for success in (0.0, 1.0, 1.0):
+        episodes.append(1, Episode(0, 2.0, 1, {"is_success": success}))
+    episodes.append(1, Episode(0, 2.0, 1))
+    scalars = episodes.scalars()
+    assert scalars["rollout/info/is_success"] == pytest.approx(2 / 3)
+    assert math.isnan(scalars["rollout/info/never"])  # which is not logged
+    other = Episodes(1000, ("is_success", "never"))
+    other.load_state_dict(episodes.state_dict())
+    assert other.scalars()["rollout/info/is_success"] == scalars["rollout/info/is_success"]
 
 
 def test_what_was_not_shown_when_a_run_was_saved_is_shown_when_it_goes_on():

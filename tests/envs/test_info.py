@@ -1,0 +1,88 @@
+"""Numbers from `info` where episodes end, the same from every backend."""
+
+import json
+import logging
+import math
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from opened import job
+from toy_environments import settings
+
+from envs.factory import build_env
+from envs.info import read_info, read_infos
+from memory.errors import SettingError
+from train import train
+
+
+def played(env, rows):
+    """Return the episodes that end within so many rows of some actions."""
+    with env:
+        env.reset()
+        n, random = env.spec.num_envs, np.random.default_rng(0)
+        steps = [env.step(random.integers(0, env.spec.action.n, n)) for _ in range(rows)]
+    return [episode for step in steps for episode in step.episodes]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+def test_an_episode_has_the_numbers_of_its_own_end(backend):
+    names = ("odd", "steps")
+    config = settings(num_envs=3, backend=backend, info_metrics=names)
+    episodes = played(build_env(config, seed=3), 20)
+    assert len({episode.length for episode in episodes}) > 1 and len(episodes) > 9
+    for episode in episodes:
+        assert episode.info == {"odd": episode.length % 2, "steps": episode.length}
+
+
+def test_a_run_logs_their_mean(tmp_path):
+    overrides = ["env.id=toy_environments:Counter-v0", "env.info_metrics=[odd]", "env.num_envs=2"]
+    train(job(tmp_path, *overrides, "eval.every=0", "total_steps=1000"))
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    # Episodes have 1 to 4 steps, as their seeds will; about half of 100 are odd.
+    assert len(lines) == 2
+    assert all(0.2 < json.loads(line)["rollout/info/odd"] < 0.8 for line in lines)
+
+
+def test_a_simulators_own_numbers_are_found():
+    if find_spec("ale_py") is None:
+        pytest.skip("needs the extra atari")
+    kwargs = {"max_num_frames_per_episode": 100, "episodic_life": True}
+    config = settings("ALE/Pong-v5", backend="ale", kwargs=kwargs, info_metrics=("lives",))
+    (first, *_) = played(build_env(config, seed=0), 40)
+    assert first.info == {"lives": 0}
+
+
+def test_nobody_who_did_not_ask_is_told():
+    episodes = played(build_env(settings(num_envs=2), seed=0), 9)
+    assert episodes and all(episode.info == {} for episode in episodes)
+    config = settings(info_metrics=("steps",))
+    assert config.for_evaluation().info_metrics == ()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+def test_a_name_that_is_not_there_is_said_once_with_those_that_are(backend, caplog):
+    config = settings(num_envs=2, backend=backend, info_metrics=("is_success", "steps"))
+    with caplog.at_level(logging.WARNING, "steadyrl"):
+        episodes = played(build_env(config, seed=0), 12)
+    assert {tuple(episode.info) for episode in episodes} == {("steps",)}
+    (said,) = [text for text in caplog.messages if "is_success" in text]
+    assert "its info has no is_success where an episode ends: it has" in said and "steps" in said
+
+
+def test_what_is_no_number_is_left_out():
+    info = {"text": "x", "none": None, "list": [1, 2], "flag": np.bool_(True), "deep": {"a": 1}}
+    row = np.zeros(5, np.float32)
+    read_info(info, list(info), row, lambda _: None)
+    assert [i for i, value in enumerate(row) if math.isfinite(value)] == [3] and row[3] == 1
+    batch = np.zeros((2, 3), np.float32)
+    some = np.array([None, 3.0], object)
+    infos = {"a": np.array([1, 2]), "_a": np.array([False, True]), "b": ["x", "y"], "c": some}
+    read_infos(infos, ["a", "b", "c"], batch, lambda _: None)
+    np.testing.assert_array_equal(batch, [[np.nan] * 3, [2, np.nan, 3]])
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("",)])
+def test_names_are_refused_that_cannot_be_told_apart(names):
+    with pytest.raises(SettingError, match="must be different names"):
+        settings(info_metrics=names)
