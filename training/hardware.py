@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 
 from envs.types import EnvSpec
@@ -16,6 +17,8 @@ def refuse_unfit_machine(settings: RunSettings) -> None:
     threads, cores = settings.threads, os.cpu_count() or 1
     if isinstance(threads, int) and threads > cores:
         raise SettingError("threads", threads, f"this machine has {cores} cores; use threads=auto")
+    if settings.log.wandb and importlib.util.find_spec("wandb") is None:
+        raise SettingError("log.wandb", "true", "needs wandb, install it with: pip install wandb")
     if settings.device == "cuda":
         try:
             ctypes.CDLL("libcuda.so.1")

@@ -34,6 +34,7 @@ from training.signals import StopSignals
 from training.sinks import Card
 from training.summary import Summary
 from training.terminal import open_progress, score, to_terminal
+from training.wandb_sink import WandB
 
 log = logging.getLogger("steadyrl")
 
@@ -107,7 +108,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             settings.memory, device, buffers=agent.nbytes(), holders={"agent": agent}
         )
         stack.callback(watch.close)
-        logger = stack.enter_context(closing(Logger(directory.path, _card(job))))
+        logger = stack.enter_context(closing(_logger(job, directory.path)))
         saver = Saver(settings.checkpoint, directory.path, facts)
         progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
         filmer = Filmer(settings, directory.path, seed=seed)
@@ -167,8 +168,9 @@ def _texts(job: Job) -> dict[str, str]:
     return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
 
 
-def _card(job: Job) -> Card:
-    return Card(job.directory.name, job.config, list(job.hydra.get("overrides", ())))
+def _logger(job: Job, path: Path) -> Logger:
+    card = Card(path.name, job.config, list(job.hydra.get("overrides", ())))
+    return Logger(path, card, [WandB(path, card)] if job.settings.run.log.wandb else [])
 
 
 def _summary(job: Job, path: Path) -> Summary:

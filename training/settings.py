@@ -35,9 +35,10 @@ class EvalSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """How often metrics are written."""
+    """How often metrics are written, and where besides the run directory."""
 
     every: int
+    wandb: bool
 
     def __post_init__(self) -> None:
         if self.every < 0:
