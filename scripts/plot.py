@@ -82,7 +82,8 @@ def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
         axes[-1][column].set_xlabel(AXES[over])
     columns = 1 if max(map(len, handles)) > 45 else 2 * len(envs)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
-    figure.suptitle(f"{estimator} over seeds with its 95 % bootstrap interval", fontsize="medium")
+    shown = estimator.replace("iqm", "interquartile mean")
+    figure.suptitle(f"{shown} over seeds with its 95 % bootstrap interval", fontsize="medium")
     figure.savefig(out)
 
 
