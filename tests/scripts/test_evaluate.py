@@ -11,6 +11,8 @@ from agents.dqn import DQN
 from agents.ppo import PPO
 from envs import video
 from scripts.evaluate import command
+from training.manifest import CheckpointError
+from training.policies import find_policy, settings_of
 
 PPO_QUICK = (
     "agent=ppo",
@@ -149,6 +151,20 @@ def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
     (begun / "config.yaml").touch()
     assert "did not come to its end" in refused(begun)
     assert "was never evaluated" in refused(begun, "--best")
+
+
+def test_a_policy_may_be_older_than_keys_of_today(dqn):
+    """What it was trained without has its default, and nothing else changes."""
+    policy = find_policy(dqn[0])
+    config = policy.facts["config"]
+    now = settings_of(policy, [])
+    for group, key in (("env", "wrappers"), ("eval", "video_every"), ("agent", "dueling")):
+        del config[group][key]
+    del config["log"]["wandb"], config["memory"]
+    assert settings_of(policy, []) == now
+    config["env"]["num_envs"] = "many"
+    with pytest.raises(CheckpointError, match=r"env.num_envs=many"):
+        settings_of(policy, [])
 
 
 def test_a_damaged_policy_ends_with_3(dqn, tmp_path, refused):
