@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from training.signals import ended_by_signals
 
 if TYPE_CHECKING:
-    from agents.base import Actor, Agent, Decision
-    from envs.types import Step
+    from agents.base import Actor, Agent
     from envs.vector import VectorEnv
-    from memory.metrics import Metrics
     from training.run import Run
     from training.settings import Job
 
@@ -32,41 +30,34 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
     """Act, step, observe, learn, one row of the timeline a turn."""
     from memory.profile import block
 
-    if (kept := run.kept()) is not None:
-        complete(run, agent, *kept)
-    while not run.done:
-        with block("collect"):
-            decision = actor.act(env.observation, env.starts)
-        if run.due:
-            # Between deciding and stepping: what is learned for it here is what would be learned
-            # below, so nothing changes by it but the time.
-            run.report()
-        with block("collect"):
-            env.send(decision.action.numpy(force=True))
-        # Learning from earlier rows goes on while the environments work on this one.
-        with block("update"):
-            metrics = agent.update() if agent.overlaps else None
-        with block("collect"):
-            step = env.receive()
-        if run.stopped and (run.due or agent.behind):
-            run.keep(decision, step, metrics)
+    kept = run.kept()  # a row that an earlier end of this run cut short
+    while kept is not None or not run.done:
+        if kept is not None:
+            (decision, step), metrics, kept = kept, None, None
         else:
-            complete(run, agent, decision, step, metrics)
-
-
-def complete(
-    run: Run, agent: Agent, decision: Decision, step: Step, metrics: Metrics | None = None
-) -> None:
-    """Observe a row, learn from it where that was not done meanwhile, and count it."""
-    from memory.profile import block
-
-    with block("collect"):
-        agent.observe(decision, step)
-    if not agent.overlaps:
-        with block("update"):
-            metrics = agent.update()
-    with block("log"):
-        run.record(step, metrics)
+            with block("collect"):
+                decision = actor.act(env.observation, env.starts)
+            if run.due:
+                # Between deciding and stepping: what is learned for it here is what would be
+                # learned below, so nothing changes by it but the time.
+                run.report()
+            with block("collect"):
+                env.send(decision.action.numpy(force=True))
+            # Learning from earlier rows goes on while the environments work on this one.
+            with block("update"):
+                metrics = agent.update() if agent.overlaps else None
+            with block("collect"):
+                step = env.receive()
+            if run.stopped and (run.due or agent.behind):
+                run.keep(decision, step, metrics)
+                break
+        with block("collect"):
+            agent.observe(decision, step)
+        if not agent.overlaps:
+            with block("update"):
+                metrics = agent.update()
+        with block("log"):
+            run.record(step, metrics)
 
 
 def command() -> None:

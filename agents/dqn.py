@@ -243,7 +243,8 @@ class DQN(Agent):
         s = self._settings
         if step % s.train_every == 0:
             while self._taken < s.updates_per_train:
-                self._learner.stop.check()
+                if self._learner.stop.requested:
+                    raise CutShortError
                 self._learn()
                 self._taken += 1
             self._taken = 0

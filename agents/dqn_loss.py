@@ -71,11 +71,11 @@ def td_loss(online: Q, target: Q, batch: ReplayBatch, *, head: QHead, double: bo
     network when not double.
     """
     outputs = online(batch.obs)
-    chosen = said_of(outputs, batch.action)
     with torch.no_grad():
         after = target(batch.next_obs)
         judge = online(batch.next_obs) if double else after
         successor = said_of(after, head.values(judge).argmax(1))
+    chosen = said_of(outputs, batch.action)
     each, td_error = head.loss(chosen, successor, batch)
     metrics = (td_error.abs(), head.values(chosen.detach()))
     return RowLoss(batch.weight * each, metrics, (td_error,))

@@ -7,7 +7,8 @@ else is here: accumulation, clipping, Adam, undoing a step that went too far, co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch.func import grad_and_value
 from agents.adam import AdamState, adam_, adam_state, clip_
 from agents.compiling import Compiled, Mode, compiled
 from agents.networks import FlatNetwork
-from agents.stopping import Stop
+from agents.stopping import CutShortError, Stop
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.state import Stateful
@@ -131,6 +132,20 @@ class Learner(Stateful):
             self._share = self._rate.new_full((len(batch[0]),), 1 / len(batch[0]))
         weights = tuple(network.weights for network in self._networks)
         return weights, self.adam, (self._rate, *self._numbers), batch, self._share
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Take back all steps, and what they were counted as, if CutShortError ends them."""
+        tensors = (self.network.weights, *self.network.module.buffers(), *self.adam, self._sums)
+        before, counts = [tensor.clone() for tensor in tensors], (self.updates, self._summed)
+        try:
+            yield
+        except CutShortError:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, before, strict=True):
+                    tensor.copy_(value)
+            self.updates, self._summed = counts
+            raise
 
     @property
     def nbytes(self) -> int:

@@ -26,10 +26,6 @@ from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
-from memory.state import give, take
-
-# What the epochs over a rollout change.
-UNDONE = ("_learner", "_shuffling")
 
 
 class PPO(Agent):
@@ -215,15 +211,14 @@ class PPO(Agent):
         return metrics
 
     def _all_or_nothing(self) -> Metrics | None:
-        reward = self._rollout.reward.clone()
-        before = {name: give(getattr(self, name)) for name in UNDONE}
-        self._finish_rollout()
+        reward, shuffling = self._rollout.reward.clone(), self._shuffling.get_state()
         try:
-            return self._learn() if len(self._rollout.valid) else None
+            with self._learner.all_or_nothing():
+                self._finish_rollout()
+                return self._learn() if len(self._rollout.valid) else None
         except CutShortError:
-            for name, value in before.items():
-                take(getattr(self, name), value)
             self._rollout.reward.copy_(reward)
+            self._shuffling.set_state(shuffling)
             raise
 
     def _finish_rollout(self) -> None:
@@ -261,7 +256,8 @@ class PPO(Agent):
         for batch in chain.from_iterable(
             rollout.minibatches(self._parts, self._shuffling) for _ in range(self._settings.epochs)
         ):
-            self._learner.stop.check()
+            if self._learner.stop.requested:
+                raise CutShortError
             self._learner.step(batch, rate, clip)
             if self._learner.exceeded:
                 break

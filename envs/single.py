@@ -112,7 +112,8 @@ class SingleEnv:
         self._write(observation, frame)
         if terminated or truncated:
             self.over = True
-            read_info(info, self._settings.info_metrics, row.info[index], self._say or _nothing)
+            if names := self._settings.info_metrics:
+                read_info(info, names, row.info[index], self._say or _nothing)
         try:
             row.reward[index] = reward + 0.0  # of text NumPy would make a number, of None a NaN
         except (TypeError, ValueError):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from opened import job
 
-import agents.stopping
+import agents.learner
 import envs.vector
 import training.evaluation
 import training.run
@@ -37,7 +37,7 @@ PPO = ("agent=ppo", "agent.rollout_steps=32", "agent.epochs=3", "agent.minibatch
        "agent.normalize_obs=true", "agent.normalize_reward=true")  # fmt: skip
 
 PLACES = {
-    "between gradient steps": (agents.stopping.Stop, "check"),
+    "in a gradient step": (agents.learner.Learner, "step"),
     "in an environment's step": (envs.vector.VectorEnv, "receive"),
     "in an evaluation": (training.evaluation.Evaluator, "run"),
     "in a report": (training.run.Run, "report"),
@@ -78,14 +78,14 @@ def interrupted(folder: Path, chosen: tuple[str, ...], place: str, call: int) ->
 
 
 MOMENTS = [
-    ("between gradient steps", 3),
+    ("in a gradient step", 3),
     ("in a report", 1),
     ("in an environment's step", 37),
-    ("between gradient steps", 17),
+    ("in a gradient step", 17),
     ("in an evaluation", 1),
     ("while a row is counted", 5),
     ("while it saves", 2),
-    ("between gradient steps", 1),
+    ("in a gradient step", 1),
 ]
 
 
@@ -117,13 +117,13 @@ def test_whatever_a_signal_meets_nothing_is_lost_or_done_twice(
 def test_a_burst_of_updates_does_not_hold_a_signal_up(tmp_path: Path) -> None:
     """A million gradient steps are due at once, and a checkpoint says how many were taken."""
     few = ("agent.updates_per_train=1_000_000", "agent.batch_size=1")
-    assert interrupted(tmp_path, (*DQN, *few), "between gradient steps", 50) == 143
+    assert interrupted(tmp_path, (*DQN, *few), "in a gradient step", 50) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
     state = read_part(newest.path, "agent")
-    assert state["learner"]["updates"] == state["taken"] == 49
-    assert interrupted(tmp_path, (*DQN, *few), "between gradient steps", 5) == 143
+    assert state["learner"]["updates"] == state["taken"] == 50
+    assert interrupted(tmp_path, (*DQN, *few), "in a gradient step", 5) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
-    assert read_part(newest.path, "agent")["taken"] == 53
+    assert read_part(newest.path, "agent")["taken"] == 55
 
 
 def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
