@@ -23,6 +23,9 @@ _FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
 _LOOK_SECONDS = 0.1  # between two looks at what could be reclaimed; each reads a file of the system
 
 
+M_ARENA_MAX = -8  # of glibc's malloc.h
+
+
 class Spending:
     """What cleaning has taken of the run's time, and whether it may take more."""
 
@@ -141,3 +144,10 @@ def trim() -> None:
     hand_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if hand_back is not None:
         hand_back(0)
+
+
+def share_one_heap() -> None:
+    """Let every thread allocate where the first one does: glibc keeps what others have freed."""
+    choose = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if choose is not None:
+        choose(M_ARENA_MAX, 1)
