@@ -84,7 +84,7 @@ MOMENTS = [
     ("in a gradient step", 17),
     ("in an evaluation", 1),
     ("while a row is counted", 5),
-    ("while it saves", 2),
+    ("while it saves", 1),
     ("in a gradient step", 1),
 ]
 

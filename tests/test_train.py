@@ -57,7 +57,8 @@ HUGE = ("env.id=broken_envs:Bad-v0", "agent.loss=squared", "env.kwargs.reward=1e
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("reference"))
+    # Of two values the last one counts, and what the first one refers to matters to nobody.
+    return run(tmp_path_factory.mktemp("reference"), "seed=${nowhere}", "seed=0")
 
 
 def test_a_run_says_where_it_is_and_how_to_look_at_it(reference):

@@ -209,7 +209,7 @@ def _hydra_files(config: DictConfig) -> dict[str, Any]:
     return {
         "config": config,
         "hydra": OmegaConf.create({"hydra": OmegaConf.to_container(h, resolve=False)}),
-        "overrides": h.overrides.task,
+        "overrides": _typed(),
     }
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
 from pathlib import Path
+
+# What a file system says that has no hard links, or no more of them, or to which none may lead.
+UNLINKABLE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class Files:
@@ -31,9 +35,9 @@ class Files:
         """Give a file that never changes a second name; copy it where that is not possible."""
         try:
             os.link(existing, path, follow_symlinks=False)
-        except (PermissionError, NotImplementedError, FileExistsError):
-            raise
-        except OSError:  # a file system without hard links
+        except OSError as error:
+            if error.errno not in UNLINKABLE:
+                raise
             self.write(path, existing.read_bytes())
 
     def sync_directory(self, path: Path) -> None:

@@ -171,7 +171,7 @@ def _texts(job: Job) -> dict[str, str]:
 
 
 def _logger(job: Job, path: Path) -> Logger:
-    card = Card(path.name, job.config, list(job.hydra.get("overrides", ())))
+    card = Card(path.name, job.config, job.hydra.get("overrides", ()))
     return Logger(path, card, [WandB(path, card)] if job.settings.run.log.wandb else [])
 
 

@@ -143,6 +143,27 @@ def test_parts_that_never_change_are_linked_and_outlive_the_first_archive(tmp_pa
     assert same(read_part(tmp_path / "two", "agent"), state(1))
 
 
+@pytest.mark.parametrize(
+    ("error", "copied"), [(errno.EPERM, True), (errno.EMLINK, True), (errno.EIO, False)]
+)
+def test_where_there_are_no_links_parts_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, copied: bool
+) -> None:
+    def link(*_: Any, **__: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "link", link)
+    write(tmp_path / "one", 1)
+    parts = [("agent", Existing(tmp_path / "one", "agent"))]
+    if copied:
+        write_archive(Files(), tmp_path / "two", parts, {"step": 2})
+        assert checked_facts(tmp_path / "two") == {"step": 2}
+        assert same(read_part(tmp_path / "two", "agent"), state(1))
+    else:
+        with pytest.raises(OSError, match=os.strerror(error)):
+            write_archive(Files(), tmp_path / "two", parts, {"step": 2})
+
+
 def test_replacing_leaves_one_whole_archive_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "policy"
     operations = 1
