@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +66,17 @@ def read_heap(process: psutil.Process) -> int:
     """Return the resident bytes of one process that are no mapped file; microseconds."""
     memory = process.memory_info()
     return int(memory.rss - memory.shared) if sys.platform == "linux" else int(memory.rss)
+
+
+def read_peak() -> int:
+    """Return the most bytes that were ever resident in this process."""
+    # What getrusage says began with the program that started this one: its size counts there.
+    with suppress(OSError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)
 
 
 def read_tree(process: psutil.Process) -> Tree:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import time
@@ -13,7 +12,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import psutil
 import torch
 
-from memory.process import UNREADABLE, read_rss, readable
+from memory.process import UNREADABLE, read_peak, read_rss, readable
 
 log = logging.getLogger("steadyrl")
 P = ParamSpec("P")
@@ -88,14 +87,14 @@ class MemoryScope:
         self._device_before = self._allocated()
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
-        self._record = _host_record()
+        self._record = read_peak()
         self._before = self._resident(0)
         self._start = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         seconds = time.perf_counter() - self._start
-        after, record = self._resident(self._before), _host_record()
+        after, record = self._resident(self._before), read_peak()
         peak = max(self._before, after, record if record > self._record else 0)
         self._note_peak()
         device_after = self._allocated()
@@ -138,12 +137,3 @@ class MemoryScope:
         if self._cuda is not None:
             peak = torch.cuda.max_memory_allocated(self._cuda)
             self._device_peak = max(self._device_peak, peak)
-
-
-def _host_record() -> int:
-    """Return the most bytes this process ever had resident; 0 where the system does not say."""
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
-        for line in status:
-            if line.startswith(b"VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0

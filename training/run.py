@@ -14,6 +14,7 @@ from agents.base import Agent, Decision
 from envs.types import Step
 from memory.errors import MemoryBudgetError
 from memory.metrics import MetricAccumulator, Metrics
+from memory.process import MB, read_peak
 from memory.profile import block
 from memory.state import Stateful
 from memory.watch import MemoryWatch
@@ -22,7 +23,7 @@ from training.evaluation import Evaluation
 from training.instruments import Instruments
 from training.kept_row import KeptRow
 from training.settings import Settings
-from training.summary import Summary, rss_mb_peak, weights_hash
+from training.summary import Summary, weights_hash
 from training.terminal import Status, score
 from training.timing import Interval, Stopwatch
 
@@ -223,7 +224,7 @@ class Run(Stateful):
         s.steps = self.steps
         s.updates = self._agent.updates
         s.return_mean = self._episodes.return_mean
-        s.rss_mb_peak = rss_mb_peak()
+        s.rss_mb_peak = read_peak() / MB
 
     def _next_event(self) -> int:
         upcoming = (self._log_due.next, self._eval_due.next, self._instruments.filmer.next)

@@ -6,15 +6,12 @@ import hashlib
 import json
 import logging
 import math
-import resource
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from memory.process import MB
 from memory.state import Stateful
 from training.files import write_whole
 
@@ -75,9 +72,3 @@ def weights_hash(weights: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weights[name].detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def rss_mb_peak() -> float:
-    """Return the largest resident size this process ever had."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / MB

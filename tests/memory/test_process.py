@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from pages import fresh_pages
 
 from memory.monitor import RareReading
-from memory.process import read_heap, read_rss, read_tree
+from memory.process import read_heap, read_peak, read_rss, read_tree
 
 MB = 1_000_000
 
@@ -19,6 +20,14 @@ def test_rss_sees_what_is_touched(process):
     before = read_rss(process)
     block = fresh_pages(50 * MB)
     assert read_rss(process) - before > 0.9 * block.nbytes
+
+
+def test_the_peak_is_that_of_this_process_and_not_of_the_one_that_started_it():
+    block = fresh_pages(200 * MB)
+    command = [sys.executable, "-c", "from memory.process import read_peak; print(read_peak())"]
+    root = Path(__file__).parents[2]
+    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert int(told) < block.nbytes <= read_peak()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="fork and PSS")

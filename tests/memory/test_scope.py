@@ -5,9 +5,9 @@ import pytest
 import torch
 from pages import fresh_pages
 
-from memory.process import read_rss
+from memory.process import read_peak, read_rss
 from memory.profile import Profile, block
-from memory.scope import MemoryScope, Use, _host_record
+from memory.scope import MemoryScope, Use
 
 MB = 1_000_000
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ def test_what_is_kept_and_what_was_only_taken(process):
     with MemoryScope("borrow", report=reports.append):
         del kept[:]
         # More than this process ever held: below its record no peak is known.
-        fresh_pages(_host_record() - read_rss(process) + 150 * MB)
+        fresh_pages(read_peak() - read_rss(process) + 150 * MB)
     assert scope.report is reports[0] and reports[0].name == "keep"
     assert 36 * MB < reports[0].host.kept <= reports[0].host.taken
     assert reports[1].host.kept < -30 * MB
