@@ -209,3 +209,30 @@ def compiled(
 ) -> Callable[..., Any]:
     """Return `function` compiled or recorded; `eager` computes the same without either."""
     return _CudaGraph(eager) if mode == "cudagraph" else Compiled(function, eager)
+
+
+class Padding:
+    """Bring batches to one size, because a graph has one.
+
+    What is missing is filled with the first row again, at share 0: no number that the batch has
+    not itself.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._batch: Any = None
+        self._share = torch.empty(0)
+
+    def __call__(self, batch: Any) -> tuple[Any, Tensor]:
+        """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
+        if self._batch is None:
+            self._batch = type(batch)(*(t.new_empty((self._rows, *t.shape[1:])) for t in batch))
+            self._share = torch.empty(self._rows, device=batch[0].device)
+        rows = len(batch[0])
+        for padded, tensor in zip(self._batch, batch, strict=True):
+            padded[:rows] = tensor
+            if rows < self._rows:
+                padded[rows:] = tensor[0]
+        self._share[:rows] = 1 / rows
+        self._share[rows:] = 0
+        return self._batch, self._share

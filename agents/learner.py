@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from agents.adam import AdamState, adam_, adam_state, clip_
-from agents.compiling import Compiled, Mode, compiled
+from agents.compiling import Compiled, Mode, Padding, compiled
 from agents.networks import FlatNetwork
 from agents.stopping import CutShortError, Stop
 from memory.errors import NonFiniteError
@@ -256,30 +256,3 @@ class Learner(Stateful):
             parts = zip(*(rows.reports for rows, _ in pieces), strict=True)
             reports = tuple(torch.cat(each) for each in parts)
         return torch.cat((values, norm.unsqueeze(0))), *reports
-
-
-class Padding:
-    """Bring batches to one size, because a graph has one.
-
-    What is missing is filled with the first row again, at share 0: no number that the batch has
-    not itself.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._batch: Any = None
-        self._share = torch.empty(0)
-
-    def __call__(self, batch: Any) -> tuple[Any, Tensor]:
-        """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
-        if self._batch is None:
-            self._batch = type(batch)(*(t.new_empty((self._rows, *t.shape[1:])) for t in batch))
-            self._share = torch.empty(self._rows, device=batch[0].device)
-        rows = len(batch[0])
-        for padded, tensor in zip(self._batch, batch, strict=True):
-            padded[:rows] = tensor
-            if rows < self._rows:
-                padded[rows:] = tensor[0]
-        self._share[:rows] = 1 / rows
-        self._share[rows:] = 0
-        return self._batch, self._share

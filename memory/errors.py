@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import NoReturn
 
 WIDEST_LAYER = 1_000_000
 LONGEST_LINE = 500  # characters of a foreign message that are shown
@@ -37,6 +39,12 @@ class MemoryBudgetError(ExpectedError):
     """Refuse an allocation, or stop a run, that does not fit in the memory there is."""
 
     exit_code = 7
+
+
+def exit_with(error: ExpectedError) -> NoReturn:
+    """Print one line and exit with the code of the failure."""
+    print(f"error: {one_line(str(error))}", file=sys.stderr)
+    sys.exit(error.exit_code)
 
 
 def describe(error: BaseException) -> str:

@@ -63,7 +63,7 @@ def storage_bytes(tensor: Tensor) -> int:
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
         return tensor.untyped_storage()
-    except RuntimeError:  # NotImplementedError among them
+    except RuntimeError:  # in whatever words a kind of tensor says that it has none
         return None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from memory.errors import ExpectedError, SettingError, describe, one_line
+from memory.errors import ExpectedError, SettingError, describe, exit_with, one_line
 from training.manifest import (
     MANIFEST,
     CheckpointError,
@@ -26,8 +26,8 @@ from training.manifest import (
     manifest_of,
     saved_below,
 )
-from training.policies import BEST, LAST
 from training.resume import leaves
+from training.run_directory import BEST, LAST
 
 CHECKED_WITH = 64  # random observations that an exported policy must decide alike on
 
@@ -178,8 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         args.run(args)
     except ExpectedError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        exit_with(error)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.making import brings_its_module, find_spec
-from memory.errors import ExpectedError, SettingError, one_line
+from memory.errors import ExpectedError, SettingError, exit_with
 from training.estimates import interval, mean, probability_of_improvement
 from training.past_runs import NoRunError, PastRun
 from training.run_groups import SCORES, Group, groups, notes
@@ -230,8 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found, said = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
         rows = rows_of(found, args.threshold, said.append)
     except ExpectedError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        exit_with(error)
     if args.json:
         print(json.dumps([row._asdict() for row in rows], indent=2))
     else:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from envs.settings import EnvSettings
 from envs.video import refuse_video
-from memory.errors import ExpectedError, SettingError
+from memory.errors import ExpectedError, SettingError, exit_with
 from training.manifest import CheckpointError
 from training.policies import Policy, PolicyError, find_policy, refuse_other_spaces, settings_of
 from training.signals import ended_by_signals
@@ -206,11 +206,11 @@ def command(arguments: Sequence[str] | None = None) -> None:
         policy, found = evaluate(args, settings)
         print(report(args, policy, settings, found))
     except Exception as error:
-        from training.command_line import explained, fail
+        from training.command_line import explained
 
         if isinstance(error, SettingError) and error.field.startswith(OF_ENVIRONMENTS):
             error = SettingError(f"env.{error.field}", error.value, error.reason)
-        fail(error if isinstance(error, ExpectedError) else explained(error, None))
+        exit_with(error if isinstance(error, ExpectedError) else explained(error, None))
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memory.errors import ExpectedError, SettingError, one_line
+from memory.errors import ExpectedError, SettingError, exit_with
 from training.curves import Curve, aggregate
 from training.estimates import Estimator, interquartile_mean, mean
 from training.past_runs import NoRunError, Series
@@ -202,8 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         plot(args)
     except ExpectedError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        exit_with(error)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from command import QUICK
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from training.command_line import CONFIGS, accept
+from training.command_line import accept
+from training.settings import CONFIGS
 
 
 def job(folder, *overrides, quick=True):

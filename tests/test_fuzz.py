@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from agents.registry import settings_type
 from train import train
-from training.command_line import CONFIGS, main
-from training.settings import RunSettings
+from training.command_line import main
+from training.settings import CONFIGS, RunSettings
 
 EXAMPLES = int(os.environ.get("STEADYRL_FUZZ", "600"))
 REFUSED = (2, 7)

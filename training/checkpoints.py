@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from memory.cache import share_one_heap
 from memory.errors import describe
 from training.archive import remove_unfinished, write_archive
 from training.files import Files
@@ -52,6 +53,7 @@ class Checkpoints:
         """Write a checkpoint in a thread, after the one under way; a failure is one warning."""
         self.wait()
         arguments = (step, parts, {"step": step, **facts})
+        share_one_heap()
         self._thread = threading.Thread(
             target=self._save, args=arguments, name="checkpoint", daemon=True
         )

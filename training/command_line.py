@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -18,16 +18,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from envs.factory import probe
-from memory.errors import ExpectedError, MemoryBudgetError, SettingError, describe, one_line
+from memory.errors import (
+    ExpectedError,
+    MemoryBudgetError,
+    SettingError,
+    describe,
+    exit_with,
+)
 from training.arguments import Arguments, CommandError, help_text, read, version
 from training.hardware import refuse_unfit_machine
 from training.hints import explain
 from training.resume import AUTO, stored
 from training.run_directory import absolute, default_path, refuse_in_use
-from training.settings import Job, Settings, load_settings
+from training.settings import CONFIGS, Job, Settings, load_settings
 from training.typed import UnknownKeyError
-
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
 class BugError(ExpectedError):
@@ -55,13 +59,7 @@ def main(train: Callable[[Job], float | None]) -> None:
         else:
             compose_and_train(train, arguments)
     except ExpectedError as error:
-        fail(error)
-
-
-def fail(error: ExpectedError) -> NoReturn:
-    """Print one line and exit with the code of the failure."""
-    print(f"error: {one_line(str(error))}", file=sys.stderr)
-    sys.exit(error.exit_code)
+        exit_with(error)
 
 
 def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments) -> None:
@@ -77,7 +75,7 @@ def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments
             # A sweep goes on with its other jobs, and raises this one's error at its end.
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise expected from error
-            fail(expected)
+            exit_with(expected)
 
     # Otherwise Hydra prints its own errors over several lines and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -18,8 +18,9 @@ from agents.registry import AgentSettings, agent_class, settings_type
 from envs.types import ActionSpec, EnvSpec
 from memory.errors import SettingError
 from training.archive import read_part
-from training.manifest import CheckpointError, checked_facts
-from training.policies import LAST, find_policy
+from training.manifest import CheckpointError, checked_facts, differences
+from training.policies import find_policy
+from training.run_directory import LAST
 from training.typed import build
 
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
@@ -49,13 +50,9 @@ def starting_weights(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
     policy = read_policy(path)
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
     theirs = {"agent": policy.facts.get("agent"), "weights": shapes}
-    wrong = [
-        f"{key} is {theirs[key]} there and {facts[key]} here"
-        for key in theirs
-        if theirs[key] != facts[key]
-    ]
+    wrong = differences(theirs, facts, theirs)
     if wrong:
-        raise CheckpointError(f"init_from={path}: is of another kind: {'; '.join(wrong)}")
+        raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
     return policy.weights
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,15 @@ class Saved(NamedTuple):
     step: int
     attempt: int
     path: Path
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> str:
+    """Return in words what of these facts is another in what was saved; nothing if all agree."""
+    return "; ".join(
+        f"{key} is {there.get(key)} there and {here[key]} here"
+        for key in keys
+        if there.get(key) != here[key]
+    )
 
 
 def saved_below(directory: Path) -> list[Saved]:

@@ -18,7 +18,6 @@ from agents.registry import build_agent
 from envs.factory import build_env
 from envs.vector import VectorEnv
 from memory.budget import plan_line
-from memory.cache import share_one_heap
 from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
@@ -63,7 +62,6 @@ def build(job: Job) -> Iterator[tuple[VectorEnv, Agent]]:
     seeds = spawn(settings.seed)
     device = torch.device(device_name(settings.device))
     prepare_arithmetic(thread_count(settings.threads, job.spec))
-    share_one_heap()  # checkpoints are written by a thread
     with build_env(settings.env, seed=seeds.env) as env:
         agent = build_agent(
             job.settings.agent,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from memory.errors import ExpectedError, describe
 from training.resume import leaves
-from training.run_directory import CONFIG, RunDirectoryInUseError, refuse_in_use
+from training.run_directory import CONFIG, in_use
 
 METRICS = "metrics.jsonl"
 
@@ -66,12 +66,7 @@ def _runs_below(path: Path) -> list[Path]:
 def read_run(path: Path, tags: Collection[str]) -> PastRun:
     """Read a run, whether it has ended or not; of its metrics these tags."""
     metrics, seconds, unread = read_metrics(path / METRICS, tags)
-    going = False
-    try:
-        refuse_in_use(path)
-    except RunDirectoryInUseError:
-        going = True
-    return PastRun(path, _config(path), metrics, seconds, _summary(path), unread, going)
+    return PastRun(path, _config(path), metrics, seconds, _summary(path), unread, in_use(path))
 
 
 def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], Series, int]:

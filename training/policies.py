@@ -16,12 +16,9 @@ from agents.registry import ALGORITHMS
 from memory.errors import ExpectedError, SettingError, describe
 from training.manifest import MANIFEST, CheckpointError, manifest_facts, part_names, standing
 from training.resume import put, refuse_foreign
-from training.run_directory import CONFIG, RunDirectoryInUseError, refuse_in_use
-from training.settings import Settings, load_settings
+from training.run_directory import BEST, CONFIG, LAST, in_use
+from training.settings import CONFIGS, Settings, load_settings
 from training.typed import show
-
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-LAST, BEST = "policy", "policy-best"
 
 
 class PolicyError(ExpectedError):
@@ -56,7 +53,7 @@ def find_policy(path: Path, *, best: bool = False) -> Policy:
 
 
 def _of_run(run: Path, *, best: bool) -> Policy:
-    going = _is_going(run)
+    going = in_use(run)
     there = [name for name in (LAST, BEST) if standing(run / name).is_dir()]
     if best and BEST not in there:
         raise PolicyError(f"{run}: has no {BEST}/: it was never evaluated")
@@ -70,14 +67,6 @@ def _of_run(run: Path, *, best: bool) -> Policy:
         remarks.append(f"it has no {LAST}/ yet: {BEST}/ is taken")
     found = standing(run / name)
     return Policy(found, manifest_facts(found), tuple(remarks))
-
-
-def _is_going(run: Path) -> bool:
-    try:
-        refuse_in_use(run)
-    except RunDirectoryInUseError:
-        return True
-    return False
 
 
 def _why_none(run: Path, *, going: bool) -> str:

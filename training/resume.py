@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from memory.errors import SettingError
 from training.manifest import CheckpointError, manifest_facts, saved_below
+from training.run_directory import LAST
 from training.settings import load_settings
 from training.typed import show
 
@@ -45,7 +46,7 @@ def stored(
             reasons.append(str(error))
     if resume != AUTO or reasons:
         raise CheckpointError("; ".join(reasons) or f"resume={resume}: {directory} {NOTHING}")
-    if (directory / "policy").exists():
+    if (directory / LAST).exists():
         raise CheckpointError(f"resume={resume}: the run in {directory} is over, and {NOTHING}")
     return None
 

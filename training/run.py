@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from typing_extensions import override
@@ -22,22 +22,15 @@ from training.episodes import Episodes
 from training.evaluation import Evaluation
 from training.instruments import Instruments
 from training.kept_row import KeptRow
+from training.run_directory import BEST, LAST
 from training.settings import Settings
 from training.summary import Summary, weights_hash
 from training.terminal import Status, score
-from training.timing import Interval, Stopwatch
+from training.timing import Interval, Speed, Stopwatch
 
 log = logging.getLogger("steadyrl")
 
 Result = TypeVar("Result")
-
-
-class Mark(NamedTuple):
-    """Where a run stood when it was logged last."""
-
-    seconds: float
-    steps: int
-    updates: int
 
 
 class Run(Stateful):
@@ -51,7 +44,7 @@ class Run(Stateful):
         "_metrics",
         "_episodes",
         "_stopwatch",
-        "_mark",
+        "_speed",
         "_updates",
         "logged_step",
         "_kept",
@@ -70,7 +63,7 @@ class Run(Stateful):
         self._metrics = MetricAccumulator()
         self._episodes = Episodes(settings.run.memory.history, settings.run.env.info_metrics)
         self._stopwatch = Stopwatch()
-        self._mark = Mark(0.0, 0, 0)
+        self._speed = Speed()
         self._updates = 0  # that the metrics hold
         self.logged_step = 0
         self._kept = KeptRow(next(iter(agent.weights().values())).device)
@@ -189,7 +182,7 @@ class Run(Stateful):
             self._write(self._scalars())  # after saving: a run that goes on takes it back
         if self._problem is not None:
             raise self._problem
-        self._instruments.saver.write_policy("policy", self.steps, self._score)
+        self._instruments.saver.write_policy(LAST, self.steps, self._score)
         self.summary.status = "finished" if whole else "interrupted"
         self._close()
 
@@ -264,17 +257,11 @@ class Run(Stateful):
         if best is None or result.mean > best:
             s.best_eval_return_mean = result.mean
             self._is_best = True
-            self._instruments.saver.write_policy("policy-best", self.steps, result.mean)
+            self._instruments.saver.write_policy(BEST, self.steps, result.mean)
 
     def _scalars(self) -> dict[str, float]:
-        now = Mark(self._stopwatch.training, self.steps, self._agent.updates)
-        last, self._mark = self._mark, now
-        seconds = max(now.seconds - last.seconds, 1e-9)
-        speed = (now.steps - last.steps) / seconds
-        scalars = {
-            "time/steps_per_second": speed,
-            "time/updates_per_second": (now.updates - last.updates) / seconds,
-        }
+        speed, updates = self._speed.take(self._stopwatch.training, self.steps, self._agent.updates)
+        scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
         scalars |= self._watch(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
         scalars |= self._metrics.flush(check_step=self.steps)

@@ -17,6 +17,7 @@ from training.files import Files, write_whole
 
 LOCK = ".lock"
 CONFIG = "config.yaml"  # its presence says that a directory holds a run
+LAST, BEST = "policy", "policy-best"  # directories of finished policies
 HALF_WRITTEN = re.compile(r"\.(config\.yaml|summary\.json)-[0-9a-f]{8}")
 
 
@@ -69,6 +70,15 @@ def refuse_in_use(path: Path) -> None:
             _lock(handle, path)
         finally:
             os.close(handle)
+
+
+def in_use(path: Path) -> bool:
+    """Return whether a run holds this directory."""
+    try:
+        refuse_in_use(path)
+    except RunDirectoryInUseError:
+        return True
+    return False
 
 
 def _lock(handle: int, path: Path) -> None:

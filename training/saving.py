@@ -15,15 +15,14 @@ from memory.state import Stateful, give
 from training.archive import finish_replacing, read_part, replace_archive
 from training.checkpoints import Checkpoints
 from training.files import Files
-from training.manifest import CheckpointError, Saved
+from training.manifest import CheckpointError, Saved, differences
 from training.plain import finite
 from training.replay_blocks import OUTLINE, ReplaySave, load_replay
+from training.run_directory import BEST, LAST
 from training.settings import CheckpointSettings
 from training.timing import Interval
 
 log = logging.getLogger("steadyrl")
-
-POLICIES = ("policy", "policy-best")
 
 
 class Saver:
@@ -150,7 +149,7 @@ class Saver:
         """Remove what a killed run had half written."""
         try:
             self.checkpoints.open()
-            for name in POLICIES:
+            for name in (LAST, BEST):
                 finish_replacing(self._files, self._directory / name)
         except OSError as error:
             log.warning("what is half written cannot be removed: %s", error.strerror or error)
@@ -177,13 +176,9 @@ class Saver:
         self._run.load_state_dict(read_part(saved.path, "run"))
 
     def _refuse(self, facts: Mapping[str, Any]) -> None:
-        wrong = [
-            f"{key} is {facts.get(key)} there and {self._facts[key]} here"
-            for key in ("agent", "spec", "weights")
-            if facts.get(key) != self._facts[key]
-        ]
+        wrong = differences(facts, self._facts, ("agent", "spec", "weights"))
         if wrong:
-            raise CheckpointError(f"{self._directory}: is of another run: {'; '.join(wrong)}")
+            raise CheckpointError(f"{self._directory}: is of another run: {wrong}")
 
     def write_policy(self, name: str, step: int, score: float | None) -> None:
         """Leave the weights of this moment where people look for them; a full disk is a warning."""

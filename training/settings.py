@@ -14,6 +14,8 @@ from memory.errors import SettingError
 from memory.settings import MemorySettings
 from training.typed import build, convert, show
 
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings:

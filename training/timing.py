@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -38,6 +38,29 @@ class Interval(Stateful):
         saved = state["next"]
         if self.next is not None and saved is not None:
             self.next = self._every * -(-saved // self._every)
+
+
+class Mark(NamedTuple):
+    """Where a run stood when its speed was taken last."""
+
+    seconds: float
+    steps: int
+    updates: int
+
+
+class Speed(Stateful):
+    """Steps and updates a second since it was asked last."""
+
+    state_names = ("_mark",)
+
+    def __init__(self) -> None:
+        self._mark = Mark(0.0, 0, 0)
+
+    def take(self, seconds: float, steps: int, updates: int) -> tuple[float, float]:
+        """Return steps a second and updates a second; from now on count anew."""
+        last, self._mark = self._mark, Mark(seconds, steps, updates)
+        passed = max(seconds - last.seconds, 1e-9)
+        return (steps - last.steps) / passed, (updates - last.updates) / passed
 
 
 class Stopwatch(Stateful):

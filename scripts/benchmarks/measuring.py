@@ -20,9 +20,10 @@ from envs.types import Step
 from envs.vector import VectorEnv
 from memory.metrics import Metrics
 from train import loop
-from training.command_line import CONFIGS, accept
+from training.command_line import accept
 from training.opening import open_run
 from training.run import Run
+from training.settings import CONFIGS
 
 
 def take_turns(

@@ -8,10 +8,10 @@ import torch
 from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
-from agents.compiling import _CudaGraph, flatten, traced
+from agents.compiling import Padding, _CudaGraph, flatten, traced
 from agents.dqn import recipe
 from agents.dqn_loss import ScalarHead, td_loss
-from agents.learner import Learner, Padding, Recipe, RowLoss
+from agents.learner import Learner, Recipe, RowLoss
 from agents.networks import FlatNetwork, QNetwork
 from buffers.replay import ReplayBatch
 from memory.errors import NonFiniteError

@@ -15,8 +15,9 @@ from hydra.core.hydra_config import HydraConfig
 
 import train
 from memory.process import read_rss
-from training.command_line import CONFIGS, accept
+from training.command_line import accept
 from training.opening import open_run
+from training.settings import CONFIGS
 
 WIDTH = 4096
 
