@@ -1,12 +1,30 @@
-"""One thread for every test: on small networks more of them only wait for each other."""
+"""What all tests have in common: few threads, usual signals, and the longest tests first."""
 
 import logging
 import os
+import signal
 import sys
 
 import pytest
 
+# On small networks more of them only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A run under nohup ignores that its terminal closes, and passes that on to what it starts.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Where several processes share the tests file by file, these would be what the last one waits for.
+LONGEST = ("test_fuzz.py", "test_cut_short.py", "test_hostile_state.py", "test_archive.py")
+
+
+def pytest_configure(config):
+    """Let pytest-xdist hand files out in the order they have."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(autouse=True)
