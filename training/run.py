@@ -26,7 +26,7 @@ from training.run_directory import BEST, LAST
 from training.settings import Settings
 from training.summary import Summary, weights_hash
 from training.terminal import Status, score
-from training.timing import Interval, Speed, Stopwatch
+from training.timing import Interval, Pace, Speed, Stopwatch
 
 log = logging.getLogger("steadyrl")
 
@@ -45,6 +45,7 @@ class Run(Stateful):
         "_episodes",
         "_stopwatch",
         "_speed",
+        "_pace",
         "_updates",
         "logged_step",
         "_kept",
@@ -64,6 +65,7 @@ class Run(Stateful):
         self._episodes = Episodes(settings.run.memory.history, settings.run.env.info_metrics)
         self._stopwatch = Stopwatch()
         self._speed = Speed()
+        self._pace = Pace()
         self._updates = 0  # that the metrics hold
         self.logged_step = 0
         self._kept = KeptRow(next(iter(agent.weights().values())).device)
@@ -148,7 +150,7 @@ class Run(Stateful):
             if self.stopped:
                 return
             self._eval_due.due(self.steps)
-            if self._log_due.due(self.steps):
+            if self._log_due.due(self.steps) and self._pace.allows(self._stopwatch.seconds):
                 scalars |= self._scalars()
             if scalars:
                 self._write(scalars)

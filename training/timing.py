@@ -40,6 +40,23 @@ class Interval(Stateful):
             self.next = self._every * -(-saved // self._every)
 
 
+class Pace(Stateful):
+    """Let so many through at once, and of the rest one a second: what runs for days stays small."""
+
+    state_names = ("passed",)
+
+    def __init__(self, at_once: int = 10_000) -> None:
+        self._at_once = at_once
+        self.passed = 0
+
+    def allows(self, seconds: float) -> bool:
+        """Return whether one more may pass, so long after the beginning; if so, count it."""
+        if self.passed >= self._at_once + seconds:
+            return False
+        self.passed += 1
+        return True
+
+
 class Mark(NamedTuple):
     """Where a run stood when its speed was taken last."""
 

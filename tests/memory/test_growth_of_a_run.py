@@ -6,6 +6,8 @@ import re
 import pytest
 from command import run
 
+from training.manifest import checked_facts, saved_below
+
 # Were it not stopped, it would keep 1 GB.
 SIZE = 100_000
 HOARDER = (
@@ -29,6 +31,13 @@ def is_whole(summary):
     return all(summary[key] for key in known) and len(summary["weights_sha256"]) == 64
 
 
+def newest_checkpoint(directory):
+    """Return the step of the newest checkpoint, once all of it is found whole."""
+    newest = saved_below(directory / "checkpoints")[0]
+    assert checked_facts(newest.path)["step"] == newest.step
+    return newest.step
+
+
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
 def test_it_stops_at_its_limit(tmp_path, agent):
     overrides = (f"agent={agent}", "device=cpu", "agent.compile=false", "memory.limit_mb=700")
@@ -40,6 +49,7 @@ def test_it_stops_at_its_limit(tmp_path, agent):
     # It grew before it was stopped, and was stopped soon after the limit.
     kept = summary["steps"] * SIZE / 1e6
     assert 100 < kept < 700 < summary["rss_mb_peak"] < 1000
+    assert newest_checkpoint(directory) == summary["steps"]
 
 
 def test_a_leak_is_named_and_stops_it_where_that_is_asked_for(tmp_path):
@@ -49,7 +59,7 @@ def test_a_leak_is_named_and_stops_it_where_that_is_asked_for(tmp_path):
     assert "broken_envs.Hoarder.kept: list" in error and "(bytes)" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
     assert summary["status"] == "failed" and 0 < summary["steps"] < 5000
-    assert is_whole(summary)
+    assert is_whole(summary) and newest_checkpoint(directory) == summary["steps"]
 
 
 def test_a_leak_in_a_worker_is_found_and_the_worker_named(tmp_path):

@@ -11,7 +11,7 @@ from training.instruments import Instruments
 from training.opening import build
 from training.run import Run
 from training.summary import Summary
-from training.timing import Interval, Stopwatch
+from training.timing import Interval, Pace, Stopwatch
 
 DQN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3")
 PPO = (
@@ -133,3 +133,23 @@ def test_an_interval_that_was_changed_counts_on(every, next_):
     interval = Interval(every)
     interval.load_state_dict(saved.state_dict())
     assert interval.next == next_
+
+
+def test_a_run_that_logs_without_end_slows_down_and_forgets_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.run.Pace", lambda: Pace(at_once=5))
+    told = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
+    lines = Lines()
+    with build(told) as (env, agent):
+        env.reset()
+        run = opened(told, agent, lines)
+        train(run, env, agent, 1600)
+        run.finish()
+    logged = [line for line in lines if "rollout/return_mean" in line[1]]
+    assert len(logged) <= 5 + run.summary.wall_seconds + 1
+    assert [step for step, values, *_ in lines if "eval/return_mean" in values] == [
+        400,
+        800,
+        1200,
+        1600,
+    ]
+    assert lines[-1][0] == 1600 and lines[-1] in logged

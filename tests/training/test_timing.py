@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.learner import linear
-from training.timing import Interval
+from training.timing import Interval, Pace
 
 
 @given(every=st.integers(1, 50), jumps=st.lists(st.integers(0, 120), max_size=60))
@@ -12,6 +12,17 @@ def test_fires_once_whenever_multiples_were_passed(every, jumps):
     for jump in jumps:
         before, step = step, step + jump
         assert interval.due(step) is (step // every > before // every)
+
+
+def test_a_burst_passes_and_then_one_a_second():
+    pace = Pace(at_once=100)
+    passed = [tick for tick in range(5001) if pace.allows(tick / 100)]  # a hundred times a second
+    assert passed[:100] == list(range(100))
+    assert len(passed) == 150
+    continued = Pace(at_once=100)
+    continued.load_state_dict(pace.state_dict())
+    assert not continued.allows(50)
+    assert continued.allows(51)
 
 
 def test_zero_never_fires():
