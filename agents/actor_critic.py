@@ -5,98 +5,85 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from agents.compiling import being_traced
+from agents.activations import ACTIVATIONS
 from agents.heads import GaussianLayer, Head
-from agents.networks import build_trunk, orthogonal_
+from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
+from agents.networks import orthogonal_, uniform_
 from agents.normaliser import ObservationNormaliser
 from agents.ppo_settings import PPOSettings
+from agents.trunks import build_trunk
 from envs.types import EnvSpec
-
-
-class FastTanh(torch.autograd.Function):
-    """tanh(x) = 2σ(2x) − 1 with its derivative 1 − y² as one kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return y = tanh(x)."""
-        y = tanh_by_sigmoid(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> Tensor:
-        """Return (1 − y²) · gradient."""
-        slope: Tensor = torch.ops.aten.tanh_backward(gradient[0], ctx.saved_tensors[0])
-        return slope
-
-
-def tanh_by_sigmoid(x: Tensor) -> Tensor:
-    """Return 2σ(2x) − 1, with one allocation."""
-    y = torch.add(x, x).sigmoid_()
-    return y.add_(y).sub_(1)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Return tanh(x), to 2e-7.
-
-    PyTorch's tanh takes half of a small network's time on a CPU; its sigmoid is six times as fast.
-    """
-    if x.is_cuda:
-        return torch.tanh(x)
-    if being_traced():
-        return 2 * torch.sigmoid(2 * x) - 1
-    if x.requires_grad:
-        y: Tensor = FastTanh.apply(x)  # type: ignore[no-untyped-call]
-        return y
-    return tanh_by_sigmoid(x)
-
-
-class Tanh(nn.Module):
-    """The function `tanh` as a layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return tanh(x)."""
-        return tanh(x)
-
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
 
 
 class TwinLayer(nn.Module):
     """Two layers of one size as one batched product: [2, B, in] to [2, B, out]."""
 
-    def __init__(self, inputs: int, outputs: int, activation: type[nn.Module]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, activation: Activation, *, layer_norm: bool = False
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(2, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(2, 1, outputs))
-        self._activation = activation().forward
+        self.norm = TwinNorm(outputs) if layer_norm else None
+        self._activation = ACTIVATIONS[activation].layer().forward
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x W + b) for both."""
-        y: Tensor = self._activation(torch.baddbmm(self.bias, x, self.weight))
-        return y
+        y = torch.baddbmm(self.bias, x, self.weight)
+        if self.norm is not None:
+            y = self.norm(y)
+        activated: Tensor = self._activation(y)
+        return activated
 
-    def orthogonal_(self, gain: float, generator: torch.Generator) -> None:
-        """Initialise both orthogonally with zero biases."""
-        for weight in self.weight:
-            nn.init.orthogonal_(weight, gain, generator=generator)
-        nn.init.zeros_(self.bias)
+    def start_(self, generator: torch.Generator, init: Init) -> None:
+        """Initialise both, orthogonally with gain √2 and zero biases, or uniformly."""
+        if init == "uniform":
+            bound = 1 / math.sqrt(self.weight.shape[1])
+            for parameter in (self.weight, self.bias):
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        else:
+            for weight in self.weight:
+                nn.init.orthogonal_(weight, math.sqrt(2), generator=generator)
+            nn.init.zeros_(self.bias)
+        if self.norm is not None:
+            nn.init.ones_(self.norm.weight)
+            nn.init.zeros_(self.norm.bias)
+
+
+class TwinNorm(nn.Module):
+    """Two layer norms side by side."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, 1, features))
+        self.bias = nn.Parameter(torch.empty(2, 1, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return both normalised [2, B, F] and scaled, each by its own weights."""
+        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
 
 
 class TwinTrunk(nn.Module):
     """Two MLPs side by side: half the kernels of two separate ones."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        activation: Activation,
+        *,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         sizes = pairwise((inputs, *hidden))
-        self.twins = [TwinLayer(a, b, activation) for a, b in sizes]
+        self.twins = [TwinLayer(a, b, activation, layer_norm=layer_norm) for a, b in sizes]
         self.layers = nn.Sequential(*self.twins)
-        self.activation = activation
+        self.activation: Activation = activation
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features [B, F] for the policy and for the value."""
@@ -141,22 +128,23 @@ class ActorCritic(nn.Module):
         head: Head,
         *,
         hidden: Sequence[int],
-        activation: str,
+        activation: Activation,
         shared: bool | None,
         normalise: bool,
         log_std: float,
+        network: NetworkSettings = PLAIN,
     ) -> None:
         super().__init__()
-        kind = ACTIVATIONS[activation]
-        trunk, features = build_trunk(observation_shape, dtype, hidden, kind)
+        trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
         image = len(observation_shape) == 3
         if image if shared is None else shared:
             self.trunk: nn.Module = SharedTrunk(trunk)
         elif image:
-            second, _ = build_trunk(observation_shape, dtype, hidden, kind)
+            second, _ = build_trunk(observation_shape, dtype, hidden, activation, network)
             self.trunk = SeparateTrunks(trunk, second)
         else:
-            self.trunk = TwinTrunk(math.prod(observation_shape), hidden, kind)
+            inputs, norm = math.prod(observation_shape), network.layer_norm
+            self.trunk = TwinTrunk(inputs, hidden, activation, layer_norm=norm)
         self.normaliser = ObservationNormaliser(observation_shape) if normalise else None
         self.policy = head.layer(features, log_std)
         self.value = nn.Linear(features, 1)
@@ -173,14 +161,18 @@ class ActorCritic(nn.Module):
         parameters: Tensor = self.policy(self.trunk(x)[0])
         return parameters
 
-    def start_(self, generator: torch.Generator) -> None:
-        """Initialise with gain √2 in the trunks, .01 for the policy and 1 for the value."""
-        orthogonal_(self.trunk, math.sqrt(2), generator)
+    def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
+        """Initialise orthogonally with gains √2 in the trunks, .01 and 1 after, or uniformly."""
+        if init == "uniform":
+            uniform_(self, generator)
+        else:
+            orthogonal_(self.trunk, math.sqrt(2), generator)
         for layer in self.trunk.modules():
             if isinstance(layer, TwinLayer):
-                layer.orthogonal_(math.sqrt(2), generator)
-        orthogonal_(self.policy, 0.01, generator)
-        orthogonal_(self.value, 1.0, generator)
+                layer.start_(generator, init)
+        if init != "uniform":
+            orthogonal_(self.policy, 0.01, generator)
+            orthogonal_(self.value, 1.0, generator)
         for part in (self.policy, self.normaliser):
             if isinstance(part, GaussianLayer | ObservationNormaliser):
                 part.start_()
@@ -198,4 +190,5 @@ def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCrit
             shared=settings.shared_trunk,
             normalise=settings.normalize_obs,
             log_std=settings.log_std_init,
+            network=settings.network,
         )

@@ -9,22 +9,24 @@ in step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agents.actor_critic import ActorCritic, Tanh, TwinTrunk
+from agents.activations import ACTIVATIONS, Floats
+from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk
 from agents.base import Actor, Decision
 from agents.heads import GaussianLayer, Head
-from agents.networks import Dense, QNetwork
+from agents.network_settings import Activation
+from agents.networks import QNetwork
 from agents.normaliser import CLIP
+from agents.trunks import Dense
 
-Floats = NDArray[np.float32]
 Observations = NDArray[Any]  # [N, …]
-Layer = tuple[Floats, Floats]  # weights [in, out] and biases [out]
+NORM_EPSILON = 1e-5  # torch's own
 
 
 def on_device(obs: Observations, device: torch.device) -> Tensor:
@@ -153,22 +155,45 @@ class Sampling(Actor):
         return row
 
 
-class HostNetwork:
-    """Linear layers with an activation in place between them."""
+class Norm(NamedTuple):
+    """A layer norm, in place."""
 
-    def __init__(self, layers: Sequence[Layer], activation: Callable[[Floats], object]) -> None:
+    weight: Floats
+    bias: Floats
+
+    def __call__(self, x: Floats) -> None:
+        """Normalise rows [N, F]."""
+        x -= x.mean(1, keepdims=True)
+        x /= np.sqrt(np.square(x).mean(1, keepdims=True) + NORM_EPSILON)
+        x *= self.weight
+        x += self.bias
+
+
+class Layer(NamedTuple):
+    """A linear layer, and the norm after it if there is one."""
+
+    weight: Floats  # [in, out]
+    bias: Floats  # [out]
+    norm: Norm | None = None
+
+
+class HostNetwork:
+    """Linear layers with norms and an activation in place between them."""
+
+    def __init__(self, layers: Sequence[Layer], activation: Activation) -> None:
         *self._hidden, self._last = layers
-        self._activate = activation
+        self._activate = ACTIVATIONS[activation].on_host
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the last layer's output [N, K] for inputs [N, D]."""
-        for weight, bias in self._hidden:
+        for weight, bias, norm in self._hidden:
             x = x @ weight
             x += bias
+            if norm is not None:
+                norm(x)
             self._activate(x)
-        weight, bias = self._last
-        y: Floats = x @ weight
-        y += bias
+        y: Floats = x @ self._last.weight
+        y += self._last.bias
         return y
 
 
@@ -182,9 +207,8 @@ class HostPolicy:
         if isinstance(policy, GaussianLayer):
             self._log_std = _array(policy.log_std)
             policy = policy.mean
-        hidden = [(_array(layer.weight[0]), _array(layer.bias[0, 0])) for layer in trunk.twins]
-        activation = _tanh if trunk.activation is Tanh else _relu
-        self._network = HostNetwork([*hidden, _layer(policy)], activation)
+        hidden = [_first_of_two(layer) for layer in trunk.twins]
+        self._network = HostNetwork([*hidden, _layer(policy)], trunk.activation)
         n = network.normaliser
         self._statistics = None if n is None else (_array(n.shift), _array(n.scale))
 
@@ -208,8 +232,10 @@ def q_on_host(network: QNetwork) -> HostNetwork | None:
     if not (one_number and on_host and isinstance(network.trunk, Dense)):
         return None
     # The value of a dueling network is the same for all actions and cannot change the best.
-    layers = [*network.trunk.layers, network.advantage]
-    return HostNetwork([_layer(layer) for layer in layers], _relu)
+    trunk = network.trunk
+    norms = trunk.norms or [None] * len(trunk.layers)
+    hidden = [_layer(layer, norm) for layer, norm in zip(trunk.layers, norms, strict=True)]
+    return HostNetwork([*hidden, _layer(network.advantage)], trunk.activation)
 
 
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
@@ -218,19 +244,21 @@ def policy_on_host(network: ActorCritic) -> HostPolicy | None:
     return HostPolicy(network) if suits else None
 
 
-def _layer(layer: nn.Module) -> Layer:
+def _layer(layer: nn.Module, norm: nn.Module | None = None) -> Layer:
     assert isinstance(layer, nn.Linear)
-    return _array(layer.weight).T, _array(layer.bias)
+    after = None
+    if norm is not None:
+        assert isinstance(norm, nn.LayerNorm)
+        after = Norm(_array(norm.weight), _array(norm.bias))
+    return Layer(_array(layer.weight).T, _array(layer.bias), after)
+
+
+def _first_of_two(layer: TwinLayer) -> Layer:
+    norm = layer.norm
+    after = None if norm is None else Norm(_array(norm.weight[0, 0]), _array(norm.bias[0, 0]))
+    return Layer(_array(layer.weight[0]), _array(layer.bias[0, 0]), after)
 
 
 def _array(tensor: Tensor) -> Floats:
     array: Floats = tensor.detach().numpy()
     return array
-
-
-def _relu(x: Floats) -> None:
-    np.maximum(x, 0, out=x)
-
-
-def _tanh(x: Floats) -> None:
-    np.tanh(x, out=x)

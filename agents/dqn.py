@@ -16,7 +16,8 @@ from agents.compiling import compile_mode
 from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.learner import Learner, Recipe, linear
-from agents.networks import FlatNetwork, QNetwork, is_large_image, uniform_
+from agents.network_settings import is_large_image
+from agents.networks import FlatNetwork, QNetwork
 from agents.stopping import CutShortError
 from buffers.replay import ReplayBatch, ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
@@ -56,6 +57,8 @@ def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
             settings.hidden,
             settings.dueling,
             build_head(settings).shape,
+            activation=settings.activation,
+            network=settings.network,
         )
 
 
@@ -136,7 +139,7 @@ class DQN(Agent):
         # Asked for twice: weights, gradient and optimiser, and the target's.
         require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
         module.to_empty(device="cpu")
-        uniform_(module, torch.Generator().manual_seed(seed))
+        module.start_(torch.Generator().manual_seed(seed), self._settings.network.init)
         return FlatNetwork(module, self._device)
 
     @property

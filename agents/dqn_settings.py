@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.network_settings import Activation, NetworkSettings
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec
 from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
@@ -15,7 +16,9 @@ class DQNSettings:
     """Deep Q-learning; all counts are in valid environment steps."""
 
     name: Literal["dqn"]
+    network: NetworkSettings
     hidden: tuple[int, ...]
+    activation: Activation
     learning_rate: float
     anneal_learning_rate: bool
     gamma: float
@@ -65,3 +68,4 @@ class DQNSettings:
                 "dqn",
                 f"needs discrete actions, but {spec.id} has {kind} actions; try agent=ppo",
             )
+        self.network.refuse_unfit(spec)

@@ -1,10 +1,9 @@
-"""Networks by observation shape, an MLP or convolutions, and all weights of one in one tensor."""
+"""How networks start, all weights of one in one tensor, and the one of values of actions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,94 +11,9 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
+from agents.trunks import build_trunk
 from memory.state import Stateful
-
-# Below this side length the Nature layers' strides leave nothing of the image.
-NATURE_MIN_SIDE = 36
-
-
-def is_large_image(observation_shape: Sequence[int]) -> bool:
-    """Say whether observations are images that the Nature layers take."""
-    return len(observation_shape) == 3 and min(observation_shape[1:]) >= NATURE_MIN_SIDE
-
-
-class Scale(nn.Module):
-    """Bring uint8 pixels to [0, 1] on the device, so that a quarter of the bytes travel."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x / 255 as float32."""
-        return x.to(torch.float32) * (1.0 / 255.0)
-
-
-class PixelsTogether(nn.Module):
-    """Put a pixel's channels side by side in memory, where the CPU's convolutions want them.
-
-    Forward and backward through the Nature layers take a fifth to a third less time.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x, laid out anew."""
-        return x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)
-
-
-class Dense(nn.Module):
-    """Linear layers with an activation after each, in one module.
-
-    Calling a module costs as much as a small matrix product, so the layers are not called.
-    """
-
-    def __init__(self, features: int, hidden: Sequence[int], activation: type[nn.Module]) -> None:
-        super().__init__()
-        sizes = (features, *hidden)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self._activate = activation().forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features [B, hidden[-1]]."""
-        for layer in self.layers:
-            assert isinstance(layer, nn.Linear)
-            x = self._activate(F.linear(x, layer.weight, layer.bias))
-        return x
-
-
-def nature_layers(channels: int) -> list[nn.Module]:
-    """Return the three convolutions of Mnih et al. (2015)."""
-    return [
-        nn.Conv2d(channels, 32, 8, stride=4),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 4, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, stride=1),
-        nn.ReLU(),
-    ]
-
-
-def build_trunk(
-    observation_shape: Sequence[int],
-    dtype: str,
-    hidden: Sequence[int],
-    activation: type[nn.Module] = nn.ReLU,
-) -> tuple[nn.Module, int]:
-    """Build the layers up to the heads; return them with the number of features they end in."""
-    if len(observation_shape) != 3:
-        features = math.prod(observation_shape)
-        dense = Dense(features, hidden, activation)
-        flat = len(observation_shape) == 1
-        return dense if flat else nn.Sequential(nn.Flatten(), dense), hidden[-1]
-    channels, height, width = observation_shape
-    large = is_large_image(observation_shape)
-    if large:
-        layers = nature_layers(channels)
-    else:  # one convolution suits boards such as MinAtar's 10x10 (Young & Tian 2019)
-        layers = [nn.Conv2d(channels, 16, (min(3, height), min(3, width))), nn.ReLU()]
-    layers.append(nn.Flatten())
-    with torch.no_grad():
-        features = nn.Sequential(*layers)(torch.zeros(1, channels, height, width)).numel()
-    if dtype == "uint8":
-        layers.insert(0, Scale())
-    if large:
-        layers.insert(0, PixelsTogether())
-    return nn.Sequential(*layers, Dense(features, hidden, activation)), hidden[-1]
 
 
 def uniform_(module: nn.Module, generator: torch.Generator) -> None:
@@ -109,6 +23,8 @@ def uniform_(module: nn.Module, generator: torch.Generator) -> None:
             bound = 1 / math.sqrt(layer.weight[0].numel())
             for parameter in layer.parameters():
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()  # to 1 and 0
 
 
 def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> None:
@@ -118,6 +34,8 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()  # to 1 and 0
 
 
 class FlatNetwork(Stateful):
@@ -176,13 +94,26 @@ class QNetwork(nn.Module):
         hidden: Sequence[int],
         dueling: bool,
         shape: tuple[int, ...] = (),
+        *,
+        activation: Activation = "relu",
+        network: NetworkSettings = PLAIN,
     ) -> None:
         super().__init__()
-        self.trunk, features = build_trunk(observation_shape, dtype, hidden)
+        self.trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
         size = math.prod(shape)
         self.advantage = nn.Linear(features, actions * size)
         self.value = nn.Linear(features, size) if dueling else None
         self.shape = shape  # of what is said of one action
+
+    def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
+        """Initialise uniformly, or orthogonally with gain √2 in the trunk and 1 after it."""
+        if init != "orthogonal":
+            uniform_(self, generator)
+            return
+        orthogonal_(self.trunk, math.sqrt(2), generator)
+        for head in (self.advantage, self.value):
+            if head is not None:
+                orthogonal_(head, 1.0, generator)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return numbers [B, A, *shape] for observations [B, …]."""

@@ -17,7 +17,8 @@ from agents.base import Actor, Agent, Decision
 from agents.compiling import Mode, compile_mode
 from agents.heads import build_head
 from agents.learner import Learner
-from agents.networks import FlatNetwork, is_large_image
+from agents.network_settings import is_large_image
+from agents.networks import FlatNetwork
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
 from agents.ppo_loss import explained_variance, recipe
 from agents.ppo_settings import PPOSettings
@@ -71,7 +72,7 @@ class PPO(Agent):
         # Before the rest, because it asks for the memory of the rest too.
         self._rollout = self._build_rollout(spec, module, mode)
         module.to_empty(device="cpu")
-        module.start_(torch.Generator().manual_seed(seeds[0]))
+        module.start_(torch.Generator().manual_seed(seeds[0]), settings.network.init)
         network = FlatNetwork(module, device)
         self._observations = module.normaliser
         self._actor = Sampling(

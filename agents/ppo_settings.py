@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.network_settings import Activation, NetworkSettings
 from envs.types import EnvSpec
 from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
 
@@ -16,8 +17,9 @@ class PPOSettings:
     """Proximal policy optimisation; `rollout_steps` are rows, each with all environments."""
 
     name: Literal["ppo"]
+    network: NetworkSettings
     hidden: tuple[int, ...]
-    activation: Literal["tanh", "relu"]
+    activation: Activation
     shared_trunk: bool | None
     log_std_init: float
     scale_actions: bool
@@ -64,6 +66,7 @@ class PPOSettings:
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit."""
+        self.network.refuse_unfit(spec)
         rows = self.rollout_steps * spec.num_envs
         if -(-total_steps // spec.num_envs) < self.rollout_steps:
             raise SettingError(

@@ -18,6 +18,12 @@ ENVS = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 # Of the keys an agent has, those that make it small enough for a test and big enough for a batch.
 SMALL = {"compile": "agent.compile=false", "replay": "agent.replay.capacity=2048"}
+LITTLE = ("device=cpu", "threads=1", "agent.compile=false")
+# Enough to learn from, after a few rows.
+FEW = {
+    "dqn": (*LITTLE, "agent.learning_starts=4", "agent.train_every=4", "agent.updates_per_train=1"),
+    "ppo": (*LITTLE, "agent.rollout_steps=8", "agent.minibatches=1", "agent.epochs=1"),
+}
 
 
 def compose(*overrides):
@@ -68,6 +74,13 @@ def test_environment(env, agent):
         assert "actions" in error.reason
         return
     play(job)
+
+
+@pytest.mark.parametrize("agent", ALGORITHMS)
+def test_a_network_that_is_chosen_learns(agent):
+    keys = ("agent/network=impala", "agent.network.layer_norm=true", "agent.activation=silu")
+    job = accepted(f"agent={agent}", "env=minatar_breakout", *keys, "agent.hidden=[8]", *FEW[agent])
+    play(job, rows=9)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

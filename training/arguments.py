@@ -35,6 +35,8 @@ More: python scripts/evaluate.py (plot, compare, checkpoint), installed: steadyr
 FREE_FORM = ("env.kwargs.", "env.kwargs=")
 # Where an agent from outside the tree is named: its defaults join the group `agent`.
 AGENT_KEYS = ("agent", "agent.name")
+# A group inside of a group, which Hydra would have written with a slash.
+NETWORK = "agent.network"
 # What Hydra is not told.
 OURS = ("help", "version", "overrides")
 # One of these at a time: each does something else than training once.
@@ -133,6 +135,8 @@ def _arranged(override: str, *, multirun: bool) -> str:
     key = key.lstrip("+")
     if key == "hydra.run.dir" and not multirun:
         return f"run_dir={value}"
+    if key == NETWORK and value and not value.startswith("{"):
+        return f"{key.replace('.', '/')}={value}"
     if key.startswith("hydra.output_subdir"):
         raise CommandError(f"{override}: .hydra/ always lies in the run's own directory")
     return override
@@ -189,12 +193,13 @@ def _no_such_option(option: str, given: list[str]) -> str:
 def help_text(configs: Path) -> str:
     """Return the help with the choices found in `configs`, and installed agents."""
     groups = []
-    for folder in sorted(path for path in configs.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
+        group = ".".join(folder.relative_to(configs).parts)
         names = sorted(path.stem for path in folder.glob("*.yaml"))
-        if folder.name == "agent":
+        if group == "agent":
             names += sorted(entry_points(group=GROUP).names)
-        indent = " " * (len(folder.name) + 1)
-        text = f"{folder.name}={', '.join(names)}"
+        indent = " " * (len(group) + 1)
+        text = f"{group}={', '.join(names)}"
         groups.append(textwrap.fill(text, 96, subsequent_indent=indent))
     return HELP.format(groups="\n".join(groups))
 

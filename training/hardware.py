@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 
+from agents.network_settings import is_large_image
 from envs.types import EnvSpec
 from memory.errors import SettingError
 from memory.process import usable_cores
@@ -41,8 +42,6 @@ def thread_count(threads: str | int, spec: EnvSpec) -> int:
     """Return the number of torch threads: small matrices lose more to waiting than they gain."""
     if isinstance(threads, int):
         return threads
-    from agents.networks import is_large_image  # imports torch, as all callers have
-
     return usable_cores() if is_large_image(spec.observation_shape) else 1
 
 

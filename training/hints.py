@@ -76,7 +76,7 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
         return "an agent is chosen with all its keys: agent=…"
     if key == "hydra":
         return "only keys inside of hydra can be set"
-    groups = {path.name for path in configs.iterdir() if path.is_dir()}
+    groups = {p.relative_to(configs).as_posix() for p in configs.rglob("*") if p.is_dir()}
     if key not in groups or override.is_delete():
         return None
     choices = sorted(path.stem for path in (configs / key).glob("*.yaml"))
@@ -128,6 +128,7 @@ def _sets(override: Override, key: str) -> bool:
 
 def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
+    key = key.replace("/", ".")  # a group inside of a group
     names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and from_outside(agent) else [])]
     ours = list(_fields(RunSettings, ""))
     keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}

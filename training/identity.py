@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from agents.actors import Greedy
 from agents.base import Agent
+from agents.network_settings import NetworkSettings
 from agents.registry import AgentSettings, agent_class, settings_type
 from envs.types import ActionSpec, EnvSpec
 from memory.errors import SettingError
 from training.archive import read_part
 from training.manifest import CheckpointError, checked_facts, differences
+from training.older import completed
 from training.policies import find_policy
 from training.run_directory import LAST
 from training.typed import build
@@ -50,7 +52,14 @@ def starting_weights(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
     policy = read_policy(path)
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
     theirs = {"agent": policy.facts.get("agent"), "weights": shapes}
-    wrong = differences(theirs, facts, theirs)
+    ours = {key: facts[key] for key in theirs}
+    if theirs == ours:  # weights of one shape may still mean another thing
+        ours["network"] = network_of(facts)
+        try:
+            theirs["network"] = network_of(policy.facts)
+        except (SettingError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{policy.path}: holds no configuration: {error}") from error
+    wrong = differences(theirs, ours, theirs)
     if wrong:
         raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
     return policy.weights
@@ -84,9 +93,22 @@ def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
     return Deciding(network, actor).requires_grad_(False), spec
 
 
+def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a network is besides the shapes of its weights, where its agent says so."""
+    agent = completed(facts["config"])["agent"]
+    if "network" not in agent:
+        return None
+    network = build(NetworkSettings, agent["network"], "agent.network.")
+    return {
+        "trunk": network.trunk_for(spec_of(facts["spec"]).observation_shape),
+        "layer_norm": network.layer_norm,
+        "activation": agent.get("activation"),
+    }
+
+
 def agent_settings(config: Mapping[str, Any]) -> AgentSettings:
     """Return the settings of a stored configuration's agent."""
-    values = config["agent"]
+    values = completed(config)["agent"]
     return build(settings_type(values["name"]), values, "agent.")
 
 

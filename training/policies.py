@@ -6,18 +6,17 @@ Nothing slow is imported, so that a wrong name or setting is refused at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from agents.registry import ALGORITHMS
 from memory.errors import ExpectedError, SettingError, describe
 from training.manifest import MANIFEST, CheckpointError, manifest_facts, part_names, standing
+from training.older import completed
 from training.resume import put, refuse_foreign
 from training.run_directory import BEST, CONFIG, LAST, in_use
-from training.settings import CONFIGS, Settings, load_settings
+from training.settings import Settings, load_settings
 from training.typed import show
 
 
@@ -88,8 +87,7 @@ def settings_of(policy: Policy, overrides: Sequence[str]) -> Settings:
     if not isinstance(config, dict) or not isinstance(config.get("env"), dict):
         raise CheckpointError(f"{policy.path}: holds no configuration")
     typed = {"env": {"id": None}}
-    changed = deepcopy(config)
-    fill(changed, _defaults(changed))
+    changed = completed(config)
     for override in overrides:
         key, value = _read(override)
         put(changed, key, value)
@@ -101,35 +99,6 @@ def settings_of(policy: Policy, overrides: Sequence[str]) -> Settings:
         if any(error.field.startswith(_read(text)[0]) for text in overrides):
             raise
         raise CheckpointError(f"{policy.path}: its configuration cannot be used: {error}") from None
-
-
-def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return today's value of every key, for those that are newer than a policy."""
-    agent = config.get("agent")
-    name = agent.get("name") if isinstance(agent, dict) else None
-    found = _yaml(CONFIGS / "config.yaml")
-    for about_hydra in ("defaults", "hydra"):
-        del found[about_hydra]
-    found["memory"] = _yaml(CONFIGS / "memory" / "default.yaml")
-    found["env"] = _yaml(CONFIGS / "env" / "cartpole.yaml")  # what all environments have
-    if name in ALGORITHMS:
-        found["agent"] = _yaml(CONFIGS / "agent" / f"{name}.yaml")
-    return found
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    found = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(found, dict)
-    return found  # type: ignore[return-value]
-
-
-def fill(config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Give the keys that a configuration has not got the values of `defaults`."""
-    for key, value in defaults.items():
-        if key not in config:
-            config[key] = value
-        elif isinstance(config[key], dict) and isinstance(value, Mapping):
-            fill(config[key], value)
 
 
 def _read(override: str) -> tuple[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from memory.errors import SettingError
 from training.manifest import CheckpointError, manifest_facts, saved_below
+from training.older import completed
 from training.run_directory import LAST
 from training.settings import load_settings
 from training.typed import show
@@ -58,7 +59,7 @@ def _continued(
     if not isinstance(config, dict):
         raise CheckpointError(f"{checkpoint}: holds no configuration")
     refuse_foreign(checkpoint, config, fresh)
-    found = continued(config, fresh, typed)
+    found = continued(completed(config), fresh, typed)
     found.config.update(run_dir=str(directory), resume=resume)
     try:
         load_settings(found.config)
@@ -141,7 +142,7 @@ def named(typed: Sequence[str], keys: Sequence[str]) -> set[str]:
     """Return the keys that overrides are about: themselves, or all of a group or a preset."""
     found: set[str] = set()
     for override in typed:
-        name = override.partition("=")[0].lstrip("+~").partition("@")[0]
+        name = override.partition("=")[0].lstrip("+~").partition("@")[0].replace("/", ".")
         if name == "experiment":
             return set(keys)
         found |= {key for key in keys if key == name or key.startswith(f"{name}.")}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from agents.network_settings import PLAIN
 from agents.ppo import PPO
 from agents.ppo_settings import PPOSettings
 from envs.types import (
@@ -28,6 +29,7 @@ SPACES = {
 
 SETTINGS = PPOSettings(
     name="ppo",
+    network=PLAIN,
     hidden=(16,),
     activation="tanh",
     shared_trunk=None,

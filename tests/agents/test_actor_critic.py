@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk, tanh
+from agents.activations import tanh
+from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk
 from agents.heads import BoxHead, DiscreteHead
 
 
@@ -26,7 +27,7 @@ def test_tanh_and_its_slope():
 
 
 def test_the_twin_trunk_is_two_separate_ones():
-    trunk = TwinTrunk(5, (7, 6), nn.ReLU)
+    trunk = TwinTrunk(5, (7, 6), "relu")
     for layer in trunk.layers:
         nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(1))
         nn.init.normal_(layer.bias, generator=torch.Generator().manual_seed(2))

@@ -1,11 +1,15 @@
 """Acting in NumPy: the network's own numbers, whatever the weights have become."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
+from agents.activations import ACTIVATIONS
 from agents.actors import Greedy, Sampling, policy_on_host, q_on_host
+from agents.network_settings import PLAIN
 from agents.networks import QNetwork
 
 
@@ -17,12 +21,15 @@ def both(agent):
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 3)])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize(
+    ("activation", "layer_norm"), [("tanh", False), ("relu", False), ("silu", True)]
+)
 @pytest.mark.parametrize("name", SPACES)
-def test_numpy_decides_what_the_network_decides(name, activation, shape):
+def test_numpy_decides_what_the_network_decides(name, activation, layer_norm, shape):
     agent = build(
         action=SPACES[name],
         activation=activation,
+        network=replace(PLAIN, layer_norm=layer_norm),
         hidden=(16, 8),
         shape=shape,
         normalize_obs=True,
@@ -97,3 +104,14 @@ def test_a_distribution_over_returns_is_read_by_the_network_not_by_numpy():
     spread = QNetwork((4,), "float32", 3, (8,), dueling=False, shape=(5,))
     assert q_on_host(scalar) is not None
     assert q_on_host(spread) is None
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_values_of_actions_are_the_same_in_numpy(activation):
+    options = {"activation": activation, "network": replace(PLAIN, layer_norm=True)}
+    network = QNetwork((4,), "float32", 3, (16, 8), dueling=False, **options)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))
+    obs = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
+    values = torch.from_numpy(q_on_host(network)(obs.numpy()))
+    torch.testing.assert_close(values, network(obs).detach(), rtol=1e-4, atol=1e-5)

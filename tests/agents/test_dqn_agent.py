@@ -8,6 +8,7 @@ import torch
 
 from agents.dqn import DQN
 from agents.dqn_settings import DQNSettings
+from agents.network_settings import PLAIN
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec, Step
 from memory.errors import NonFiniteError, SettingError
@@ -16,7 +17,9 @@ CPU = torch.device("cpu")
 
 SETTINGS = DQNSettings(
     name="dqn",
+    network=PLAIN,
     hidden=(16,),
+    activation="relu",
     learning_rate=1e-3,
     anneal_learning_rate=True,
     gamma=0.9,
