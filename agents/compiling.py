@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from memory.errors import describe
 
@@ -44,8 +44,14 @@ def compile_mode(
     return "compiled" if setting == "true" else "eager"
 
 
-# What turns the caller into a graph, None where it runs; torch's own, because it is asked often.
-being_traced = get_proxy_mode
+# With it comes a library for symbolic mathematics: 35 MB that runs without a compiler do not need.
+TRACING = "torch.fx.experimental.proxy_tensor"
+
+
+def being_traced() -> bool:
+    """Return whether the caller is being turned into a graph rather than run."""
+    tracing = sys.modules.get(TRACING)
+    return tracing is not None and tracing.get_proxy_mode() is not None
 
 
 def flatten(args: tuple[Any, ...]) -> list[Tensor]:
@@ -126,6 +132,8 @@ def traced(
     function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return a graph of `function`, and the tensors it takes after its flattened arguments."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     copies = (leaf.detach().clone() for leaf in flatten(args))
     graph = make_fx(lambda *flat: function(*rebuild(flat, args)))(*copies)
     return graph, _lift(graph)

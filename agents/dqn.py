@@ -17,7 +17,7 @@ from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.learner import Learner, Recipe, linear
 from agents.network_settings import is_large_image
-from agents.networks import FlatNetwork, QNetwork
+from agents.networks import FlatNetwork, QNetwork, with_memory
 from agents.stopping import CutShortError
 from buffers.replay import ReplayBatch, ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
@@ -138,7 +138,7 @@ class DQN(Agent):
         module = build_network(self._settings, spec)
         # Asked for twice: weights, gradient and optimiser, and the target's.
         require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
-        module.to_empty(device="cpu")
+        with_memory(module, torch.device("cpu"))
         module.start_(torch.Generator().manual_seed(seed), self._settings.network.init)
         return FlatNetwork(module, self._device)
 
@@ -197,7 +197,7 @@ class DQN(Agent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[QNetwork, Actor]:
         """Build the network of a finished policy, and who takes its best actions."""
-        network = build_network(settings, spec).to_empty(device=device)
+        network = with_memory(build_network(settings, spec), device)
         return network, greedy(settings, network, device)
 
     @override

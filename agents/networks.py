@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -14,6 +14,8 @@ from torch.func import functional_call
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 from agents.trunks import build_trunk
 from memory.state import Stateful
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def uniform_(module: nn.Module, generator: torch.Generator) -> None:
@@ -128,3 +130,17 @@ class QNetwork(nn.Module):
         if self.shape:
             value = value.view(len(obs), 1, *self.shape)
         return value + advantage - advantage.mean(1, keepdim=True)
+
+
+def with_memory(module: Network, device: torch.device) -> Network:
+    """Give a network that was built without memory its tensors, which hold anything.
+
+    `Module.to_empty` does the same, and loads 35 MB of symbolic mathematics for it.
+    """
+    for part in module.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            empty = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+            setattr(part, name, nn.Parameter(empty, weight.requires_grad))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+    return module

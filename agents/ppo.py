@@ -18,7 +18,7 @@ from agents.compiling import Mode, compile_mode
 from agents.heads import build_head
 from agents.learner import Learner
 from agents.network_settings import is_large_image
-from agents.networks import FlatNetwork
+from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
 from agents.ppo_loss import explained_variance, recipe
 from agents.ppo_settings import PPOSettings
@@ -71,7 +71,7 @@ class PPO(Agent):
         module = build_network(settings, spec, self._head)
         # Before the rest, because it asks for the memory of the rest too.
         self._rollout = self._build_rollout(spec, module, mode)
-        module.to_empty(device="cpu")
+        with_memory(module, torch.device("cpu"))
         module.start_(torch.Generator().manual_seed(seeds[0]), settings.network.init)
         network = FlatNetwork(module, device)
         self._observations = module.normaliser
@@ -138,7 +138,7 @@ class PPO(Agent):
     ) -> tuple[ActorCritic, Actor]:
         """Build the network of a finished policy, and who takes its most likely actions."""
         head = build_head(spec.action, device, scaled=settings.scale_actions)
-        network = build_network(settings, spec, head).to_empty(device=device)
+        network = with_memory(build_network(settings, spec, head), device)
         return network, most_likely(network, head, device)
 
     @override

@@ -4,9 +4,12 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from command import environment
 from opened import job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from warm import run, start
@@ -59,6 +62,23 @@ HUGE = ("env.id=broken_envs:Bad-v0", "agent.loss=squared", "env.kwargs.reward=1e
 def reference(tmp_path_factory):
     # Of two values the last one counts, and what the first one refers to matters to nobody.
     return run(tmp_path_factory.mktemp("reference"), "seed=${nowhere}", "seed=0")
+
+
+def test_what_only_a_compiler_needs_is_not_loaded(tmp_path):
+    program = (
+        "import sys, train\n"
+        "from training.command_line import main\n"
+        "for agent in ('dqn', 'ppo'):\n"
+        "    sys.argv = ['train.py', f'agent={agent}', *sys.argv[-3:]]\n"
+        "    main(train.train)\n"
+        "sys.exit(f'loaded: {loaded}' if (loaded := {'sympy', 'torch._inductor.graph'} "
+        "& set(sys.modules)) else 0)\n"
+    )
+    overrides = ("total_steps=2100", "device=cpu", "agent.compile=false")
+    command = [sys.executable, "-c", program, *overrides]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("finished") == 2
 
 
 def test_a_run_says_where_it_is_and_how_to_look_at_it(reference):

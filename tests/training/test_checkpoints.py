@@ -16,8 +16,9 @@ import torch
 from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 
 import training.files
-from training.archive import Existing, read_part
+from training.archive import TEMPORARY, Existing, read_part
 from training.checkpoints import Checkpoints
+from training.files import Files
 from training.manifest import CheckpointError, checked_facts
 from training.run_directory import RunDirectory
 
@@ -49,6 +50,32 @@ def test_the_last_few_and_the_best_one_stay(tmp_path: Path) -> None:
     assert steps(checkpoints) == [6, 5, 2]
     assert checkpoints.last == tmp_path / "checkpoints" / "step-000000000006"
     assert read_part(checkpoints.last, "run") == {"steps": 6}
+
+
+class LyingFiles(Files):
+    """A disk that keeps something else than it was given, and says nothing."""
+
+    lies = False
+
+    def write(self, path: Path, data: bytes | memoryview) -> None:
+        wrong = bytes(data[:-1]) + bytes([data[-1] ^ 1])
+        super().write(path, wrong if self.lies and path.name.startswith("agent") else data)
+
+
+def test_nothing_is_removed_for_one_that_is_not_what_was_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = LyingFiles()
+    checkpoints = Checkpoints(tmp_path, keep=1, files=files)
+    save(checkpoints, 1)
+    files.lies = True
+    save(checkpoints, 2)
+    assert "checkpoint at step 2 cannot be written" in caplog.text
+    assert checkpoints.last == tmp_path / "step-000000000001"
+    assert next(checkpoints.usable(anything)).step == 1
+    files.lies = False
+    save(checkpoints, 3)
+    assert steps(checkpoints) == [3]
 
 
 def test_the_newest_whole_one_is_used_and_what_is_wrong_with_others_is_known(
@@ -97,6 +124,14 @@ def test_what_the_caller_refuses_is_passed_over_with_its_reason(tmp_path: Path) 
 
     with pytest.raises(CheckpointError, match="is of Acrobot-v1"):
         next(checkpoints.usable(refuse))
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    left = tmp_path / f"{TEMPORARY}step-000000000007"
+    left.mkdir()
+    (left / "agent.safetensors").write_bytes(b"half of i")
+    save(Checkpoints(tmp_path, keep=2), 9)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000009"]
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
