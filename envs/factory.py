@@ -10,6 +10,7 @@ from dataclasses import replace
 from envs.atari import AtariBackend
 from envs.envpool import EnvPoolBackend
 from envs.faults import WorkerError, told
+from envs.kernel import find_kernel
 from envs.making import ATARI, NOT_ATARI, brings_its_module, find_spec
 from envs.native import NativeBackend
 from envs.processes import ProcessBackend
@@ -24,14 +25,22 @@ from memory.process import usable_cores
 
 log = logging.getLogger("steadyrl")
 
+
+def _kernel_backend(settings: EnvSettings, *, seed: int) -> Backend:
+    from envs.kernel_backend import KernelBackend  # needs the compiler
+
+    return KernelBackend(settings, seed=seed)
+
+
 BACKENDS: dict[str, Callable[..., Backend]] = {
     "sync": SyncBackend,
     "async": ProcessBackend,
+    "kernel": _kernel_backend,
     "native": NativeBackend,
     "ale": AtariBackend,
     "envpool": EnvPoolBackend,
 }
-BATCHES = ("native", "ale", "envpool")  # make no single environments
+BATCHES = ("kernel", "native", "ale", "envpool")  # make no single environments
 # From this many environments on, one batch of array operations beats the plain loop.
 NATIVE_FROM = 8
 # What a process costs per step. A step that is cheaper is done sooner than it is handed over.
@@ -70,7 +79,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
         name, _ = choose_backend(one)
         if name == "async" or (name == "sync" and _may_become_async(settings)):
             found, _ = read_description(ask_process(one), one)
-        elif name == "sync":
+        elif name in ("sync", "kernel"):  # which needs no compiler to say that
             with contextlib.closing(SingleEnv(one, seed=0, index=0)) as env:
                 env.build()
                 found = env.spec()
@@ -111,6 +120,9 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
     backend = settings.backend
     if backend == "envpool" or (backend == "async" and brings_its_module(settings.id)):
         return backend, "as set"
+    if backend == "kernel":
+        find_kernel(settings)
+        return backend, "as set"
     spec = find_spec(settings.id)
     if spec.entry_point == ATARI:
         if backend not in ("auto", "ale"):
@@ -118,10 +130,21 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
         return "ale", "an Atari game"
     if backend != "auto":
         return backend, "as set"
+    if _has_kernel(settings):
+        return "kernel", "compiled, with the rows of sync"
     batched = settings.num_envs >= NATIVE_FROM and not settings.wrappers
     if batched and spec.vector_entry_point is not None:
         return "native", f"{settings.num_envs} environments in one batch"
     return _sync_or_async(settings)
+
+
+def _has_kernel(settings: EnvSettings) -> bool:
+    """Tell whether a kernel runs the environments under these settings."""
+    try:
+        find_kernel(settings)
+    except SettingError:
+        return False
+    return not settings.wrappers
 
 
 def _may_become_async(settings: EnvSettings) -> bool:

@@ -44,7 +44,7 @@ class Wrapping(NamedTuple):
         return cls(name, arguments)
 
 
-BackendName = Literal["auto", "sync", "async", "native", "ale", "envpool"]
+BackendName = Literal["auto", "sync", "async", "kernel", "native", "ale", "envpool"]
 
 
 @dataclass(frozen=True, kw_only=True)

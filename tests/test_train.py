@@ -85,8 +85,8 @@ def test_a_run_says_where_it_is_and_how_to_look_at_it(reference):
     directory, summary, printed = reference
     assert summary["run_dir"] in printed
     assert f"tensorboard --logdir {summary['run_dir']}" in printed
-    assert "training: backend sync for 1 x CartPole-v1" in printed
-    assert "evaluation: backend sync for 3 x CartPole-v1" in printed
+    assert "training: backend kernel for 1 x CartPole-v1" in printed
+    assert "evaluation: backend kernel for 3 x CartPole-v1" in printed
     assert list(summary) == KEYS
     assert summary["status"] == "finished"
     assert summary["steps"] == 2000

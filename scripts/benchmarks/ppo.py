@@ -27,6 +27,8 @@ WORK = (
 )
 OURS = {
     "sync eager": ("env.backend=sync", "agent.compile=false"),
+    "kernel eager": ("env.backend=kernel", "agent.compile=false"),
+    "kernel compiled": ("env.backend=kernel", "agent.compile=true"),
     "native eager": ("env.backend=native", "agent.compile=false"),
     "native compiled": ("env.backend=native", "agent.compile=true"),
 }

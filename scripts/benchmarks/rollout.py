@@ -1,20 +1,37 @@
-"""Rollout: filling a PPO buffer in place, beside lists that are transposed and concatenated."""
+"""Rows: filling a PPO buffer in place, beside lists that are transposed and concatenated.
+
+And making them: the same environments with every backend that has them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from buffers.rollout import RolloutBuffer
+from envs.factory import build_env
+from envs.settings import BackendName, EnvSettings
+from envs.types import BoxActions, DiscreteActions, EnvSpec
+from envs.vector import VectorEnv
+from memory.errors import SettingError
 from scripts.benchmarks.measuring import median_ratio, take_turns
+from training.settings import CONFIGS
+
+BACKENDS: tuple[BackendName, ...] = ("kernel", "native", "envpool", "sync")
+PRESETS = ("cartpole", "acrobot", "mountaincar", "mountaincar_continuous", "pendulum")
+PRESET_FOLDER = CONFIGS / "env"
 
 
 class Row(NamedTuple):
@@ -31,17 +48,23 @@ class Row(NamedTuple):
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `rollout` to the benchmark command."""
-    parser = subparsers.add_parser("rollout", help=__doc__)
+    """Add `rollout` and `environments` to the benchmark command."""
+    parser = subparsers.add_parser("environments", help=compare_backends.__doc__)
+    parser.add_argument("--presets", nargs="+", default=PRESETS)
+    parser.add_argument("--envs", nargs="+", type=int, default=(1, 8, 64), help="side by side")
+    parser.add_argument("--steps", type=int, default=4_096, help="environment steps a turn")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.set_defaults(run=compare_backends)
+    parser = subparsers.add_parser("rollout", help=fill.__doc__)
     parser.add_argument("--steps", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--size", type=int, default=8, help="floats in an observation")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", default="cpu")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=fill)
 
 
-def run(args: argparse.Namespace) -> None:
+def fill(args: argparse.Namespace) -> None:
     """Print a Markdown table: time to fill and the most memory that filling took for itself."""
     torch.set_num_threads(1)
     device = torch.device(args.device)
@@ -151,3 +174,44 @@ def most_in_use(way: Callable[[Iterable[Row]], object], rows: Iterator[Row]) -> 
 
     way(watched())
     return most - before
+
+
+def compare_backends(args: argparse.Namespace) -> None:
+    """Print steps per second of environments with random actions, for every backend."""
+    print(f"| environment | side by side | {' | '.join(BACKENDS)} |")
+    print(f"|---|---:|{'---:|' * len(BACKENDS)}")
+    for preset in args.presets:
+        for count in args.envs:
+            values: Any = OmegaConf.to_container(OmegaConf.load(PRESET_FOLDER / f"{preset}.yaml"))
+            _compare_backends(EnvSettings(**values | {"num_envs": count}), preset, args)
+
+
+def _compare_backends(settings: EnvSettings, preset: str, args: argparse.Namespace) -> None:
+    rows = max(1, args.steps // settings.num_envs)
+    with ExitStack() as stack:
+        contestants: dict[str, Callable[[], object]] = {}
+        for backend in BACKENDS:
+            with suppress(SettingError):  # there is no such thing, or it is not installed
+                env = stack.enter_context(build_env(replace(settings, backend=backend), seed=0))
+                env.reset()
+                contestants[backend] = partial(_play, env, _any_actions(env.spec, rows))
+        seconds = take_turns(contestants, rounds=args.rounds, calls=1)
+    cells = [
+        f"{rows * settings.num_envs / median(seconds[name]):,.0f}" if name in seconds else ""
+        for name in BACKENDS
+    ]
+    print(f"| {preset} | {settings.num_envs} | {' | '.join(cells)} |", flush=True)
+
+
+def _play(env: VectorEnv, actions: NDArray) -> None:
+    for action in actions:
+        env.step(action)
+
+
+def _any_actions(spec: EnvSpec, rows: int) -> NDArray:
+    random, shape = np.random.default_rng(0), (rows, spec.num_envs)
+    if isinstance(spec.action, BoxActions):
+        low, high = spec.action.low, spec.action.high
+        return random.uniform(low, high, (*shape, len(low))).astype(np.float32)
+    assert isinstance(spec.action, DiscreteActions)
+    return random.integers(0, spec.action.n, shape)

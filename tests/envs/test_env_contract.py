@@ -18,9 +18,9 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "env"
 MODULES = {"box2d": "Box2D", "mujoco": "mujoco", "minatar": "minatar", "atari": "ale_py"}
 # Presets that are run on more than their own backend; the others would only take time.
 BACKENDS = {
-    "cartpole": ("sync", "async", "native"),
+    "cartpole": ("sync", "async", "kernel", "native"),
     "frozenlake": ("sync", "async"),
-    "pendulum": ("sync", "async"),
+    "pendulum": ("sync", "async", "kernel"),
     "lunarlander": ("sync", "async"),
     "hopper": ("sync", "async"),
     "minatar_seaquest": ("sync", "async"),

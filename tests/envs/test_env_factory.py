@@ -72,9 +72,11 @@ def test_native_where_there_is_none_is_refused():
 @pytest.mark.parametrize(
     ("env_id", "num_envs", "backend"),
     [
-        ("CartPole-v1", 1, "sync"),
-        ("CartPole-v1", 8, "native"),
-        ("Acrobot-v1", 1, "sync"),
+        ("CartPole-v1", 1, "kernel"),
+        ("CartPole-v1", 8, "kernel"),
+        ("Blackjack-v1", 1, "sync"),
+        ("toy_environments:Counter-v0", 1, "sync"),
+        ("toy_environments:Counter-v0", 8, "native"),
     ],
 )
 def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
@@ -90,9 +92,9 @@ def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
 def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(seconds, backend, monkeypatch):
     monkeypatch.setattr(factory, "step_seconds", lambda _: seconds)
     monkeypatch.setattr(factory, "usable_cores", lambda: 2)
-    chosen = choose_backend(settings("Acrobot-v1", backend="auto", num_envs=4))
+    chosen = choose_backend(settings("Blackjack-v1", backend="auto", num_envs=4))
     assert chosen == (backend, f"a step takes {seconds * 1e6:,.0f} µs")
-    assert choose_backend(settings("Acrobot-v1", backend="auto"))[0] == "sync"
+    assert choose_backend(settings("Blackjack-v1", backend="auto"))[0] == "sync"
 
 
 def test_the_trial_measures_steps_not_resets():

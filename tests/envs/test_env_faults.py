@@ -190,6 +190,14 @@ def test_what_is_no_fault_but_a_wrong_setting_is_refused(backend):
         build_env(config, seed=0)
 
 
+def test_a_kernel_that_breaks_stops_naming_the_step():
+    with (
+        build_env(settings("own_kernels:Broken-v0", backend="kernel"), seed=0) as env,
+        pytest.raises(EnvironmentFailedError, match="failed at step 0: RuntimeError: worn out"),
+    ):
+        env.reset()
+
+
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_a_batch_that_breaks_stops_naming_the_step(monkeypatch, where):
     def break_down(*_, **__):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from own_kernels import COUNTED
 from toy_environments import COUNTER, NO_ACTION, settings
 
 from envs.factory import build_env
@@ -23,11 +24,11 @@ def play(env, rows, seed=0):
 
 CASES = [
     (backend, num_envs, kwargs)
-    for backend in ("sync", "async", "native")
+    for backend in ("sync", "async", "native", "kernel")
     for num_envs in (1, 3)
     for kwargs in (
         ({}, {"length": 1}, {"ends": "truncated"}, {"ends": "both", "length": 2})
-        if backend != "native"
+        if backend in ("sync", "async")
         else ({}, {"length": 1})
     )
 ]
@@ -35,7 +36,9 @@ CASES = [
 
 @pytest.mark.parametrize(("backend", "num_envs", "kwargs"), CASES)
 def test_rows_are_what_the_counter_did(backend, num_envs, kwargs):
-    with build_env(settings(backend=backend, num_envs=num_envs, kwargs=kwargs), seed=0) as env:
+    env_id = COUNTED if backend == "kernel" else COUNTER
+    config = settings(env_id, backend=backend, num_envs=num_envs, kwargs=kwargs)
+    with build_env(config, seed=0) as env:
         over = np.zeros(num_envs, bool)
         counted = [[] for _ in range(num_envs)]
         finished = []

@@ -10,7 +10,7 @@ from envs.factory import build_env
 
 IDS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"]
 
-
+CLASSIC = [*IDS[:3], "MountainCar-v0", "MountainCarContinuous-v0"]
 EXTRAS = [
     ("LunarLander-v3", "Box2D"),
     ("Hopper-v5", "mujoco"),
@@ -21,7 +21,7 @@ EXTRAS = [
 
 def actions(env_id, num_envs, rows):
     rng = np.random.default_rng(3)
-    continuous = {"Pendulum-v1": 1, "Hopper-v5": 3}
+    continuous = {"Pendulum-v1": 1, "MountainCarContinuous-v0": 1, "Hopper-v5": 3}
     if env_id in continuous:
         return rng.uniform(-2, 2, (rows, num_envs, continuous[env_id])).astype(np.float32)
     return rng.integers(0, 2, (rows, num_envs))
@@ -37,6 +37,8 @@ def record(env, sequence):
         *((i, "sync", 3, 1) for i in IDS),
         ("CartPole-v1", "sync", 2, 3),
         ("CartPole-v1", "native", 8, 1),
+        *((i, "kernel", 3, 1) for i in CLASSIC),
+        ("CartPole-v1", "kernel", 2, 3),
     ],
 )
 @pytest.mark.parametrize("before", [0, 57])
@@ -62,7 +64,7 @@ def test_environments_of_the_extras_go_on_exactly(env_id, module):
     test_a_restored_environment_goes_on_exactly(env_id, "sync", 2, 1, 171)
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+@pytest.mark.parametrize("backend", ["sync", "async", "native", "kernel"])
 def test_a_state_taken_before_the_start_repeats_the_start(backend):
     config = settings("CartPole-v1", backend=backend, num_envs=8)
     sequence = actions("CartPole-v1", 8, 60)

@@ -17,6 +17,8 @@ BACKENDS = {
     "async": ("toy_environments:Counter-v0", {}, "gymnasium", 40, True),
     "native": ("toy_environments:Counter-v0", {"length": 3}, "gymnasium", 40, True),
     "native, CartPole": ("CartPole-v1", {}, "gymnasium", 120, True),
+    "kernel": ("own_kernels:Counted-v0", {}, "gymnasium", 40, True),
+    "kernel, CartPole": ("CartPole-v1", {}, "gymnasium", 120, True),
     "ale": ("ALE/Pong-v5", {"max_num_frames_per_episode": 100}, "ale_py", 60, False),
     "ale, lives": (
         "ALE/Breakout-v5",

@@ -21,6 +21,7 @@ CASES = {
     "sync": ("stamped_envs:Stamped-v0", {}, "gymnasium", 400, 150),
     "async": ("stamped_envs:Stamped-v0", {}, "gymnasium", 400, 150),
     "native": ("stamped_envs:Stamped-v0", {}, "gymnasium", 400, 150),
+    "kernel": ("own_kernels:Counted-v0", {}, "gymnasium", 400, 150),
     "sync, breaks": ("stamped_envs:Stamped-v0", {"crashes": 0.05}, "gymnasium", 400, 150),
     "async, breaks": ("stamped_envs:Stamped-v0", {"crashes": 0.02}, "gymnasium", 150, 90),
     "ale": ("ALE/Pong-v5", {"max_num_frames_per_episode": 200}, "ale_py", 130, 150),

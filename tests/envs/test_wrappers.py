@@ -77,7 +77,9 @@ def test_a_saved_episode_goes_on_within_them():
 
 def test_the_fastest_backend_that_can_have_them_is_chosen():
     many = {"num_envs": 16, "backend": "auto"}
-    assert choose_backend(settings("CartPole-v1", **many))[0] == "native"
+    assert choose_backend(settings("CartPole-v1", **many))[0] == "kernel"
+    assert choose_backend(wrapped(CUT, env_id="CartPole-v1", **many))[0] in ("sync", "async")
+    assert choose_backend(settings(**many))[0] == "native"
     assert choose_backend(wrapped(CUT, **many))[0] in ("sync", "async")
 
 
@@ -85,6 +87,11 @@ def test_the_fastest_backend_that_can_have_them_is_chosen():
 def test_batches_are_not_wrapped(backend):
     with pytest.raises(SettingError, match=rf"wrappers=TimeLimit: backend {backend} steps all"):
         probe(wrapped(CUT, backend=backend))
+
+
+def test_kernels_are_not_wrapped():
+    with pytest.raises(SettingError, match="wrappers=TimeLimit: backend kernel steps all"):
+        probe(wrapped(CUT, env_id="CartPole-v1", backend="kernel"))
 
 
 def test_atari_games_are_not_wrapped():

@@ -1,0 +1,21 @@
+"""Compile what environments call; imported only where one is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `function` on its first call; keep the machine code for the next process.
+
+    Where no cache directory can be written it is compiled once per process.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        made: Callable[..., Any] = njit(cache=True, **options)(function)
+    except RuntimeError:  # Numba found no place that it may write to
+        made = njit(**options)(function)
+    return made

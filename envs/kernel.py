@@ -1,0 +1,123 @@
+"""What a kernel is, and which environments have one; nothing here needs the compiler."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gymnasium import Env, spaces
+from gymnasium.envs.registration import EnvSpec as GymSpec
+
+from envs.making import find_spec
+from envs.settings import EnvSettings
+from memory.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled function that steps N environments, and the sizes of what it works on.
+
+    `step(sim, action, row)` is described in `envs/kernel_steps.py`.
+    """
+
+    step: Callable[..., None]
+    frame: tuple[int, ...]  # shape of an observation: a vector of float32, or an image
+    action: spaces.Discrete | spaces.Box
+    reals: int = 0  # numbers of its state that are real
+    wholes: int = 0  # and that are whole
+    constants: Sequence[float] = ()  # what its keywords decide
+    images: bool = False  # frames are bytes, channels first
+    generator_words: int = 6
+
+    @property
+    def dtype(self) -> str:
+        """The type of its frames."""
+        return "uint8" if self.images else "float32"
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """What a kernel is registered with Gymnasium as: it makes single environments of it, too.
+
+    `make` takes the environment's keyword arguments and returns a `Kernel`.
+    """
+
+    make: Callable[..., Kernel]
+
+    def __call__(self, **kwargs: Any) -> Env[Any, Any]:
+        """Make one ordinary environment, for every other backend."""
+        from envs.kernel_env import KernelEnv
+
+        return KernelEnv(self.make(**kwargs))
+
+
+class Offer(NamedTuple):
+    """Where the kernel of an environment of Gymnasium's is, and which keywords it knows."""
+
+    module: str
+    name: str
+    keywords: tuple[str, ...] = ()
+
+    def make(self, **kwargs: Any) -> Kernel:
+        """Import the kernel, and with it the compiler."""
+        kernel: Kernel = getattr(importlib.import_module(self.module), self.name)(**kwargs)
+        return kernel
+
+
+CLASSIC = "gymnasium.envs.classic_control."
+# By entry point and not by id: who registers something else under an id does not get our kernel.
+OFFERS = {
+    f"{CLASSIC}cartpole:CartPoleEnv": Offer(
+        "envs.kernel_cartpole", "cartpole", ("sutton_barto_reward",)
+    ),
+    f"{CLASSIC}acrobot:AcrobotEnv": Offer("envs.kernel_acrobot", "acrobot"),
+    f"{CLASSIC}mountain_car:MountainCarEnv": Offer(
+        "envs.kernel_mountain_car", "mountain_car", ("goal_velocity",)
+    ),
+    f"{CLASSIC}continuous_mountain_car:Continuous_MountainCarEnv": Offer(
+        "envs.kernel_mountain_car", "mountain_car_continuous", ("goal_velocity",)
+    ),
+    f"{CLASSIC}pendulum:PendulumEnv": Offer("envs.kernel_pendulum", "pendulum", ("g",)),
+}
+OTHERS = "use env.backend=sync"
+LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
+
+
+class Choice(NamedTuple):
+    """The kernel that settings ask for, not yet imported."""
+
+    make: Callable[[], Kernel]
+    limit: int  # of steps in an episode; 0 is none
+
+
+def find_kernel(settings: EnvSettings) -> Choice:
+    """Find the kernel of an environment, or refuse settings that it does not run under."""
+    spec = find_spec(settings.id)
+    offer = _offer(spec)
+    if offer is None or spec.additional_wrappers:
+        raise SettingError("backend", "kernel", f"{settings.id} has no kernel; use sync")
+    if settings.info_metrics:
+        what = f"kernels report no numbers in info; {OTHERS}"
+        raise SettingError("info_metrics", list(settings.info_metrics), what)
+    kwargs = {**spec.kwargs, **settings.kwargs}
+    limit = kwargs.pop(LIMIT, None) or spec.max_episode_steps or 0
+    if type(limit) is not int or limit < -1:
+        raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
+    make, known = offer
+    for key in kwargs:
+        if key not in known:
+            what = f"the kernel of {settings.id} takes no such keyword; {OTHERS}"
+            raise SettingError(f"kwargs.{key}", kwargs[key], what)
+    return Choice(lambda: make(**kwargs), max(limit, 0))
+
+
+def _offer(spec: GymSpec) -> tuple[Callable[..., Kernel], Collection[str]] | None:
+    """Return what makes the kernel, and the keywords that it takes."""
+    entry = spec.entry_point
+    if isinstance(entry, KernelEntry):
+        return entry.make, inspect.signature(entry.make).parameters
+    offer = OFFERS.get(entry) if isinstance(entry, str) else None
+    return None if offer is None else (offer.make, offer.keywords)

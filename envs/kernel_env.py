@@ -1,0 +1,54 @@
+"""One ordinary environment of Gymnasium's, made of a kernel: for every other backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.kernel import Kernel
+from envs.kernel_random import words_of
+from envs.kernel_steps import OVER, Outcome, new_simulation
+
+
+class KernelEnv(gym.Env[Any, Any]):
+    """A kernel of one environment; Gymnasium sets its seeds and its limit of steps."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        lowest, highest = (0, 255) if kernel.images else (-np.inf, np.inf)
+        self.observation_space = spaces.Box(
+            lowest, highest, kernel.frame, np.dtype(kernel.dtype).type
+        )
+        self.action_space = kernel.action
+        self._kernel = kernel
+        self._sim = new_simulation(kernel, 1, limit=0, seed=None)
+        flags = (np.zeros(1, np.bool_) for _ in range(3))
+        obs = np.zeros((1, *kernel.frame), kernel.dtype)
+        self._row = Outcome(obs, np.zeros(1, np.float32), *flags)
+        discrete = isinstance(kernel.action, spaces.Discrete)
+        self._dtype = np.int64 if discrete else np.float32
+        self._unseeded = True
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Start an episode; without a seed the generator goes on."""
+        super().reset(seed=seed)
+        if seed is not None or self._unseeded:
+            self._sim.generators[0] = words_of(self.np_random)
+            self._unseeded = False
+        self._sim.clock[0, OVER] = True
+        return self._make(np.zeros(self.action_space.shape or (), self._dtype)), {}
+
+    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        """Make one step."""
+        observation, row = self._make(action), self._row
+        return observation, float(row.reward[0]), bool(row.terminated[0]), False, {}
+
+    def _make(self, action: Any) -> NDArray[Any]:
+        self._kernel.step(self._sim, np.asarray([action], self._dtype), self._row)
+        seen: NDArray[Any] = self._row.obs[0].copy()
+        return seen

@@ -1,0 +1,44 @@
+"""The compiled generator draws what NumPy's does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from envs.kernel_random import (
+    WORDS,
+    episode_seed,
+    integers,
+    random,
+    seed_generator,
+    uniform,
+    words_of,
+)
+from envs.kernel_steps import seed_words
+from envs.single import episode_seed as plain_episode_seed
+from envs.single_precision import small_cos, small_sin
+
+
+@pytest.mark.parametrize("seed", [0, 1, 123456, 2**32 - 1])
+def test_draws_are_those_of_numpy(seed):
+    ours, theirs = np.zeros(WORDS, np.uint64), np.random.default_rng(seed)
+    seed_generator(ours, np.uint64(seed))
+    for count in [1, 2, 7, 10, 1000, 3 * 2**30, 2**32 - 1] * 60:
+        assert random(ours) == theirs.random()
+        assert integers(ours, -3, count - 3) == theirs.integers(-3, count - 3)
+        assert uniform(ours, -0.05, 0.07) == theirs.uniform(-0.05, 0.07)
+    np.testing.assert_array_equal(ours, words_of(theirs))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32, 2**64 + 3, 2**160 - 1])
+def test_episodes_have_the_seeds_of_the_other_backends(seed):
+    words = seed_words(seed)
+    for env in (0, 1, 5):
+        for episode in (0, 1, 1_000_000):
+            assert episode_seed(words, env, episode) == plain_episode_seed(seed, env, episode)
+
+
+def test_small_angles_have_the_sine_and_cosine_of_numpy():
+    angles = np.random.default_rng(0).uniform(-0.78, 0.78, 5_000).astype(np.float32)
+    assert [small_sin(angle) for angle in angles] == list(np.sin(angles))
+    assert [small_cos(angle) for angle in angles] == list(np.cos(angles))
