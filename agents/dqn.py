@@ -15,9 +15,10 @@ from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
 from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
-from agents.learner import Learner, Recipe, linear
+from agents.learner import Learner, Recipe
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, QNetwork, with_memory
+from agents.schedules import linear
 from agents.stopping import CutShortError
 from buffers.replay import ReplayBatch, ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec, Step
@@ -106,6 +107,8 @@ class DQN(Agent):
         self._settings = settings
         self._device = device
         self._total_steps = total_steps
+        self._epsilons = settings.epsilons(total_steps)
+        self._rates = settings.learning_rates(total_steps)
         online, self._target = (self._network(spec, seeds[1]) for _ in range(2))
         self._replay = build_replay(
             settings.replay,
@@ -166,9 +169,7 @@ class DQN(Agent):
     @property
     def epsilon(self) -> float:
         """Probability of a random action at this step."""
-        s = self._settings
-        steps = s.epsilon_fraction * self._total_steps
-        return linear(s.epsilon_start, s.epsilon_end, steps, self._steps)
+        return self._epsilons.at(self._steps)
 
     @property
     def beta(self) -> float:
@@ -179,18 +180,16 @@ class DQN(Agent):
     @property
     def learning_rate(self) -> float:
         """Step size of Adam at this step."""
-        s = self._settings
-        end = 0.0 if s.anneal_learning_rate else s.learning_rate
-        return linear(s.learning_rate, end, self._total_steps, self._steps)
+        return self._rates.at(self._steps)
 
     def _rate(self) -> float:
-        """Return the step size of an update: at the end, what its share of the steps is worth.
+        """Return the step size of an update: at the end, what its own steps began with.
 
         Learning that is due at the very last step would be for nothing at a rate of zero.
         """
-        s = self._settings
-        last = s.learning_rate * min(1.0, s.train_every / self._total_steps)
-        return max(self.learning_rate, last)
+        last = max(0, self._total_steps - self._settings.train_every)
+        now = min(self._steps, last)
+        return self._rates.at(now, ahead=self._steps - now)
 
     @classmethod
     def policy(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.network_settings import Activation, NetworkSettings
+from agents.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec
 from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
@@ -20,7 +21,9 @@ class DQNSettings:
     hidden: tuple[int, ...]
     activation: Activation
     learning_rate: float
-    anneal_learning_rate: bool
+    anneal_learning_rate: Anneal
+    learning_rate_end: float
+    learning_rate_warmup: float
     gamma: float
     batch_size: int
     max_grad_norm: float
@@ -40,6 +43,8 @@ class DQNSettings:
     epsilon_start: float
     epsilon_end: float
     epsilon_fraction: float
+    anneal_epsilon: Anneal
+    epsilon_warmup: float
 
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
@@ -47,7 +52,9 @@ class DQNSettings:
         positive(self, *names, "target_every", "target_tau", "grad_accumulation")
         zero_or_more(self, "learning_starts", "max_grad_norm")
         fraction(self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau")
-        at_most(self, 1_000, "learning_rate")
+        at_most(self, 1_000, "learning_rate", "learning_rate_end")
+        scheduled(self, "learning_rate")
+        self._refuse_contradictory_epsilon()
         at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
         at_most(self, 1e30, "max_grad_norm")
         drawn = self.batch_size * self.grad_accumulation
@@ -57,6 +64,36 @@ class DQNSettings:
                 self.replay.capacity,
                 f"must hold at least one batch (batch_size × grad_accumulation = {drawn})",
             )
+
+    def _refuse_contradictory_epsilon(self) -> None:
+        fraction(self, "epsilon_warmup")
+        if self.epsilon_warmup + self.epsilon_fraction > 1:
+            reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"
+            raise SettingError("epsilon_warmup", self.epsilon_warmup, reason)
+        if shape_of(self.anneal_epsilon) == "constant" and self.epsilon_end != self.epsilon_start:
+            raise SettingError(
+                "epsilon_end",
+                self.epsilon_end,
+                f"is never reached from epsilon_start={self.epsilon_start:g} with "
+                f"agent.anneal_epsilon={str(self.anneal_epsilon).lower()}: make both the same, or "
+                "anneal",
+            )
+
+    def learning_rates(self, total_steps: int) -> Schedule:
+        """Return Adam's step size over a run."""
+        end, warmup = self.learning_rate_end, self.learning_rate_warmup
+        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
+
+    def epsilons(self, total_steps: int) -> Schedule:
+        """Return the probability of a random action over a run."""
+        return Schedule(
+            self.epsilon_start,
+            self.epsilon_end,
+            shape_of(self.anneal_epsilon),
+            self.epsilon_fraction * total_steps,
+            self.epsilon_warmup * total_steps,
+            held=True,
+        )
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments DQN cannot act in; it learns from whatever steps there are."""

@@ -27,16 +27,6 @@ from memory.state import Stateful
 Tensors = tuple[Tensor, ...]
 
 
-def linear(start: float, end: float, steps: float, now: int) -> float:
-    """Return start + (end − start)·min(1, now / steps); exactly `end` from `steps` on.
-
-    Steps are valid environment steps, so a schedule is the same for any number of environments.
-    """
-    if now >= steps:
-        return end
-    return start + (end - start) * (now / steps)
-
-
 class RowLoss(NamedTuple):
     """What a loss says about each of B rows; the learner takes the means."""
 

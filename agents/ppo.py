@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,7 @@ from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
 from agents.ppo_loss import explained_variance, recipe
 from agents.ppo_settings import PPOSettings
+from agents.schedules import Schedule
 from agents.stopping import CutShortError
 from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
@@ -62,12 +64,8 @@ class PPO(Agent):
         self._piece = -(-rows // self._parts)  # rows of the largest minibatch
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
         expected = total_steps // rows * settings.epochs * self._parts
-        mode = compile_mode(
-            settings.compile,
-            device,
-            expected,
-            large_images=is_large_image(spec.observation_shape),
-        )
+        large = is_large_image(spec.observation_shape)
+        mode = compile_mode(settings.compile, device, expected, large_images=large)
         module = build_network(settings, spec, self._head)
         # Before the rest, because it asks for the memory of the rest too.
         self._rollout = self._build_rollout(spec, module, mode)
@@ -116,21 +114,26 @@ class PPO(Agent):
     @property
     def learning_rate(self) -> float:
         """Step size of Adam in the update at the end of the rollout under way."""
-        s = self._settings
-        return self._annealed(s.learning_rate, s.anneal_learning_rate)
+        return self._now(self._settings.learning_rates)
 
     @property
     def clip(self) -> float:
         """How far the ratio may move from 1 in the update at the end of the rollout under way."""
-        return self._annealed(self._settings.clip, self._settings.anneal_clip)
+        return self._now(self._settings.clips)
 
-    def _annealed(self, start: float, anneal: bool) -> float:
+    @property
+    def entropy_coef(self) -> float:
+        """What the entropy counts for in the update at the end of the rollout under way."""
+        return self._now(self._settings.entropy_coefs)
+
+    def _now(self, schedule: Callable[[int], Schedule]) -> float:
         """Anneal from rollout to rollout: by the steps of those before it, never by its own.
 
         So the first update has the full rate and the last one its share: after k of K whole
-        rollouts it is 1 − k/K (Huang et al. 2022, detail 4).
+        rollouts it is 1 − k/K (Huang et al. 2022, detail 4). A warm-up counts its own as well.
         """
-        return start - start * (self._begun / self._total_steps) if anneal else start
+        rollout = self._settings.rollout_steps * len(self._next_obs)
+        return schedule(self._total_steps).at(self._begun, ahead=rollout)
 
     @classmethod
     def policy(
@@ -253,13 +256,18 @@ class PPO(Agent):
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""
-        rollout, rate, clip = self._rollout, self.learning_rate, self.clip
+        rollout, rate, varies = (
+            self._rollout,
+            self.learning_rate,
+            self._settings.entropy_coef_varies,
+        )
+        numbers = (self.clip, self.entropy_coef) if varies else (self.clip,)
         for batch in chain.from_iterable(
             rollout.minibatches(self._parts, self._shuffling) for _ in range(self._settings.epochs)
         ):
             if self._learner.stop.requested:
                 raise CutShortError
-            self._learner.step(batch, rate, clip)
+            self._learner.step(batch, rate, *numbers)
             if self._learner.exceeded:
                 break
         stored = (rollout.value[:-1], rollout.return_)
@@ -276,8 +284,9 @@ class PPO(Agent):
             statistics.update(obs.index_select(0, rows))
 
     def scalars(self) -> dict[str, float]:
-        """Return the learning rate of this moment."""
-        return {"train/learning_rate": self.learning_rate}
+        """Return the schedules' values."""
+        numbers = {"train/learning_rate": self.learning_rate, "train/clip": self.clip}
+        return numbers | {"train/entropy_coef": self.entropy_coef}
 
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the rollout with its noise, and of the network's."""

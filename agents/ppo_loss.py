@@ -32,14 +32,13 @@ KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this fac
 def recipe(settings: PPOSettings, head: Head, rows: int) -> Recipe:
     """Return how the learner takes a step of PPO on minibatches of at most `rows` rows."""
     target = settings.target_kl
+    loss = partial(
+        ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
+    )
+    if not settings.entropy_coef_varies:  # else it is a number given to each step
+        loss = partial(loss, entropy_coef=settings.entropy_coef)
     return Recipe(
-        loss=partial(
-            ppo_loss,
-            head=head,
-            clip_value=settings.clip_value,
-            value_coef=settings.value_coef,
-            entropy_coef=settings.entropy_coef,
-        ),
+        loss=loss,
         metrics=METRICS,
         epsilon=ADAM_EPSILON,
         max_grad_norm=settings.max_grad_norm,
@@ -54,11 +53,11 @@ def ppo_loss(
     network: Callable[[Tensor], tuple[Tensor, Tensor]],
     batch: RolloutBatch,
     clip: float | Tensor,
+    entropy_coef: float | Tensor,
     *,
     head: Head,
     clip_value: bool,
     value_coef: float,
-    entropy_coef: float,
 ) -> RowLoss:
     """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
     parameters, value = network(batch.obs)
@@ -71,7 +70,9 @@ def ppo_loss(
         squares = value_loss(value, batch.return_)
     policy = policy_loss(ratio, batch.advantage, clip)
     each = torch.add(policy, squares, alpha=value_coef)
-    if entropy_coef:
+    if isinstance(entropy_coef, Tensor):
+        each = each - entropy_coef * entropy
+    elif entropy_coef:
         each = torch.sub(each, entropy, alpha=entropy_coef)
     with torch.no_grad():
         kl = approximate_kl(log_ratio, ratio)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.network_settings import Activation, NetworkSettings
+from agents.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
 from envs.types import EnvSpec
 from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
 
@@ -24,7 +25,9 @@ class PPOSettings:
     log_std_init: float
     scale_actions: bool
     learning_rate: float
-    anneal_learning_rate: bool
+    anneal_learning_rate: Anneal
+    learning_rate_end: float
+    learning_rate_warmup: float
     gamma: float
     gae_lambda: float
     rollout_steps: int
@@ -32,9 +35,14 @@ class PPOSettings:
     minibatches: int
     batch_size: int | None
     clip: float
-    anneal_clip: bool
+    anneal_clip: Anneal
+    clip_end: float
+    clip_warmup: float
     clip_value: bool
     entropy_coef: float
+    anneal_entropy_coef: Anneal
+    entropy_coef_end: float
+    entropy_coef_warmup: float
     value_coef: float
     max_grad_norm: float
     target_kl: float | None
@@ -53,8 +61,10 @@ class PPOSettings:
                 positive(self, name)
         zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm")
         fraction(self, "gamma", "gae_lambda")
-        at_most(self, 1_000, "learning_rate", "epochs")
-        at_most(self, 1e6, "clip", "entropy_coef", "value_coef", "grad_accumulation")
+        scheduled(self, "learning_rate", "clip", "entropy_coef")
+        at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
+        at_most(self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef")
+        at_most(self, 1e6, "grad_accumulation")
         at_most(self, 1e30, "max_grad_norm", "target_kl")
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
@@ -85,6 +95,27 @@ class PPOSettings:
         if self.normalize_obs and spec.dtype == "uint8":
             reason = "is for vectors; images are scaled to [0, 1] by the network itself"
             raise SettingError("agent.normalize_obs", True, reason)
+
+    def learning_rates(self, total_steps: int) -> Schedule:
+        """Return Adam's step size over a run."""
+        end, warmup = self.learning_rate_end, self.learning_rate_warmup
+        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
+
+    def clips(self, total_steps: int) -> Schedule:
+        """Return over a run how far the probability ratio may move from 1."""
+        return over_the_run(
+            self.anneal_clip, self.clip, self.clip_end, self.clip_warmup, total_steps
+        )
+
+    def entropy_coefs(self, total_steps: int) -> Schedule:
+        """Return what the entropy counts for over a run."""
+        end, warmup = self.entropy_coef_end, self.entropy_coef_warmup
+        return over_the_run(self.anneal_entropy_coef, self.entropy_coef, end, warmup, total_steps)
+
+    @property
+    def entropy_coef_varies(self) -> bool:
+        """Whether what the entropy counts for is another from update to update."""
+        return shape_of(self.anneal_entropy_coef) != "constant" or self.entropy_coef_warmup > 0
 
     def minibatches_of(self, rows: int) -> int:
         """Return into how many minibatches a rollout of so many rows is cut."""

@@ -42,6 +42,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
         "loss": ["train/loss", "train/policy_loss", "train/value_loss"],
         "gradient norm": ["train/grad_norm"],
         "schedules": ["train/learning_rate", "train/epsilon", "train/beta"],
+        "schedules of PPO's loss": ["train/clip", "train/entropy_coef"],
         "values": ["train/q_mean", "train/td_error", "train/explained_variance"],
         "policy": ["train/entropy", "train/approx_kl", "train/clip_fraction"],
     },

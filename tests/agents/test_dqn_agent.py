@@ -22,6 +22,8 @@ SETTINGS = DQNSettings(
     activation="relu",
     learning_rate=1e-3,
     anneal_learning_rate=True,
+    learning_rate_end=0.0,
+    learning_rate_warmup=0.0,
     gamma=0.9,
     batch_size=8,
     max_grad_norm=10.0,
@@ -48,6 +50,8 @@ SETTINGS = DQNSettings(
     epsilon_start=1.0,
     epsilon_end=0.1,
     epsilon_fraction=0.5,
+    anneal_epsilon="linear",
+    epsilon_warmup=0.0,
 )
 
 

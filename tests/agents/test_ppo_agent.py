@@ -387,7 +387,11 @@ def test_metrics_carry_no_graph_and_lie_in_their_ranges():
         assert 0 <= metrics["train/clip_fraction"] <= 1
         assert 0 < metrics["train/entropy"] <= np.log(3) + 1e-6
         assert metrics["train/explained_variance"] <= 1
-    assert agent.scalars() == {"train/learning_rate": agent.learning_rate}
+    assert agent.scalars() == {
+        "train/learning_rate": agent.learning_rate,
+        "train/clip": 0.2,
+        "train/entropy_coef": 0.01,
+    }
 
 
 def test_images_are_learned_from():

@@ -169,6 +169,22 @@ def test_the_traced_function_takes_the_same_step(rows, count):
         torch.testing.assert_close(graph, eager, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["eager", "graph"])
+def test_what_the_entropy_counts_for_may_change_from_step_to_step(as_tensor):
+    """Given to a step, as a number or as a graph's tensor, it is as one that is fixed."""
+    s, flat, head, batch = setting(entropy_coef=0.1)
+    fixed = recipe(s, head, 24).loss
+    varying = recipe(replace(s, anneal_entropy_coef="cosine"), head, 24).loss
+    for coef in (0.1, 0.3, 0.0):
+        known = fixed.keywords | {"entropy_coef": coef}
+        expected = fixed.func(flat.module, batch, 0.2, **known).loss
+        given = torch.tensor(coef) if as_tensor else coef
+        found = varying(flat.module, batch, 0.2, given).loss
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(TypeError, match="entropy_coef"):
+        varying(flat.module, batch, 0.2)
+
+
 @pytest.mark.slow
 def test_the_compiled_graph_takes_the_same_step(caplog):
     results = []

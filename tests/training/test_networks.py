@@ -107,7 +107,14 @@ def rewrite(folder: Path, **absent: tuple[str, ...]) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-NEW = ("network", "activation")
+NEW = (
+    "network",
+    "activation",
+    "learning_rate_end",
+    "learning_rate_warmup",
+    "anneal_epsilon",
+    "epsilon_warmup",
+)
 
 
 @pytest.fixture(scope="module")

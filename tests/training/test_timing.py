@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.learner import linear
+from agents.schedules import linear
 from training.timing import Interval, Pace
 
 
