@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import training.files
 from training.archive import (
+    TEMPORARY,
     Existing,
     read_part,
     remove_unfinished,
@@ -186,6 +187,46 @@ def test_replacing_leaves_one_whole_archive_at_any_moment(tmp_path: Path) -> Non
     assert operations > 10
     assert checked_facts(path) == {"step": 2}
     assert [each.name for each in tmp_path.iterdir()] == ["policy"]
+
+
+class StumblingFiles(Files):
+    """Remove some of what is to be removed, and fail: a disk gives up, or the process is killed."""
+
+    def remove(self, path: Path) -> None:
+        for file in path.glob("*.safetensors"):
+            file.unlink()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().remove(path)
+
+
+def test_what_is_removed_in_part_is_never_what_stands(tmp_path: Path) -> None:
+    path = tmp_path / "policy"
+    write(path, 1)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        replace_archive(StumblingFiles(), path, {"agent": state(2)}.items(), {"step": 2})
+    assert checked_facts(standing(path)) == {"step": 2}
+    replace_archive(Files(), path, {"agent": state(3)}.items(), {"step": 3})
+    assert checked_facts(path) == {"step": 3}
+    assert [each.name for each in tmp_path.iterdir()] == ["policy"]
+
+
+def test_what_an_earlier_writer_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    left = tmp_path / f"{TEMPORARY}a"
+    left.mkdir()
+    (left / "agent.json").write_text("half of i")
+    write(tmp_path / "a", 1)
+    assert checked_facts(tmp_path / "a") == {"step": 1}
+
+
+def test_no_file_is_written_over_or_through(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("theirs", "link", "dangling"):
+        with pytest.raises(FileExistsError):
+            Files().write(tmp_path / name, b"mine")
+    assert (tmp_path / "theirs").read_text() == "precious"
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_file_that_grew_is_refused_unread(tmp_path: Path) -> None:
