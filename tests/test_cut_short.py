@@ -21,6 +21,7 @@ import training.run
 import training.saving
 from agents.compiling import Compiled
 from agents.stopping import CutShortError, Stop
+from memory.errors import NonFiniteError
 from train import train
 from training.archive import read_part
 from training.manifest import saved_below
@@ -211,8 +212,6 @@ def test_a_row_that_ended_is_hurried_no_more(alarms: list[float]) -> None:
 def test_weights_that_are_no_numbers_are_never_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memory.errors import NonFiniteError
-
     spoiled: list[SimpleNamespace] = []
     original = training.run.Run.record
 
@@ -233,3 +232,19 @@ def test_weights_that_are_no_numbers_are_never_written(
     assert newest.step < 510
     assert str(newest.path) in str(told.value)
     assert not (tmp_path / "run" / "policy").exists()
+
+
+def test_a_policy_of_weights_that_are_no_numbers_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = training.evaluation.Evaluator.run
+
+    def run(self: Any, agent: Any, *args: Any) -> Any:
+        next(iter(agent.weights().values())).fill_(torch.nan)
+        return original(self, agent, *args)
+
+    monkeypatch.setattr(training.evaluation.Evaluator, "run", run)
+    never = ("checkpoint.every=0", "checkpoint.seconds=0", "agent.learning_starts=2000")
+    with pytest.raises(NonFiniteError, match="weights at step 300 are not finite"):
+        train(job(tmp_path, *RUN, *DQN, *never, quick=False))
+    assert not list((tmp_path / "run").glob("*policy*"))

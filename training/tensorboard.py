@@ -30,13 +30,14 @@ from training.sinks import Card, Record, Sink
 
 HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
 BUCKETS = 20
+REPORTED = "reported by the environment"  # with env.info_metrics only
 # The Custom Scalars page, in the order in which people look: tags are regular expressions.
 CHARTS: dict[str, dict[str, list[str]]] = {
     "score": {
         "return": ["rollout/return_mean", "eval/return_mean"],
         "return of single episodes": ["rollout/return"],
         "episode length": ["rollout/length_mean"],
-        "reported by the environment": ["rollout/info/.*"],
+        REPORTED: ["rollout/info/.*"],
     },
     "learning": {
         "loss": ["train/loss", "train/policy_loss", "train/value_loss"],
@@ -126,7 +127,7 @@ class TensorBoard(Sink):
         if self._card is not None:
             pages = [_command(self._card), _configuration(self._card)]
             # The first file has these: what a continued run was told is not all that it is.
-            pages += [] if goes_on else [_chosen(self._card), _layout()]
+            pages += [] if goes_on else [_chosen(self._card), _layout(self._card)]
             file.values(step, pages)
             self._card = None
         return file
@@ -190,14 +191,16 @@ def _chosen(card: Card) -> Summary.Value:
     return _page(HPARAMS, "hparams", None, content)
 
 
-def _layout() -> Summary.Value:
+def _layout(card: Card) -> Summary.Value:
     """Return the order of the Custom Scalars page: returns come first, memory last."""
+    reports = bool(card.config.get("env", {}).get("info_metrics"))
     categories = [
         Category(
             title=title,
             chart=[
                 Chart(title=name, multiline=MultilineChartContent(tag=[f"^{tag}$" for tag in tags]))
                 for name, tags in charts.items()
+                if reports or name != REPORTED
             ],
         )
         for title, charts in CHARTS.items()

@@ -7,7 +7,8 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,29 @@ def test_what_the_caller_refuses_is_passed_over_with_its_reason(tmp_path: Path) 
 
     with pytest.raises(CheckpointError, match="is of Acrobot-v1"):
         next(checkpoints.usable(refuse))
+
+
+def test_one_is_written_after_the_other(tmp_path: Path) -> None:
+    held = threading.Event()
+    order = []
+
+    class HeldFiles(Files):
+        def write(self, path: Path, data: bytes | memoryview) -> None:
+            held.wait()
+            order.append("first")
+            super().write(path, data)
+
+    def second() -> Iterator[tuple[str, Any]]:
+        order.append("second")
+        yield "run", {"steps": 2}
+
+    checkpoints = Checkpoints(tmp_path, keep=2, files=HeldFiles())
+    checkpoints.save(1, {"run": {"steps": 1}}.items(), {})
+    threading.Timer(0.1, held.set).start()
+    checkpoints.save(2, second(), {})
+    checkpoints.wait()
+    assert order[:3] == ["first", "first", "second"]
+    assert steps(checkpoints) == [2, 1]
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:

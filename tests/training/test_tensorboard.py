@@ -130,17 +130,32 @@ def test_the_page_of_hyper_parameters_shows_choices_and_final_scores(tmp_path):
     assert found["s4"][1]["eval/return_mean"] == 30
 
 
-def test_returns_come_before_memory(tmp_path):
-    written(tmp_path / "run")
-    found = read(tmp_path)
+def charts(folder):
+    """Return the layout of the Custom Scalars page of a run."""
+    found = read(folder)
     content = found.SummaryMetadata("run", "custom_scalars__config__").plugin_data.content
     layout = Layout.FromString(content)
     if not layout.category:  # some versions take it from the value
         (event,) = found.Tensors("run", "custom_scalars__config__")
         layout = Layout.FromString(tensor_util.make_ndarray(event.tensor_proto).item())
+    return layout
+
+
+def test_returns_come_before_memory(tmp_path):
+    written(tmp_path / "run")
+    layout = charts(tmp_path)
     assert [category.title for category in layout.category] == list(CHARTS)
     assert next(iter(CHARTS)) == "score" and list(CHARTS)[-1] == "memory"
     assert layout.category[0].chart[0].multiline.tag[0] == "^rollout/return_mean$"
+
+
+@pytest.mark.parametrize("names", [[], ["is_success"]])
+def test_there_is_a_chart_for_what_the_environment_reports_if_it_does(tmp_path, names):
+    env = {**CONFIG["env"], "info_metrics": names}
+    written(tmp_path / "run", Card("s3", {**CONFIG, "env": env}, TYPED))
+    titles = [chart.title for chart in charts(tmp_path).category[0].chart]
+    assert ("reported by the environment" in titles) is bool(names)
+    assert titles[0] == "return"
 
 
 def test_a_continued_run_has_one_history(tmp_path):
