@@ -8,8 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium import Env, spaces
 from gymnasium.envs.registration import EnvSpec as GymSpec
+from numpy.typing import NDArray
 
 from envs.making import find_spec
 from envs.settings import EnvSettings
@@ -28,7 +30,7 @@ class Kernel:
     action: spaces.Discrete | spaces.Box
     reals: int = 0  # numbers of its state that are real
     wholes: int = 0  # and that are whole
-    constants: Sequence[float] = ()  # what its keywords decide
+    constants: Sequence[float] | NDArray[np.float64] = ()  # what its keywords decide
     images: bool = False  # frames are bytes, channels first
     generator_words: int = 6
 
@@ -68,6 +70,7 @@ class Offer(NamedTuple):
 
 
 CLASSIC = "gymnasium.envs.classic_control."
+TABLES = "gymnasium.envs.toy_text."
 # By entry point and not by id: who registers something else under an id does not get our kernel.
 OFFERS = {
     f"{CLASSIC}cartpole:CartPoleEnv": Offer(
@@ -81,6 +84,15 @@ OFFERS = {
         "envs.kernel_mountain_car", "mountain_car_continuous", ("goal_velocity",)
     ),
     f"{CLASSIC}pendulum:PendulumEnv": Offer("envs.kernel_pendulum", "pendulum", ("g",)),
+    f"{TABLES}frozen_lake:FrozenLakeEnv": Offer(
+        "envs.kernel_tables",
+        "frozen_lake",
+        ("desc", "map_name", "is_slippery", "success_rate", "reward_schedule"),
+    ),
+    f"{TABLES}cliffwalking:CliffWalkingEnv": Offer(
+        "envs.kernel_tables", "cliff_walking", ("is_slippery",)
+    ),
+    f"{TABLES}taxi:TaxiEnv": Offer("envs.kernel_tables", "taxi", ("is_rainy", "rainy_probability")),
 }
 OTHERS = "use env.backend=sync"
 LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
@@ -108,8 +120,9 @@ def find_kernel(settings: EnvSettings) -> Choice:
         raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
     make, known = offer
     for key in kwargs:
-        if key not in known:
-            what = f"the kernel of {settings.id} takes no such keyword; {OTHERS}"
+        # Without a value FrozenLake draws a map, another one for each environment.
+        if key not in known or kwargs[key] is None:
+            what = f"the kernel of {settings.id} does not take this; {OTHERS}"
             raise SettingError(f"kwargs.{key}", kwargs[key], what)
     return Choice(lambda: make(**kwargs), max(limit, 0))
 

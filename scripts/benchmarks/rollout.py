@@ -30,7 +30,16 @@ from scripts.benchmarks.measuring import median_ratio, take_turns
 from training.settings import CONFIGS
 
 BACKENDS: tuple[BackendName, ...] = ("kernel", "native", "envpool", "sync")
-PRESETS = ("cartpole", "acrobot", "mountaincar", "mountaincar_continuous", "pendulum")
+PRESETS = (
+    "cartpole",
+    "acrobot",
+    "mountaincar",
+    "mountaincar_continuous",
+    "pendulum",
+    "frozenlake",
+    "cliffwalking",
+    "taxi",
+)
 PRESET_FOLDER = CONFIGS / "env"
 
 

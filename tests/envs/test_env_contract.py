@@ -19,7 +19,7 @@ MODULES = {"box2d": "Box2D", "mujoco": "mujoco", "minatar": "minatar", "atari": 
 # Presets that are run on more than their own backend; the others would only take time.
 BACKENDS = {
     "cartpole": ("sync", "async", "kernel", "native"),
-    "frozenlake": ("sync", "async"),
+    "frozenlake": ("sync", "async", "kernel"),
     "pendulum": ("sync", "async", "kernel"),
     "lunarlander": ("sync", "async"),
     "hopper": ("sync", "async"),

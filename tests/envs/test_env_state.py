@@ -10,7 +10,7 @@ from envs.factory import build_env
 
 IDS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"]
 
-CLASSIC = [*IDS[:3], "MountainCar-v0", "MountainCarContinuous-v0"]
+KERNELS = [*IDS, "MountainCar-v0", "MountainCarContinuous-v0"]
 EXTRAS = [
     ("LunarLander-v3", "Box2D"),
     ("Hopper-v5", "mujoco"),
@@ -37,7 +37,7 @@ def record(env, sequence):
         *((i, "sync", 3, 1) for i in IDS),
         ("CartPole-v1", "sync", 2, 3),
         ("CartPole-v1", "native", 8, 1),
-        *((i, "kernel", 3, 1) for i in CLASSIC),
+        *((i, "kernel", 3, 1) for i in KERNELS),
         ("CartPole-v1", "kernel", 2, 3),
     ],
 )

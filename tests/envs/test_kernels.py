@@ -36,6 +36,20 @@ CASES = {
     ),
     "Pendulum": ("Pendulum-v1", {}),
     "Pendulum, light": ("Pendulum-v1", {"g": 9.81}),
+    "FrozenLake": ("FrozenLake-v1", {}),
+    "FrozenLake, own": (
+        "FrozenLake-v1",
+        {
+            "desc": ["SFFF", "SHFG", "FFHF"],
+            "success_rate": 0.75,
+            "reward_schedule": [3, -1.5, 0.25],
+        },
+    ),
+    "FrozenLake, large": ("FrozenLake8x8-v1", {"is_slippery": False}),
+    "CliffWalking": ("CliffWalking-v1", {"max_episode_steps": 300}),
+    "CliffWalking, slippery": ("CliffWalkingSlippery-v1", {"max_episode_steps": 300}),
+    "Taxi": ("Taxi-v4", {}),
+    "Taxi, rainy": ("Taxi-v4", {"is_rainy": True, "rainy_probability": 0.6}),
     "an own one": (COUNTED, {"length": 0}),
 }
 
@@ -158,6 +172,10 @@ def test_what_a_kernel_cannot_do_is_refused(env_id, changes, reason):
 def test_what_a_kernel_cannot_do_another_backend_does():
     other = settings("CartPole-v1", backend="auto", kwargs={"render_mode": "rgb_array"})
     assert choose_backend(other)[0] == "sync"
+    fickle = settings("Taxi-v4", backend="auto", kwargs={"fickle_passenger": True})
+    assert choose_backend(fickle)[0] == "sync"
+    drawn = settings("FrozenLake-v1", backend="auto", kwargs={"map_name": None})
+    assert choose_backend(drawn)[0] == "sync"
     assert choose_backend(settings("CartPole-v1", backend="auto", info_metrics=("x",)))[0] == "sync"
 
 
