@@ -70,13 +70,21 @@ class EnvSettings:
             kwargs["episodic_life"] = False
         return EvaluationSettings(**{**vars(self), "kwargs": kwargs, "info_metrics": ()})
 
-    def shown(self, *, video: str | None, episodes: int, max_episode_steps: int) -> ShownSettings:
+    def shown(
+        self,
+        *,
+        video: str | None,
+        episodes: int,
+        max_episode_steps: int,
+        preview: str | None = None,
+    ) -> ShownSettings:
         """Return the settings of one environment as in evaluation, which can be looked at."""
         return ShownSettings(
             **{**vars(self.for_evaluation()), "num_envs": 1, "max_restarts": 0},
             video=video,
             video_episodes=episodes,
             max_episode_steps=max_episode_steps,
+            preview=preview,
         )
 
     def __post_init__(self) -> None:
@@ -125,3 +133,4 @@ class ShownSettings(EvaluationSettings):
     video: str | None  # the file, an mp4 or a gif; None: a window
     video_episodes: int  # so many are filmed
     max_episode_steps: int  # an episode is over after so many, whatever the environment says
+    preview: str | None  # a small gif of the first pictures besides

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +13,7 @@ from gymnasium.wrappers import HumanRendering
 from envs.atari_game import AtariGame
 from envs.making import ATARI, find_spec, make_env
 from envs.settings import ShownSettings
-from envs.video import Film
+from envs.video import Film, Preview
 from memory.errors import SettingError, describe
 
 # How the libraries are told to draw without a screen, unless somebody has told them otherwise.
@@ -86,7 +87,10 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         assert settings.video is not None
         self._id = settings.id
-        self._film = Film(settings.video, fps=env.metadata.get("render_fps") or FPS)
+        fps = env.metadata.get("render_fps") or FPS
+        self._films: list[Film | Preview] = [Film(settings.video, fps=fps)]
+        if settings.preview is not None:
+            self._films.append(Preview(settings.preview, fps=fps))
         self._left, self._limit = settings.video_episodes, settings.max_episode_steps
         self._steps = 0
 
@@ -105,7 +109,7 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         if result[2] or result[3] or self._steps == self._limit:
             self._left -= 1
             if self._left == 0:
-                self._film.close()
+                self._finish()
         return result
 
     def _shoot(self) -> None:
@@ -113,11 +117,17 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
             picture = self.env.render()
             if picture is None:
                 raise SettingError("id", self._id, "draws no pictures of itself")
-            self._film.add(picture)
+            for film in self._films:
+                film.add(picture)
+
+    def _finish(self) -> None:
+        with ExitStack() as closed:
+            for film in self._films:
+                closed.callback(film.close)
 
     def close(self) -> None:
         """Close the film, if it is not yet, and the environment."""
         try:
-            self._film.close()
+            self._finish()
         finally:
             self.env.close()

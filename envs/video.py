@@ -57,6 +57,11 @@ class Film:
         self._container: Any = None  # opened by the first picture, which has its size
         self._closed = False
 
+    @property
+    def size(self) -> int:
+        """Return how many bytes are in the file so far."""
+        return 0 if self._container is None else self._unfinished.stat().st_size
+
     def add(self, picture: Any) -> None:
         """Encode one picture [H, W, 3]."""
         pixels = as_pixels(picture)
@@ -133,6 +138,30 @@ class Film:
             with suppress(OSError):
                 self._unfinished.unlink()
             raise
+
+
+class Preview:
+    """A small film of the first pictures, as a GIF: what fits into a page of TensorBoard."""
+
+    EVERY = 2  # pictures of which one is shown
+    LARGEST = 2_000_000  # bytes, from which on no picture is added
+
+    def __init__(self, path: str, *, fps: float) -> None:
+        self._film = Film(path, fps=min(fps, FASTEST_GIF) / self.EVERY)
+        self._count = 0
+
+    def add(self, picture: Any) -> None:
+        """Encode one picture [H, W, 3], if it is its turn and there is room."""
+        turn = self._count % self.EVERY == 0
+        self._count += 1
+        if turn and self._film.size < self.LARGEST:
+            pixels = np.asarray(picture)
+            skip = max(1, min(pixels.shape[:2]) // SMALLEST)
+            self._film.add(pixels[::skip, ::skip])
+
+    def close(self) -> None:
+        """Write what is still held and give the file its name; safe to call twice."""
+        self._film.close()
 
 
 def as_pixels(picture: Any) -> NDArray[np.uint8]:

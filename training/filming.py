@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from agents.base import Agent
@@ -19,7 +18,7 @@ log = logging.getLogger("steadyrl")
 
 
 class Filmer:
-    """Write `videos/step-….mp4` of one greedy episode every so many steps.
+    """Write `videos/step-….mp4` of one greedy episode every so many steps, and show its beginning.
 
     The environment, what it draws with and the encoder live in a process for one film only.
     """
@@ -44,25 +43,33 @@ class Filmer:
         """Go on where a run is continued; what is due at this very step is filmed again."""
         self._due.load_state_dict({"next": step})
 
-    def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> None:
-        """Film an episode if one is due; whatever breaks is one warning."""
+    def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
+        """Film an episode if one is due, and return a small GIF; what breaks is one warning."""
         if not self._due.due(step):
-            return
+            return None
         try:
-            self._film(agent, self._directory / f"step-{step:012d}.mp4", stopped)
+            return self._film(agent, self._directory / f"step-{step:012d}.mp4", stopped)
         except Exception as error:  # of displays, drivers, disks, environments: each has its own
             log.debug("no video of step %d", step, exc_info=True)
             if not self._warned:
                 reason = str(error) if isinstance(error, ExpectedError) else describe(error)
                 log.warning("no video of step %s (%s): training goes on", f"{step:,}", reason)
             self._warned = True
+            return None
 
-    def _film(self, agent: Agent, path: Path, stopped: Callable[[], bool]) -> None:
+    def _film(self, agent: Agent, path: Path, stopped: Callable[[], bool]) -> bytes | None:
         path.parent.mkdir(exist_ok=True)
-        settings = self._env.shown(video=str(path), episodes=1, max_episode_steps=self._limit)
-        with build_shown_env(settings, seed=self._seed) as env:
-            actor = agent.actor(1, explore=False)
-            whole = play(env, actor, [1], max_episode_steps=self._limit, stopped=stopped)
-        if whole is None:
-            with suppress(FileNotFoundError):
-                path.unlink()
+        preview = path.with_name(f".{path.stem}.gif")
+        settings = self._env.shown(
+            video=str(path), episodes=1, max_episode_steps=self._limit, preview=str(preview)
+        )
+        try:
+            with build_shown_env(settings, seed=self._seed) as env:
+                actor = agent.actor(1, explore=False)
+                whole = play(env, actor, [1], max_episode_steps=self._limit, stopped=stopped)
+            if whole is None:
+                path.unlink(missing_ok=True)
+                return None
+            return preview.read_bytes()
+        finally:
+            preview.unlink(missing_ok=True)

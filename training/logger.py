@@ -58,9 +58,16 @@ class Logger:
         self._last_step = step
         finite = {tag: value for tag, value in scalars.items() if math.isfinite(value)}
         record = Record(step, wall_seconds, finite, episodes, returns)
+        self._tell(lambda sink: sink.write(record))
+
+    def film(self, step: int, gif: bytes) -> None:
+        """Show a small film of this step's policy wherever there is a place for it."""
+        self._tell(lambda sink: sink.film(step, gif))
+
+    def _tell(self, tell: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
-                sink.write(record)
+                tell(sink)
             except sink.failures as error:  # noqa: PERF203 - each one may fail
                 self._failed(sink, _reason(error))
             else:

@@ -249,7 +249,9 @@ class Run(Stateful):
 
     def _film(self) -> None:
         with self._stopwatch.pause():
-            self._instruments.filmer.shoot(self._agent, self.steps, lambda: self.stopped)
+            gif = self._instruments.filmer.shoot(self._agent, self.steps, lambda: self.stopped)
+        if gif is not None:
+            self._instruments.logger.film(self.steps, gif)
 
     def _note(self, result: Evaluation) -> None:
         s = self.summary

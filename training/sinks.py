@@ -64,6 +64,10 @@ class Sink(ABC):
         """Keep a record."""
 
     @abstractmethod
+    def film(self, step: int, gif: bytes) -> None:
+        """Show the beginning of an episode, where there is something to show it on."""
+
+    @abstractmethod
     def continue_after(self, step: int) -> None:
         """Go on after this step: what was kept of later ones is taken back."""
 
@@ -84,6 +88,9 @@ class JsonLines(Sink):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
             self._file = os.open(self._path, flags, 0o644)
         return self._file
+
+    def film(self, step: int, gif: bytes) -> None:
+        """Leave it out: these are numbers."""
 
     def continue_after(self, step: int) -> None:
         """Drop the lines of later steps, and one that was not written fully."""

@@ -30,6 +30,7 @@ from training.sinks import Card, Record, Sink
 
 HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
 BUCKETS = 20
+RGB = 3  # TensorBoard's number for it
 REPORTED = "reported by the environment"  # with env.info_metrics only
 # The Custom Scalars page, in the order in which people look: tags are regular expressions.
 CHARTS: dict[str, dict[str, list[str]]] = {
@@ -103,6 +104,18 @@ class TensorBoard(Sink):
             for step, value in record.episodes:
                 file.values(step, _scalars({"rollout/return": value}))
             file.values(record.step, values)
+        except OSError:
+            self.close()
+            raise
+
+    @override
+    def film(self, step: int, gif: bytes) -> None:
+        width, height = (int.from_bytes(gif[at : at + 2], "little") for at in (6, 8))
+        image = Summary.Image(height=height, width=width, colorspace=RGB, encoded_image_string=gif)
+        try:
+            (self._file or self._begin(0)).values(
+                step, [Summary.Value(tag="eval/film", image=image)]
+            )
         except OSError:
             self.close()
             raise

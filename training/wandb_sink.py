@@ -44,6 +44,10 @@ class WandB(Sink):
         run.log(values, step=record.step)
 
     @override
+    def film(self, step: int, gif: bytes) -> None:
+        """Leave it out: films are large, and lie in the run's directory."""
+
+    @override
     def continue_after(self, step: int) -> None:
         """Let the servers go on: they know the run by its directory, and ignore what they have."""
 

@@ -11,7 +11,7 @@ from envs.factory import build_env, build_shown_env
 from envs.settings import EnvSettings
 from envs.single import episode_seed
 from envs.types import EnvironmentFailedError
-from envs.video import Film, as_pixels
+from envs.video import Film, Preview, as_pixels
 from memory.errors import SettingError
 from memory.process import MB
 
@@ -92,6 +92,24 @@ def test_a_long_film_takes_no_more_memory_than_a_short_one(tmp_path):
         film.add(numbered(i))
     assert resident() - before < 20
     film.close()
+
+
+def test_a_preview_is_small_however_long_the_film(tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    monkeypatch.setattr(Preview, "LARGEST", 200_000)
+    rng = np.random.default_rng(0)
+    preview = Preview(str(tmp_path / "a.gif"), fps=30)
+    for _ in range(200):  # noise, of which nothing can be left out
+        preview.add(rng.integers(0, 256, (500, 520, 3), np.uint8))
+    preview.close()
+    assert 200_000 < (tmp_path / "a.gif").stat().st_size < 400_000
+    shown = frames(tmp_path / "a.gif")
+    assert shown[0].shape == (250, 260, 3)
+    short = Preview(str(tmp_path / "b.gif"), fps=30)
+    for i in range(9):
+        short.add(numbered(i))
+    short.close()
+    assert len(frames(tmp_path / "b.gif")) == 5
 
 
 def test_small_and_odd_pictures_are_made_fit_to_be_seen():

@@ -1,12 +1,14 @@
 """Films during training: they are there, they change nothing, and nothing about them ends a run."""
 
 import logging
+from io import BytesIO
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import warm
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agents.base import Decision
 from envs.settings import EnvSettings
@@ -54,6 +56,13 @@ def test_a_run_is_filmed_and_is_the_run_it_would_have_been(tmp_path):
     assert summary["weights_sha256"] == without["weights_sha256"]
     assert names(plain) == []
     assert names(filmed) == ["step-000000000300.mp4", "step-000000000600.mp4"]
+    shown = EventAccumulator(str(filmed)).Reload().Images("eval/film")
+    assert [event.step for event in shown] == [300, 600]
+    for event in shown:
+        assert event.encoded_image_string.startswith(b"GIF89a")
+        assert (event.width, event.height) == (600, 400)
+        with av.open(BytesIO(event.encoded_image_string)) as container:
+            assert len(list(container.decode(video=0))) > 4  # every second picture
     for path in filmed.glob("videos/*"):
         with av.open(str(path)) as container:
             assert len(list(container.decode(video=0))) > 8  # no pole falls sooner
