@@ -191,7 +191,9 @@ def test_the_files_that_the_pages_name_are_there():
     named = {
         (page.name, path)
         for page in pages
-        for path in re.findall(rf"\b(?:{folders})/[\w/]+\.(?:py|md|yaml)\b", page.read_text())
+        for path in re.findall(
+            rf"(?<![\w/])(?:{folders})/[\w/]+\.(?:py|md|yaml)\b", page.read_text()
+        )
     }
     assert len(named) > 20
     assert sorted(name for name in named if not (ROOT / name[1]).is_file()) == []

@@ -36,3 +36,34 @@ def test_every_tag_is_explained_and_every_explained_tag_is_written():
 def test_links_lead_to_files(page):
     links = re.findall(r"\]\((?!https?://)([^)#\s]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def compared(section):
+    """Return trainer, answer and what is said of it for every row of a comparison."""
+    rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows if row[0].strip() != "trainer"]
+
+
+def test_the_readme_compares_as_the_page_with_the_sources_does():
+    page = (ROOT / "docs" / "COMPARISON.md").read_text()
+    sections = dict(part.split("\n", 1) for part in re.split(r"^#+ ", page, flags=re.M)[1:])
+    readme = (ROOT / "README.md").read_text()
+    told = re.findall(r"^\| \[(.+?)\]\(docs/COMPARISON\.md#(\S+)\) \|(.+)\|$", readme, re.M)
+    assert len(told) == 12
+    for title, anchor, cells in told:
+        assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        answers = [cell.strip().replace("–", "not found") for cell in cells.split("|")]
+        assert answers == [answer for _, answer, _ in compared(sections[title])], title
+
+
+def test_what_others_have_is_said_with_its_source():
+    page = (ROOT / "docs" / "COMPARISON.md").read_text()
+    features = page.split("\n## Features\n")[1].split("\n## Speed\n")[0]
+    rows = [row for part in features.split("\n### ")[1:] for row in compared(part)]
+    assert len(rows) == 7 * 17
+    others = [row for row in rows if row[0] != "SteadyRL" and row[1] in ("yes", "in part")]
+    assert [row for row in others if "][" not in row[2]] == []
+    assert {answer for _, answer, _ in rows} == {"yes", "in part", "no", "not found"}
+    assert set(re.findall(r"\]\[([\w-]+)\]", page)) == set(
+        re.findall(r"^\[([\w-]+)\]: ", page, re.M)
+    )
