@@ -1,0 +1,257 @@
+"""Every command that a page shows is done here as far as it is cheap, or says why it is not.
+
+By default, training commands with a new key are composed, checked and accepted as the program does
+it, up to the training itself; programs that look at runs look at one. `-m slow` takes all of them,
+and trains and draws too.
+"""
+
+import importlib.util
+import re
+import shutil
+import sys
+
+import pytest
+from documented import ROOT, commands, read, shown
+from opened import job
+from written_runs import write_run
+
+from envs.video import encoder_is_missing
+from steadyrl import PROGRAMS
+from train import train
+from training.command_line import main
+
+# What is not run here: how it begins, and why.
+NOT_RUN = {
+    r"python3 -m venv|\. .*activate|(.*/)?pip install": "tests/test_installed.py installs it",
+    r"\.venv/bin/python": "the same is shown without the directory",
+    r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
+    r"tensorboard": "a server; tests/training/test_tensorboard.py reads what it shows",
+    r"steadyrl \w+$": "names a program only",
+    r".*--watch": "opens a window; tests/scripts/test_evaluate.py tells what it needs",
+    r"python docs/configuration.py": "writes a page; tests/test_configuration_page.py compares it",
+}
+# Hours, or nobody's time: that their arguments are read is enough here.
+LONG = ("benchmark.py", "soak.py")
+SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100", "agent.compile=false")
+LITTLE = {
+    "dqn": ("total_steps=300", "agent.learning_starts=100", "agent.replay.capacity=2000"),
+    "ppo": ("total_steps=600", "agent.rollout_steps=16", "agent.batch_size=16", "agent.epochs=1"),
+}
+MINE = {
+    "my_package/__init__.py": "",
+    "my_package/envs.py": 'import gymnasium as gym\ngym.register("MyEnv-v0", '
+    '"gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)\n',
+    "my_package/wrappers.py": "import gymnasium as gym\nclass Mine(gym.Wrapper):\n"
+    "    def __init__(self, env, strength):\n        super().__init__(env)\n",
+    "my_module.py": 'import gymnasium as gym\ngym.register("Corridor-v0", '
+    '"gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)\n',
+}
+
+
+def why_not(command):
+    found = [why for how, why in NOT_RUN.items() if re.match(how, command.text)]
+    return found[0] if found else None
+
+
+HERE = [command for command in commands() if why_not(command) is None]
+
+
+def arguments_of(command):
+    """Return the name of the program that a command is for, and its arguments."""
+    program, *rest = command.words
+    if program == "python":
+        return rest[0].rpartition("/")[2], rest[1:]
+    if program != "steadyrl":
+        return program, rest
+    if rest[0] in PROGRAMS:
+        return f"{rest[0]}.py", rest[1:]
+    return "train.py", rest
+
+
+TRAINING = [command for command in HERE if arguments_of(command)[0] == "train.py"]
+LOOKING = [c for c in HERE if (ROOT / "scripts" / arguments_of(c)[0]).is_file()]
+named = pytest.mark.parametrize
+
+
+def quick_ones(commands):
+    """Mark as slow what types nothing that a command before it has not typed."""
+    seen = set()
+    for command in commands:
+        _, arguments = arguments_of(command)
+        keys = {text if text.startswith("-") else text.partition("=")[0] for text in arguments}
+        marks = () if keys - seen else pytest.mark.slow
+        seen |= keys
+        yield pytest.param(command, marks=marks, id=command.text)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run as people have it, and what was written of others."""
+    folder = tmp_path_factory.mktemp("documented")
+    few = ("total_steps=300", "eval.every=150", "eval.episodes=2", "agent.learning_starts=100")
+    train(job(folder, *few))
+    (folder / "outputs").mkdir()
+    (folder / "run").rename(folder / "outputs" / "run")
+    for name in ("before", "after", "false-1", "true-1", "false-3", "true-3"):
+        for seed in (1, 2):
+            series = {step: step / 50 + seed for step in (1_000, 2_000, 3_000)}
+            write_run(folder / "runs" / f"{name}-{seed}", series, seed=seed)
+    for path, text in MINE.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def there(trained, tmp_path, monkeypatch):
+    """Stand in a directory with runs, where the reader's own packages are."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "outside_algorithm"))
+    yield tmp_path
+    for name in [n for n in sys.modules if n.split(".")[0] in ("my_package", "my_module")]:
+        del sys.modules[name]
+
+
+def test_pages_show_commands_of_all_programs():
+    programs = {arguments_of(command)[0] for command in HERE}
+    assert programs >= {"train.py", *LONG, *(f"{name}.py" for name in PROGRAMS)}
+    assert len(TRAINING) > 20
+    pages = {command.page for command in HERE}
+    assert pages >= {"README.md", "CONTRIBUTING.md", "ENVIRONMENTS.md", "WATCHING.md", "AGENTS.md"}
+
+
+def test_every_command_is_run_or_says_why_not():
+    unknown = [command for command in HERE if command not in [*TRAINING, *LOOKING]]
+    assert unknown == [], "run it here, or say in NOT_RUN why not"
+
+
+def test_every_reason_not_to_run_something_is_needed():
+    texts = [command.text for command in commands()]
+    assert [how for how in NOT_RUN if not any(re.match(how, text) for text in texts)] == []
+
+
+@named(
+    ("line", "words"),
+    [
+        ("python train.py -m seed=0,1     # one each", ["python", "train.py", "-m", "seed=0,1"]),
+        ("python train.py a='{b: c}'     the reader's own", ["python", "train.py", "a={b: c}"]),
+        ("taskset -c 0 python x.py RUN/policy", ["python", "x.py", "outputs/run/policy"]),
+        ("python train.py … run_dir=DIR", ["python", "train.py", "run_dir=outputs/another"]),
+        ("for n in 1 2", []),
+        (" do", []),
+        ("  python train.py x=$n y=no$n", ["python", "train.py", "x=3", "y=no$n"]),
+    ],
+)
+def test_lines_are_read_as_a_reader_does(line, words):
+    assert list(read(shown(line))) == words
+
+
+def call(monkeypatch, arguments, do):
+    """Run the training command; return the jobs that were accepted."""
+    accepted = []
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    try:
+        main(lambda job: accepted.append(job) or do(job))
+    except SystemExit as left:
+        assert not left.code
+    return accepted
+
+
+def skip_without_extras(capsys, command, failed):
+    said = capsys.readouterr().err
+    if "pip install" in said:
+        pytest.skip(said.strip())
+    pytest.fail(f"{command.page}: {command.text}: {said or failed}")
+
+
+@named("command", list(quick_ones(TRAINING)))
+def test_training_commands_are_accepted(there, monkeypatch, capsys, command):
+    _, arguments = arguments_of(command)
+    try:
+        accepted = call(monkeypatch, arguments, lambda job: 0.0)
+    except AssertionError as failed:
+        skip_without_extras(capsys, command, failed)
+    only_prints = {"--help", "--cfg"} & set(arguments)
+    assert bool(accepted) is not bool(only_prints)
+    assert capsys.readouterr().out if only_prints else True
+    swept = [text for text in arguments if re.fullmatch(r"seed=[\d,]+", text) and "-m" in arguments]
+    assert len(accepted) == len(swept[0].split(",")) if swept else True
+
+
+@pytest.mark.slow
+@named("command", TRAINING, ids=lambda command: command.text)
+def test_training_commands_train(there, monkeypatch, capsys, command):
+    _, arguments = arguments_of(command)
+    if {"--help", "--cfg"} & set(arguments) or "agent.name=outside.a2c" in arguments:
+        pytest.skip("prints only, or is trained by tests/test_outside_algorithm.py")
+    agent = "ppo" if "agent=ppo" in arguments or "_ppo" in command.text else "dqn"
+    try:
+        jobs = call(monkeypatch, [*arguments, *SHORT, *LITTLE[agent]], train)
+    except AssertionError as failed:
+        skip_without_extras(capsys, command, failed)
+    assert all((job.directory / "policy").is_dir() for job in jobs)
+
+
+def program(name):
+    """Import a program from its place, as `steadyrl` does."""
+    place = ROOT / "scripts" / name
+    spec = importlib.util.spec_from_file_location(f"documented_{place.stem}", place)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatched = sys.modules.setdefault(spec.name, module)
+    spec.loader.exec_module(monkeypatched)
+    return monkeypatched
+
+
+class Read(BaseException):
+    """Stop a program once its arguments are read; what is an Exception, it would explain."""
+
+
+def only_read(monkeypatch):
+    """Let programs stop once they have read their arguments."""
+    from argparse import ArgumentParser
+
+    parse = ArgumentParser.parse_args
+
+    def reading(parser, arguments=None, namespace=None):
+        parse(parser, arguments, namespace)
+        raise Read
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", reading)
+
+
+def is_long(name, arguments):
+    return name in (*LONG, "plot.py") or "--video" in arguments
+
+
+@named("command", LOOKING, ids=lambda command: command.text)
+def test_programs_read_their_commands_and_look_at_a_run(there, monkeypatch, capsys, command):
+    name, arguments = arguments_of(command)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    stops = is_long(name, arguments)
+    if stops:
+        only_read(monkeypatch)
+    try:
+        program(name).main()
+    except Read:
+        assert stops
+        return
+    except SystemExit as left:
+        assert not left.code, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+@named("command", LOOKING, ids=lambda command: command.text)
+def test_programs_draw_and_film(there, monkeypatch, capsys, command):
+    name, arguments = arguments_of(command)
+    if name in LONG or not is_long(name, arguments):
+        pytest.skip("takes long, or is run by default")
+    if "--video" in arguments and encoder_is_missing():
+        pytest.skip("needs the extra video")
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    before = set(there.iterdir())
+    program(name).main()
+    made = {path for path in there.iterdir() if path.is_file()} - before
+    assert made and all(path.stat().st_size > 1_000 for path in made)
