@@ -1,0 +1,110 @@
+"""The steps of "Add a metric" in CONTRIBUTING.md, taken one after the other: each is true."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import test_docs
+from opened import job
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from agents import dqn, dqn_loss
+from train import train
+from training import opening
+from training.sinks import Sink
+from training.tensorboard import CHARTS
+
+ROOT = Path(__file__).parent.parent
+FEW = ("total_steps=300", "eval.every=0", "log.every=100", "agent.learning_starts=50")
+
+
+class Kept(Sink):
+    """Another sink: it remembers."""
+
+    def __init__(self):
+        self.seen, self.closed = [], False
+
+    def film(self, step, gif):
+        pass
+
+    def continue_after(self, step):
+        self.seen = []
+
+    def write(self, record):
+        self.seen.append(dict(record.scalars))
+
+    def close(self):
+        self.closed = True
+
+
+def section():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    return text.partition("## Add a metric\n")[2].partition("\n## ")[0]
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """Let DQN report one more number of its batches, and one that is known anyway."""
+
+    def with_rewards(*arguments, **options):
+        rows = dqn_loss.td_loss(*arguments, **options)
+        (batch,) = (each for each in arguments if hasattr(each, "reward"))
+        return rows._replace(metrics=(*rows.metrics, batch.reward))
+
+    scalars = dqn.DQN.scalars
+    monkeypatch.setattr(dqn, "td_loss", with_rewards)
+    monkeypatch.setattr(dqn, "METRICS", (*dqn_loss.METRICS, "train/batch_reward"))
+    monkeypatch.setattr(dqn.DQN, "scalars", lambda self: scalars(self) | {"train/answer": 42.0})
+
+
+def test_what_a_loss_reports_and_what_is_known_reach_every_sink(added, tmp_path, monkeypatch):
+    kept, logger = Kept(), opening.Logger
+    monkeypatch.setattr(
+        opening, "Logger", lambda path, card, others: logger(path, card, [*others, kept])
+    )
+    # With n = 1 every reward of CartPole is 1, and so is their mean.
+    train(job(tmp_path, *FEW, "agent.n_step=1"))
+    run = tmp_path / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = EventAccumulator(str(run)).Reload()
+    for tag, value in (("train/batch_reward", 1.0), ("train/answer", 42.0)):
+        assert {line[tag] for line in lines if tag in line} == {value}
+        assert {event.value for event in events.Scalars(tag)} == {value}
+        assert {record[tag] for record in kept.seen if tag in record} == {value}
+    assert kept.closed
+
+
+def test_the_page_of_metrics_is_asked_for_it(monkeypatch):
+    """Written but not explained fails, and so does explained but not written."""
+    check, sources = (
+        test_docs.test_every_tag_is_explained_and_every_explained_tag_is_written,
+        test_docs.sources,
+    )
+    check()
+    monkeypatch.setattr(test_docs, "sources", lambda: [*sources(), 'METRICS = ("train/answer",)'])
+    with pytest.raises(AssertionError, match="train/answer"):
+        check()
+    without = [text.replace("td_error", "") for text in sources()]
+    monkeypatch.setattr(test_docs, "sources", lambda: without)
+    with pytest.raises(AssertionError, match="train/td_error"):
+        check()
+
+
+def test_what_the_steps_name_is_there():
+    text = section()
+    for path, name in (
+        ("memory/metrics.py", "class Metrics"),
+        ("agents/dqn_loss.py", "METRICS ="),
+        ("agents/base.py", "def scalars"),
+        ("training/episodes.py", "class "),
+        ("training/tensorboard.py", "CHARTS"),
+        ("training/sinks.py", "class Sink"),
+        ("training/opening.py", "def _logger"),
+    ):
+        assert name in (ROOT / path).read_text()
+        assert path in text
+    assert set(re.findall(r"`(\w+)`", text)) >= {"Metrics", "CHARTS", "Sink", "failures", "_logger"}
+    assert Sink.__abstractmethods__ == {"continue_after", "write", "film", "close"}
+    assert Sink.failures
+    assert "learning" in CHARTS
