@@ -37,6 +37,13 @@ A group is chosen by the name of its file (`agent=ppo`, `env=acrobot`, `agent.ne
 `1e6` and `500_000`. What does not exist, has another type or is out of range is refused in a line.
 An `experiment` sets what was tuned for one environment, and what is typed wins over it. The
 defaults below are those of the files named; other environments differ in some.
+
+```bash
+python train.py -m seed=0,1 agent=dqn,ppo total_steps=20_000
+```
+
+makes one run for each pair, in `multirun/<date>/<time>/`, called by what tells them apart:
+`agent-ppo__seed-1__job-3/`.
 """
 BASICS = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
 NO_KEYS = ("defaults", "hydra")  # Hydra's own

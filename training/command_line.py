@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from training.hints import explain
 from training.resume import AUTO, stored
 from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import CONFIGS, Job, Settings, load_settings
+from training.sweep_names import run_name
 from training.typed import UnknownKeyError
 
 
@@ -68,7 +69,7 @@ def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments
     def task(config: DictConfig) -> float | None:
         job = None
         try:
-            job = accept(config)
+            job = accept(config, arguments.overrides)
             return train(job)
         except Exception as error:
             expected = error if isinstance(error, ExpectedError) else explained(error, job)
@@ -158,8 +159,11 @@ def holds_traceback(log: Path, error: Exception) -> bool:
     return bool(begin) and type(error).__name__ in story
 
 
-def accept(config: DictConfig) -> Job:
-    """Check a composed configuration before anything slow is imported or written."""
+def accept(config: DictConfig, of_all_jobs: Sequence[str] = ()) -> Job:
+    """Check a composed configuration before anything slow is imported or written.
+
+    `of_all_jobs` is what was typed, for all jobs of a sweep together.
+    """
     values = _resolved(config)
     typed = _typed()
     try:
@@ -167,7 +171,7 @@ def accept(config: DictConfig) -> Job:
     except UnknownKeyError as error:
         raise CommandError(explain(error, typed, CONFIGS, multirun=False)) from error
     # Before any code of an environment runs, which may change the working directory.
-    directory = absolute(_directory(settings))
+    directory = absolute(_directory(settings, of_all_jobs))
     refuse_in_use(directory)
     changes: tuple[str, ...] | None = None
     if settings.run.resume is not None:
@@ -211,14 +215,17 @@ def _hydra_files(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def _directory(settings: Settings) -> Path:
+def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
     h, run = HydraConfig.get(), settings.run
     if run.resume not in (None, AUTO):
         return Path(str(run.resume))
     if run.run_dir:
         return Path(run.run_dir)
     if h.mode == RunMode.MULTIRUN:
-        return Path(h.runtime.output_dir)
+        whole = Path(h.runtime.output_dir)
+        if h.sweep.subdir != ".":  # it was typed
+            return whole
+        return whole / run_name(h.job.num, _typed(), of_all_jobs)
     if run.resume == AUTO:
         reason = "needs run_dir=… too: the directory to start in, or to continue"
         raise SettingError("resume", AUTO, reason)
