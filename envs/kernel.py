@@ -13,7 +13,7 @@ from gymnasium import Env, spaces
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from numpy.typing import NDArray
 
-from envs.making import find_spec
+from envs.making import MINATAR, find_spec
 from envs.settings import EnvSettings
 from memory.errors import SettingError
 
@@ -91,6 +91,11 @@ OFFERS = {
     ),
     f"{TABLES}cliffwalking:CliffWalkingEnv": Offer(
         "envs.kernel_tables", "cliff_walking", ("is_slippery",)
+    ),
+    MINATAR: Offer(
+        "envs.kernel_minatar",
+        "minatar",
+        ("game", "use_minimal_action_set", "sticky_action_prob", "difficulty_ramping"),
     ),
     f"{TABLES}taxi:TaxiEnv": Offer("envs.kernel_tables", "taxi", ("is_rainy", "rainy_probability")),
 }

@@ -73,7 +73,8 @@ def _pool(entropy: Any) -> Any:
 def episode_seed(seed: NDArray[Any], env: int, episode: int) -> Any:
     """Derive the seed of one episode of one environment from the words [W] of the run's seed."""
     entropy = np.empty(len(seed) + 2, np.uint64)
-    entropy[: len(seed)] = seed
+    for i in range(len(seed)):  # assigning a slice takes seconds to compile
+        entropy[i] = seed[i]
     entropy[len(seed)] = env
     entropy[len(seed) + 1] = episode
     value, _ = _hashed(_pool(entropy)[0], INIT_B, TIMES_B)

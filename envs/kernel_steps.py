@@ -69,7 +69,14 @@ def seed_words(seed: int | None) -> NDArray[np.uint64]:
 @compiled
 def begin(sim: Simulation, row: Outcome, env: int) -> None:
     """Begin the next episode of an environment, whose generator is seeded for it."""
-    clock = sim.clock
+    enter(sim.clock, row, env)
+    if len(sim.seed):
+        seed_generator(sim.generators[env], episode_seed(sim.seed, env, sim.clock[env, EPISODE]))
+
+
+@compiled
+def enter(clock: NDArray[Any], row: Outcome, env: int) -> None:
+    """Begin the next episode of an environment, whose row is then a reset."""
     clock[env, OVER] = False
     clock[env, ELAPSED] = 0
     clock[env, EPISODE] += 1
@@ -77,8 +84,6 @@ def begin(sim: Simulation, row: Outcome, env: int) -> None:
     row.terminated[env] = False
     row.truncated[env] = False
     row.valid[env] = False
-    if len(sim.seed):
-        seed_generator(sim.generators[env], episode_seed(sim.seed, env, clock[env, EPISODE]))
 
 
 @compiled

@@ -72,7 +72,8 @@ def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
             state = int(table[at + NEXT])
             finish(sim, row, env, table[at + REWARD], table[at + ENDS] > 0)
         sim.wholes[env, 0] = state
-        row.obs[env, :] = 0.0
+        for i in range(states):
+            row.obs[env, i] = 0.0
         row.obs[env, state] = 1.0
 
 

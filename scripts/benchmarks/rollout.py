@@ -39,6 +39,11 @@ PRESETS = (
     "frozenlake",
     "cliffwalking",
     "taxi",
+    "minatar_asterix",
+    "minatar_breakout",
+    "minatar_freeway",
+    "minatar_seaquest",
+    "minatar_spaceinvaders",
 )
 PRESET_FOLDER = CONFIGS / "env"
 

@@ -23,7 +23,7 @@ BACKENDS = {
     "pendulum": ("sync", "async", "kernel"),
     "lunarlander": ("sync", "async"),
     "hopper": ("sync", "async"),
-    "minatar_seaquest": ("sync", "async"),
+    "minatar_seaquest": ("sync", "async", "kernel"),
     "atari": ("ale",),
 }
 

@@ -62,6 +62,8 @@ def test_a_restored_environment_goes_on_exactly(env_id, backend, num_envs, stack
 def test_environments_of_the_extras_go_on_exactly(env_id, module):
     pytest.importorskip(module)
     test_a_restored_environment_goes_on_exactly(env_id, "sync", 2, 1, 171)
+    if env_id.startswith("MinAtar/"):
+        test_a_restored_environment_goes_on_exactly(env_id, "kernel", 2, 1, 171)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async", "native", "kernel"])

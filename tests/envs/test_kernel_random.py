@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from envs import kernel_mersenne
+from envs.kernel_mersenne import rand, randint, seed_twister
 from envs.kernel_random import (
     WORDS,
     episode_seed,
@@ -28,6 +30,15 @@ def test_draws_are_those_of_numpy(seed):
         assert integers(ours, -3, count - 3) == theirs.integers(-3, count - 3)
         assert uniform(ours, -0.05, 0.07) == theirs.uniform(-0.05, 0.07)
     np.testing.assert_array_equal(ours, words_of(theirs))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 777, 2**32 - 1])
+def test_draws_of_the_old_generator_are_those_of_numpy(seed):
+    ours, theirs = np.zeros(kernel_mersenne.WORDS, np.uint64), np.random.RandomState(seed)
+    seed_twister(ours, np.uint64(seed))
+    for count in [1, 2, 3, 8, 100, 2**32 - 1] * 60:
+        assert rand(ours) == theirs.rand()
+        assert randint(ours, 1, count + 1) == theirs.randint(1, count + 1)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32, 2**64 + 3, 2**160 - 1])
