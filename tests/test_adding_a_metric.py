@@ -58,6 +58,7 @@ def added(monkeypatch):
     monkeypatch.setattr(dqn.DQN, "scalars", lambda self: scalars(self) | {"train/answer": 42.0})
 
 
+@pytest.mark.slow
 def test_what_a_loss_reports_and_what_is_known_reach_every_sink(added, tmp_path, monkeypatch):
     kept, logger = Kept(), opening.Logger
     monkeypatch.setattr(

@@ -1,11 +1,12 @@
 """Every command that a page shows is done here as far as it is cheap, or says why it is not.
 
-By default, training commands with a new key are composed, checked and accepted as the program does
-it, up to the training itself; programs that look at runs look at one. `-m slow` takes all of them,
-and trains and draws too.
+By default, the README's training commands are composed, checked and accepted as the program does
+it, up to the training itself, and programs read their arguments. `-m slow` takes the commands of
+all pages, trains, and has the programs look at what came of it.
 """
 
 import importlib.util
+import math
 import re
 import shutil
 import sys
@@ -36,6 +37,7 @@ SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100", "agent.comp
 LITTLE = {
     "dqn": ("total_steps=300", "agent.learning_starts=100", "agent.replay.capacity=2000"),
     "ppo": ("total_steps=600", "agent.rollout_steps=16", "agent.batch_size=16", "agent.epochs=1"),
+    "both": ("total_steps=600",),
 }
 MINE = {
     "my_package/__init__.py": "",
@@ -74,24 +76,17 @@ named = pytest.mark.parametrize
 
 
 def quick_ones(commands):
-    """Mark as slow what types nothing that a command before it has not typed."""
-    seen = set()
+    """Mark as slow what no other page than the README shows, and sweeps, which others try."""
     for command in commands:
-        _, arguments = arguments_of(command)
-        keys = {text if text.startswith("-") else text.partition("=")[0] for text in arguments}
-        marks = () if keys - seen else pytest.mark.slow
-        seen |= keys
+        quick = command.page == "README.md" and "-m" not in command.words
+        marks = () if quick else pytest.mark.slow
         yield pytest.param(command, marks=marks, id=command.text)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run as people have it, and what was written of others."""
+def written(tmp_path_factory):
+    """What was written of some runs, and what the reader has."""
     folder = tmp_path_factory.mktemp("documented")
-    few = ("total_steps=300", "eval.every=150", "eval.episodes=2", "agent.learning_starts=100")
-    train(job(folder, *few))
-    (folder / "outputs").mkdir()
-    (folder / "run").rename(folder / "outputs" / "run")
     for name in ("before", "after", "false-1", "true-1", "false-3", "true-3"):
         for seed in (1, 2):
             series = {step: step / 50 + seed for step in (1_000, 2_000, 3_000)}
@@ -102,10 +97,19 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run as people have it."""
+    folder = tmp_path_factory.mktemp("trained")
+    few = ("total_steps=300", "eval.every=150", "eval.episodes=2", "agent.learning_starts=100")
+    train(job(folder, *few))
+    return folder / "run"
+
+
 @pytest.fixture
-def there(trained, tmp_path, monkeypatch):
+def there(written, tmp_path, monkeypatch):
     """Stand in a directory with runs, where the reader's own packages are."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "outside_algorithm"))
@@ -176,8 +180,9 @@ def test_training_commands_are_accepted(there, monkeypatch, capsys, command):
     only_prints = {"--help", "--cfg"} & set(arguments)
     assert bool(accepted) is not bool(only_prints)
     assert capsys.readouterr().out if only_prints else True
-    swept = [text for text in arguments if re.fullmatch(r"seed=[\d,]+", text) and "-m" in arguments]
-    assert len(accepted) == len(swept[0].split(",")) if swept else True
+    if "-m" in arguments:
+        lists = [text.partition("=")[2].split(",") for text in arguments if "=" in text]
+        assert len(accepted) == math.prod(map(len, lists)) > 1
 
 
 @pytest.mark.slow
@@ -187,6 +192,7 @@ def test_training_commands_train(there, monkeypatch, capsys, command):
     if {"--help", "--cfg"} & set(arguments) or "agent.name=outside.a2c" in arguments:
         pytest.skip("prints only, or is trained by tests/test_outside_algorithm.py")
     agent = "ppo" if "agent=ppo" in arguments or "_ppo" in command.text else "dqn"
+    agent = "both" if "agent=dqn,ppo" in arguments else agent
     try:
         jobs = call(monkeypatch, [*arguments, *SHORT, *LITTLE[agent]], train)
     except AssertionError as failed:
@@ -221,37 +227,40 @@ def only_read(monkeypatch):
     monkeypatch.setattr(ArgumentParser, "parse_args", reading)
 
 
-def is_long(name, arguments):
-    return name in (*LONG, "plot.py") or "--video" in arguments
-
-
 @named("command", LOOKING, ids=lambda command: command.text)
-def test_programs_read_their_commands_and_look_at_a_run(there, monkeypatch, capsys, command):
+def test_programs_read_their_commands(there, monkeypatch, capsys, command):
     name, arguments = arguments_of(command)
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    stops = is_long(name, arguments)
-    if stops:
-        only_read(monkeypatch)
+    only_read(monkeypatch)
     try:
         program(name).main()
     except Read:
-        assert stops
         return
-    except SystemExit as left:
+    except SystemExit as left:  # --help
         assert not left.code, capsys.readouterr().err
-    assert capsys.readouterr().out
+    assert "--help" in arguments
+    assert "usage: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
-@named("command", LOOKING, ids=lambda command: command.text)
-def test_programs_draw_and_film(there, monkeypatch, capsys, command):
+@named(
+    "command",
+    [c for c in LOOKING if arguments_of(c)[0] not in LONG],
+    ids=lambda command: command.text,
+)
+def test_programs_look_at_a_run_and_draw_and_film(there, trained, monkeypatch, capsys, command):
     name, arguments = arguments_of(command)
-    if name in LONG or not is_long(name, arguments):
-        pytest.skip("takes long, or is run by default")
     if "--video" in arguments and encoder_is_missing():
         pytest.skip("needs the extra video")
+    shutil.copytree(trained, there / "outputs" / "run")
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     before = set(there.iterdir())
-    program(name).main()
+    try:
+        program(name).main()
+    except SystemExit as left:
+        assert not left.code, capsys.readouterr().err
     made = {path for path in there.iterdir() if path.is_file()} - before
-    assert made and all(path.stat().st_size > 1_000 for path in made)
+    if name == "plot.py" or "--video" in arguments:
+        assert made and all(path.stat().st_size > 1_000 for path in made)
+    else:
+        assert capsys.readouterr().out

@@ -129,8 +129,7 @@ def test_dqn_learns_with_its_rate_and_at_the_last_step_with_that_of_its_last_ste
     assert found == pytest.approx({100: 5, 200: 10, 600: 6, 900: last, 1000: last})
 
 
-@pytest.mark.parametrize("anneal", ["linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0.0, 0.3])
+@pytest.mark.parametrize(("anneal", "warmup"), [("linear", 0.0), ("cosine", 0.3)])
 def test_ppo_begins_with_the_full_rate_or_its_share_and_ends_with_a_positive_one(anneal, warmup):
     """As Huang et al. (2022), detail 4; all three numbers alike."""
     rollouts, rows = 10, 48

@@ -166,7 +166,7 @@ def both(shape, dtype, chosen, activation="relu"):
         yield ActorCritic(shape, dtype, DiscreteHead(3), hidden=(8, 6), **more, **options)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.one_of(
         st.tuples(st.integers(1, 9)),

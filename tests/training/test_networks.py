@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from opened import job
 
 from agents.network_settings import PLAIN, fitting
@@ -20,6 +21,7 @@ from training.arguments import help_text, read
 from training.command_line import compose_one, main
 from training.identity import deciding, network_of, read_policy, starting_weights
 from training.manifest import CheckpointError, manifest_facts, saved_below, seal
+from training.older import completed
 from training.policies import find_policy, settings_of
 from training.settings import CONFIGS
 
@@ -97,12 +99,11 @@ def test_the_help_names_them() -> None:
     assert "agent.network=auto, impala, minatar, mlp, nature" in help_text(CONFIGS)
 
 
-def rewrite(folder: Path, **absent: tuple[str, ...]) -> None:
+def rewrite(folder: Path, absent: tuple[str, ...]) -> None:
     """Take keys out of a saved configuration, as if it had been written before there were any."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    for group, keys in absent.items():
-        for key in keys:
-            del manifest["facts"]["config"][group][key]
+    for key in absent:
+        manifest["facts"]["config"]["agent"].pop(key, None)
     manifest["sha256"] = seal(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
@@ -114,6 +115,11 @@ NEW = (
     "learning_rate_warmup",
     "anneal_epsilon",
     "epsilon_warmup",
+    "clip_end",
+    "clip_warmup",
+    "anneal_entropy_coef",
+    "entropy_coef_end",
+    "entropy_coef_warmup",
 )
 
 
@@ -129,13 +135,27 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
+def test_what_a_configuration_lacks_means_what_was_done_before() -> None:
+    for name in ("dqn", "ppo"):
+        config: Any = OmegaConf.to_container(compose_one([f"agent={name}"]), resolve=True)
+        older = json.loads(json.dumps(config))
+        for key in [key for key in NEW if key in older["agent"]]:
+            del older["agent"][key]
+        assert older != config
+        assert completed(older) == config
+    strange = {"agent": {"name": "outside.a2c"}, "seed": 3}
+    assert completed(strange)["agent"] == {"name": "outside.a2c"}
+    assert completed(strange)["seed"] == 3
+
+
+@pytest.mark.slow
 def test_what_was_saved_before_there_were_networks_to_choose_still_loads(
     run: Path, tmp_path: Path
 ) -> None:
     now = settings_of(find_policy(run), [])
     saved = [each.path for each in saved_below(run / "checkpoints")]
     for folder in (run / "policy", *saved):
-        rewrite(folder, agent=NEW)
+        rewrite(folder, NEW)
     policy = read_policy(run)
     assert settings_of(find_policy(run), []) == now
     assert deciding(policy)[1].id == "CartPole-v1"
@@ -146,6 +166,7 @@ def test_what_was_saved_before_there_were_networks_to_choose_still_loads(
         job(tmp_path, f"resume={run}", "agent/network=mlp", quick=False)
 
 
+@pytest.mark.slow
 def test_weights_start_another_run_only_if_they_mean_the_same(run: Path) -> None:
     facts = manifest_facts(run / "policy")
     assert network_of(facts) == {"trunk": "mlp", "layer_norm": False, "activation": "relu"}
@@ -155,5 +176,5 @@ def test_weights_start_another_run_only_if_they_mean_the_same(run: Path) -> None
     other["config"]["agent"]["activation"] = "tanh"
     with pytest.raises(CheckpointError, match=r"network is .*'relu'.* there and .*'tanh'.* here"):
         starting_weights(run, other)
-    rewrite(run / "policy", agent=NEW)
+    rewrite(run / "policy", NEW)
     assert starting_weights(run, facts)
