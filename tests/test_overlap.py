@@ -65,12 +65,13 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
     assert agent.reward.tolist() == [1.0]
 
 
-def test_processes_that_overlap_learning_give_the_weights_of_a_plain_loop(tmp_path):
+def test_every_backend_with_the_same_rows_gives_the_weights_of_a_plain_loop(tmp_path):
+    """Processes overlap learning, and kernels are other code altogether."""
     weights = {}
-    for backend in ("sync", "async"):
+    for backend in ("sync", "async", "kernel"):
         chosen = (f"env.backend={backend}", "env.num_envs=3", "total_steps=1500")
         train(job(tmp_path / backend, *chosen))
         summary = json.loads((tmp_path / backend / "run" / "summary.json").read_text())
         assert summary["updates"] > 100
         weights[backend] = summary["weights_sha256"]
-    assert weights["sync"] == weights["async"]
+    assert weights["sync"] == weights["async"] == weights["kernel"]

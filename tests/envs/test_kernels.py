@@ -14,6 +14,7 @@ from numba import njit
 from own_kernels import COUNTED
 from toy_environments import settings
 
+from envs.compiled import compiled
 from envs.factory import build_env, choose_backend, probe
 from envs.kernel_backend import KernelBackend
 from envs.kernel_steps import Outcome
@@ -226,6 +227,10 @@ def test_what_another_backend_saved_starts_new_episodes(before, after, caplog):
         assert "cannot be continued" in caplog.text
         assert not other.step(zeros).valid.any()
         assert other.step(zeros).valid.all()
+
+
+def test_what_cannot_be_kept_is_compiled_all_the_same():
+    assert compiled(eval("lambda number: number + 1"))(2) == 3  # from no file
 
 
 def test_an_own_kernel_is_an_ordinary_environment_too():
