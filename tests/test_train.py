@@ -196,5 +196,8 @@ def test_a_sweep_goes_on_after_a_failed_job(tmp_path):
     process = start(tmp_path, "-m", *HUGE[:2], "env.kwargs.reward=1e38,1", "total_steps=500")
     out, err = process.communicate()
     assert process.returncode == 5, out + err
-    statuses = [json.loads(p.read_text())["status"] for p in sorted(tmp_path.rglob("summary.json"))]
-    assert statuses == ["diverged", "finished"]
+    summaries = {p.parent.name: json.loads(p.read_text()) for p in tmp_path.rglob("summary.json")}
+    assert {name: summary["status"] for name, summary in summaries.items()} == {
+        "env.kwargs.reward-1e38__job-0": "diverged",
+        "env.kwargs.reward-1__job-1": "finished",
+    }
