@@ -45,5 +45,5 @@ def _short(named: list[str]) -> list[str]:
 def _plain(override: str) -> str:
     """Return an override as a part of a name that shells, patterns and `resume=…` read as it is."""
     key, _, value = override.lstrip("+~").partition("=")
-    bare = re.sub(r"[\[\]{}()'\"\s\\]", "", value)
+    bare = re.sub(r"[\[\]{}()'\"\s\\+]", "", value)
     return re.sub(r"[^\w.-]", "-", f"{key.replace('/', '.')}-{bare}", flags=re.ASCII)

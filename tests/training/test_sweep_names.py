@@ -25,6 +25,9 @@ from training.sweep_names import LONGEST, run_name
         (0, ["env.id=ALE/Pong-v5"], ["env.id=ALE/Pong-v5,ALE/X"], "env.id-ALE-Pong-v5__job-0"),
         (0, ["agent.hidden=[64,64]"], ["agent.hidden=[64,64],[9]"], "agent.hidden-64-64__job-0"),
         (0, ["++env.kwargs.x='a b:c'"], ["++env.kwargs.x='a b:c',d"], "env.kwargs.x-ab-c__job-0"),
+        # Nor is a plus, which must not turn into a minus.
+        (0, ["agent.clip=1e+38"], [], "agent.clip-1e38__job-0"),
+        (0, ["agent.clip=1e-38"], [], "agent.clip-1e-38__job-0"),
         # A sweeper's own keys are not typed, or typed as what they are drawn from.
         (12, ["agent.gamma=0.97"], [], "agent.gamma-0.97__job-12"),
         (12, ["agent.gamma=0.97"], ["agent.gamma=interval(0.9,1)"], "agent.gamma-0.97__job-12"),
