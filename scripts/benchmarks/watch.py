@@ -56,6 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--steps", type=int, default=1_000, help="per turn")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=30.0, help="between checkpoints")
+    parser.add_argument("--before", type=int, default=1_000, help="steps before the first turn")
     parser.add_argument("--set", nargs="*", default=["agent=dqn", "env=cartpole"])
     parser.set_defaults(run=compare_saving)
     parser = subparsers.add_parser("watch", help=__doc__)
@@ -112,9 +113,15 @@ def compare_saving(args: argparse.Namespace) -> None:
         saved = stack.enter_context(ours(*overrides, f"checkpoint.seconds={args.seconds}"))
         plain = stack.enter_context(ours(*overrides, "checkpoint.seconds=0"))
         for contestant in (saved, plain):
-            contestant.train(args.steps)
+            contestant.train(args.before)
+
+        def save() -> None:
+            saved.train(args.steps)
+            # Or the others would pay for what is still being written.
+            saved.run._instruments.saver.checkpoints.wait()
+
         turns = take_turns(
-            {"saved": lambda: saved.train(args.steps), "plain": lambda: plain.train(args.steps)},
+            {"saved": save, "plain": lambda: plain.train(args.steps)},
             rounds=args.rounds,
             calls=1,
         )

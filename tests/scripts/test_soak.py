@@ -23,14 +23,16 @@ from scripts.soaking.verdict import judge
 def test_the_report_shows_everything_and_leaves_no_figure_open(tmp_path):
     def figures():
         gc.collect()
-        return sum(issubclass(type(item), Figure) for item in gc.get_objects())
+        return [item for item in gc.get_objects() if issubclass(type(item), Figure)]
 
     bad = with_samples(lambda s: s._replace(own=s.own + 2 * s.step))
     results = [(run, judge(run, LIMITS)) for run in (steady(), bad, steady(samples=[], logged=[]))]
     before = figures()
     for _ in range(3):
         write_report(results, tmp_path / "page.md")
-    assert figures() == before and pyplot.get_fignums() == []
+    # Other tests may have left some, which may go in the meantime.
+    assert all(any(one is other for other in before) for one in figures())
+    assert pyplot.get_fignums() == []
     page = (tmp_path / "page.md").read_text()
     assert "dqn on cartpole: steady" in page and "dqn on cartpole: NOT steady" in page
     assert "| Σ PSS without mapped files, MB per million steps | +2.00 | ≤ 1 | ✗ |" in page
