@@ -6,6 +6,7 @@ import signal
 import sys
 
 import pytest
+import yaml
 
 # On small networks more of them only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -25,6 +26,14 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Begin with what takes longest."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def configurations_are_read_sooner():
+    """Let libyaml read what PyYAML would read a thousand times, to the same values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        yield
 
 
 @pytest.fixture(autouse=True)
