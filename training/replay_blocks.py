@@ -16,7 +16,7 @@ from buffers.replay import ReplayBuffer
 from training.archive import Existing, read_part
 from training.manifest import CheckpointError, part_names
 
-BLOCK_BYTES = 16_000_000
+BLOCK_BYTES = 8_000_000
 OUTLINE, TAIL = "replay", "replay-tail"
 
 
