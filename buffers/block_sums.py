@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.kernel import send
+from buffers.arrays import send
 from buffers.sum_tree import EPSILON, check_shapes, refuse
 
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from buffers.arrays import send
 from buffers.block_sums import BlockSums
-from buffers.kernel import send
 from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
 from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout
 

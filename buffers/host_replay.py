@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from buffers.kernel import kernel, prefetch, touched_zeros
+from buffers.arrays import prefetch, touched_zeros
 from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
 from buffers.sum_tree import SumTree
 from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout, Timeline
+from memory.compiled import compiled
 
 
-@kernel
+@compiled
 def stack_slots(flags, slot, chosen):  # type: ignore[no-untyped-def]
     """Write the slots of the frames that make the stack at `slot`, oldest first.
 
@@ -36,7 +37,7 @@ def stack_slots(flags, slot, chosen):  # type: ignore[no-untyped-def]
             slot = before
 
 
-@kernel
+@compiled
 def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type: ignore[no-untyped-def]
     """Ask for the lines that full windows at `index` begin and end with; all arrays flat."""
     slots = flags.size
@@ -50,7 +51,7 @@ def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type:
         prefetch(frames, end * size)
 
 
-@kernel
+@compiled
 def read_windows(  # type: ignore[no-untyped-def]
     flags, frames, actions, rewards, gammas, index, chosen, obs, next_obs, action, reward, discount
 ):

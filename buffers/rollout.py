@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.kernel import kernel, send
+from buffers.arrays import send
 from memory.budget import require
+from memory.compiled import compiled
 from memory.state import Stateful
 
 HOST = torch.device("cpu")
@@ -190,7 +191,7 @@ def touched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = H
     return torch.empty(shape, dtype=dtype, device=device).zero_()
 
 
-@kernel
+@compiled
 def gae_host(reward, value, flags, gamma, gae_lambda, advantage):  # type: ignore[no-untyped-def]
     """Write advantages [T, N] from rewards [T, N], values [T + 1, N] and flags [3, T, N].
 

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.kernel import kernel, prefetch, touched_zeros
+from buffers.arrays import prefetch, touched_zeros
+from memory.compiled import compiled
 from memory.errors import NonFiniteError
 
 EPSILON = 1e-6  # keeps a transition without error drawable; ε in Schaul et al. 2016, §3.3
@@ -55,7 +56,7 @@ def level_offsets(slots: int) -> list[int]:
         size = lines
 
 
-@kernel
+@compiled
 def refresh(nodes, minima, offsets, index):  # type: ignore[no-untyped-def]
     """Recompute all ancestors of the leaves in `index`: sums, and minima of what is not 0.
 
@@ -91,7 +92,7 @@ def refresh(nodes, minima, offsets, index):  # type: ignore[no-untyped-def]
                 minima[above - offsets[1] + parent] = smallest
 
 
-@kernel
+@compiled
 def root_of(nodes, minima, offsets):  # type: ignore[no-untyped-def]
     """Return the sum of all leaves and the smallest that is not 0 (infinite when none is)."""
     levels = offsets.shape[0] - 1
@@ -105,7 +106,7 @@ def root_of(nodes, minima, offsets):  # type: ignore[no-untyped-def]
     return total, smallest
 
 
-@kernel
+@compiled
 def set_leaves(nodes, minima, offsets, born, dead, value):  # type: ignore[no-untyped-def]
     """Give the born leaves `value` and the dead ones 0, in this order."""
     nodes[born] = value
@@ -114,7 +115,7 @@ def set_leaves(nodes, minima, offsets, born, dead, value):  # type: ignore[no-un
     refresh(nodes, minima, offsets, dead)
 
 
-@kernel
+@compiled
 def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight):  # type: ignore[no-untyped-def]
     """Draw one leaf from each of B equal parts of the total, in proportion to the leaves.
 
@@ -149,7 +150,7 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
         weight[b] = (nodes[index[b]] / smallest) ** -beta
 
 
-@kernel
+@compiled
 def set_priorities(nodes, minima, offsets, slots, index, error, epsilon, alpha, peak):  # type: ignore[no-untyped-def]
     """Set p = (|δ| + ε)^α for the leaves that are still alive.
 

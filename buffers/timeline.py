@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from buffers.kernel import kernel, touched_zeros
+from buffers.arrays import touched_zeros
+from memory.compiled import compiled
 from memory.state import Stateful
 
 VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a row's flags
@@ -83,7 +84,7 @@ class ReplayLayout:
         return {**asdict(self), "frame_shape": list(self.frame_shape)}
 
 
-@kernel
+@compiled
 def admit(  # type: ignore[no-untyped-def]
     alive, cursors, born, dead, env, row, begin, end, rows, n_step, births, deaths
 ):
@@ -113,7 +114,7 @@ def admit(  # type: ignore[no-untyped-def]
     return births, deaths
 
 
-@kernel
+@compiled
 def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: ignore[no-untyped-def]
     """Set the flags of `row`, move the cursors and list the starts born and dead by it.
 
@@ -149,7 +150,7 @@ def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: i
     return births, deaths
 
 
-@kernel
+@compiled
 def pick_uniform(alive, cursors, uniform, index):  # type: ignore[no-untyped-def]
     """Map numbers in [0, 1) to sampleable ids, all equally likely."""
     envs, span = alive.shape

@@ -9,11 +9,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel import Kernel
 from envs.kernel_random import uniform
 from envs.kernel_steps import OVER, Outcome, Simulation, begin, finish
 from envs.single_precision import small_cos, small_sin
+from memory.compiled import compiled
 
 GRAVITY, SECONDS = 9.8, 0.2
 COM, INERTIA = 0.5, 1.0  # both links are alike: length and mass 1

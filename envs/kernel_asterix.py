@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel_mersenne import rand, randint
 from envs.kernel_minatar import (
     DOWN,
@@ -23,6 +22,7 @@ from envs.kernel_minatar import (
     wipe,
 )
 from envs.kernel_steps import OVER, Outcome, Simulation, finish
+from memory.compiled import compiled
 
 ACTIONS = (NOTHING, LEFT, UP, RIGHT, DOWN)
 PLAYER, ENEMY, TRAIL, GOLD = range(4)

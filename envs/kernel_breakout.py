@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel_mersenne import randint
 from envs.kernel_minatar import LEFT, LIT, NOTHING, RIGHT, SIZE, begin_game, clear, played, wipe
 from envs.kernel_steps import OVER, Outcome, Simulation, finish
+from memory.compiled import compiled
 
 ACTIONS = (NOTHING, LEFT, RIGHT)
 PADDLE, BALL, TRAIL, BRICK = range(4)

@@ -8,10 +8,10 @@ from typing import Any
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel import Kernel
 from envs.kernel_random import uniform
 from envs.kernel_steps import OVER, Outcome, Simulation, begin, finish
+from memory.compiled import compiled
 
 GRAVITY, CART, POLE, FORCE, SECONDS = 9.8, 1.0, 0.1, 10.0, 0.02
 LENGTH = 0.5  # half of the pole's

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel_mersenne import rand, randint
 from envs.kernel_minatar import DOWN, LIT, NOTHING, UP, begin_game, clear, played, wipe
 from envs.kernel_steps import OVER, Outcome, Simulation, finish
+from memory.compiled import compiled
 
 ACTIONS = (NOTHING, UP, DOWN)
 CHICKEN, CAR, SLOWEST = range(3)  # then one channel for each speed, as the trail of a car

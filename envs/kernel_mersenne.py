@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel_random import BITS_32, ONE, U64, ZERO
+from memory.compiled import compiled
 
 LENGTH, SHIFT = 624, 397
 WORDS = LENGTH + 1

@@ -8,11 +8,11 @@ from typing import Any
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel import Kernel
 from envs.kernel_mersenne import WORDS, rand, seed_twister
 from envs.kernel_random import episode_seed
 from envs.kernel_steps import EPISODE, Outcome, Simulation, enter
+from memory.compiled import compiled
 
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
 STICKY, RAMPING, FIRST_ACTION = range(3)  # the constants: chance, yes or no, and the actions

@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel import Kernel
 from envs.kernel_random import uniform
 from envs.kernel_steps import ELAPSED, OVER, Outcome, Simulation, begin, finish
+from memory.compiled import compiled
 
 LEFT, RIGHT, FASTEST = -1.2, 0.6, 0.07
 FORCE, GRAVITY, GOAL = 0.001, 0.0025, 0.5

@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel import Kernel
 from envs.kernel_random import uniform
 from envs.kernel_steps import OVER, Outcome, Simulation, begin, finish
+from memory.compiled import compiled
 
 SECONDS, FASTEST, STRONGEST = 0.05, 8.0, np.float32(2.0)
 PULL, SQUARE = 0, 1  # the constants

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
+from memory.compiled import compiled
 
 WORDS = 6  # of one generator
 HIGH, LOW, INC_HIGH, INC_LOW, KEPT, HALF = range(WORDS)

@@ -6,7 +6,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel_mersenne import rand, randint
 from envs.kernel_minatar import (
     DOWN,
@@ -59,6 +58,7 @@ from envs.kernel_seaquest_moves import (
     move_their_bullets,
 )
 from envs.kernel_steps import OVER, Outcome, Simulation, finish
+from memory.compiled import compiled
 
 ACTIONS = tuple(range(6))
 (FRONT, BACK, OUR_BULLET, TRAIL, THEIR_BULLET, FISH_HERE, SUB_HERE, OXYGEN_LEFT, DIVERS_ABOARD,

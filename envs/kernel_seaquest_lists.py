@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
+from memory.compiled import compiled
 
 OUR_BULLETS, THEIR_BULLETS, FISH, SUBS, DIVERS = range(5)
 LISTS = 5

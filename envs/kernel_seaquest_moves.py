@@ -6,7 +6,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel_seaquest_lists import (
     BEGIN,
     DIVERS,
@@ -24,6 +23,7 @@ from envs.kernel_seaquest_lists import (
     remove,
     remove_equal,
 )
+from memory.compiled import compiled
 
 # The state: the submarine, what is on board, and the timers; the lists follow.
 (_, SUB_X, SUB_Y, SUB_RIGHT, OXYGEN, ABOARD, SURFACED, MOVE, SPAWN, SPAWN_IN, DIVER_IN, SHOT_IN,

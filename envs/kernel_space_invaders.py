@@ -6,7 +6,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel_minatar import (
     FIRE,
     LEFT,
@@ -21,6 +20,7 @@ from envs.kernel_minatar import (
     wipe,
 )
 from envs.kernel_steps import OVER, Outcome, Simulation, finish
+from memory.compiled import compiled
 
 ACTIONS = (NOTHING, LEFT, RIGHT, FIRE)
 CANNON, ALIEN, ALIEN_LEFT, ALIEN_RIGHT, OUR_BULLET, THEIR_BULLET = range(6)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel import Kernel
 from envs.kernel_random import episode_seed, seed_generator
+from memory.compiled import compiled
 
 OVER, LIMIT, ELAPSED, EPISODE = range(4)  # the columns of the clock; a limit of 0 is none
 

@@ -16,10 +16,10 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 from numpy.typing import NDArray
 
-from envs.compiled import compiled
 from envs.kernel import Kernel
 from envs.kernel_random import random
 from envs.kernel_steps import OVER, Outcome, Simulation, begin, finish
+from memory.compiled import compiled
 
 OUTCOMES, ACTIONS, STARTS = range(3)  # where the constants begin
 CHANCE, NEXT, REWARD, ENDS, WIDTH = range(5)

@@ -12,7 +12,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from envs.compiled import compiled
+from memory.compiled import compiled
 
 F32 = np.float32
 COS = tuple(map(F32, map(float.fromhex, ("0x1.98e616p-16", "-0x1.6c06dcp-10", "0x1.55553cp-5"))))

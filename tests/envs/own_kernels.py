@@ -5,10 +5,10 @@ from __future__ import annotations
 import gymnasium as gym
 from gymnasium import spaces
 
-from envs.compiled import compiled
 from envs.kernel import Kernel, KernelEntry
 from envs.kernel_random import integers
 from envs.kernel_steps import OVER, begin, finish
+from memory.compiled import compiled
 
 COUNTED = "own_kernels:Counted-v0"  # ends after 1 to 4 steps, and is cut after 3
 MARKS = 2**22  # so many marks tell episodes apart, and float32 holds them

@@ -14,11 +14,11 @@ from numba import njit
 from own_kernels import COUNTED
 from toy_environments import settings
 
-from envs.compiled import compiled
 from envs.factory import build_env, choose_backend, probe
 from envs.kernel_backend import KernelBackend
 from envs.kernel_steps import Outcome
 from envs.types import BoxActions, EnvironmentFailedError
+from memory.compiled import compiled
 from memory.errors import SettingError
 
 ENVS = 3

@@ -8,19 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
-from buffers import kernel as kernel_module
-from buffers.kernel import CACHE_LINE, touched_zeros
+from memory import compiled as compiled_module
 
 PROBE = """
 from probe.double import double
 print(double(21), type(double._cache).__name__)
 """
 MODULE = """
-from probe.kernel import kernel
+from probe.compiled import compiled
 
-@kernel
+@compiled
 def double(x):
     return 2 * x
 """
@@ -35,7 +32,7 @@ def run_probe(folder: Path, *, writable: bool) -> str:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "double.py").write_text(MODULE)
-    shutil.copy(kernel_module.__file__, package / "kernel.py")
+    shutil.copy(compiled_module.__file__, package / "compiled.py")
     home = folder / "home"
     if writable:
         home.mkdir()
@@ -58,11 +55,3 @@ def test_a_kernel_is_cached_where_it_may_write(tmp_path):
 
 def test_a_kernel_runs_uncached_where_nothing_may_be_written(tmp_path):
     assert run_probe(tmp_path, writable=False).split() == ["42", "NullCache"]
-
-
-def test_arrays_start_on_a_cache_line():
-    for size in (1, 7, 100):
-        array = touched_zeros((size, 3), np.float64)
-        assert array.ctypes.data % CACHE_LINE == 0
-        assert array.shape == (size, 3)
-        assert not array.any()

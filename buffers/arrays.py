@@ -1,15 +1,13 @@
-"""What buffers are made of: compilation, arrays that are really there, prefetching, sending."""
+"""What buffers are made of: arrays that are really there, prefetching, sending."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
@@ -18,19 +16,6 @@ from torch import Tensor
 CACHE_LINE = 64  # bytes
 ALIGNMENT = 16  # bytes; views of packed parts need their own
 READ, KEEP, DATA = 0, 3, 1  # arguments of LLVM's prefetch: not to write, in all caches, not code
-
-
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `function` on its first call; keep the machine code for the next process.
-
-    Installed read-only, without a writable cache directory, it compiles once per process.
-    """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        compiled: Callable[..., Any] = njit(cache=True, **options)(function)
-    except RuntimeError:  # Numba found no place that it may write to
-        compiled = njit(**options)(function)
-    return compiled
 
 
 def touched_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:

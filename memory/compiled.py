@@ -1,4 +1,7 @@
-"""Compile what environments call; imported only where one is compiled."""
+"""Machine code made of a Python function, where buffers and environments need it.
+
+Imported only there: the compiler takes half a second and 110 MB.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from numba import njit
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` on its first call; keep the machine code for the next process.
 
-    Where no cache directory can be written it is compiled once per process.
+    Installed read-only, without a cache directory that can be written, once per process.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:

@@ -1,0 +1,13 @@
+"""The arrays that buffers are made of."""
+
+import numpy as np
+
+from buffers.arrays import CACHE_LINE, touched_zeros
+
+
+def test_arrays_start_on_a_cache_line():
+    for size in (1, 7, 100):
+        array = touched_zeros((size, 3), np.float64)
+        assert array.ctypes.data % CACHE_LINE == 0
+        assert array.shape == (size, 3)
+        assert not array.any()
