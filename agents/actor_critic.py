@@ -15,9 +15,7 @@ from agents.heads import GaussianLayer, Head
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 from agents.networks import orthogonal_, uniform_
 from agents.normaliser import ObservationNormaliser
-from agents.ppo_settings import PPOSettings
 from agents.trunks import build_trunk
-from envs.types import EnvSpec
 
 
 class TwinLayer(nn.Module):
@@ -176,19 +174,3 @@ class ActorCritic(nn.Module):
         for part in (self.policy, self.normaliser):
             if isinstance(part, GaussianLayer | ObservationNormaliser):
                 part.start_()
-
-
-def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
-    """Build the network without its memory."""
-    with torch.device("meta"):
-        return ActorCritic(
-            spec.observation_shape,
-            spec.dtype,
-            head,
-            hidden=settings.hidden,
-            activation=settings.activation,
-            shared=settings.shared_trunk,
-            normalise=settings.normalize_obs,
-            log_std=settings.log_std_init,
-            network=settings.network,
-        )

@@ -10,30 +10,32 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from agents.actors import EpsilonGreedy, Greedy, q_on_host
+from agents.actors import Greedy
 from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
-from agents.dqn_loss import METRICS, QHead, ScalarHead, td_loss
+from agents.dqn_building import (
+    build_head,
+    build_network,
+    exploring,
+    greedy,
+    start_network,
+    start_replay,
+)
+from agents.dqn_loss import METRICS, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.learner import Learner, Recipe
 from agents.network_settings import is_large_image
-from agents.networks import FlatNetwork, QNetwork, with_memory
+from agents.networks import QNetwork, with_memory
 from agents.schedules import linear
 from agents.stopping import CutShortError
-from buffers.replay import ReplayBatch, ReplayBuffer, build_replay
-from envs.types import DiscreteActions, EnvSpec, Step
-from memory.budget import require
+from buffers.replay import ReplayBatch, ReplayBuffer
+from envs.types import EnvSpec, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
 
 log = logging.getLogger("steadyrl")
 
 ADAM_EPSILON = 1e-8
-
-
-def build_head(settings: DQNSettings) -> QHead:
-    """Return what the network says of each action, and how that is learned."""
-    return ScalarHead(huber=settings.loss == "huber")
 
 
 def recipe(settings: DQNSettings) -> Recipe:
@@ -45,28 +47,6 @@ def recipe(settings: DQNSettings) -> Recipe:
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
     )
-
-
-def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
-    """Build the network without its memory."""
-    assert isinstance(spec.action, DiscreteActions)
-    with torch.device("meta"):
-        return QNetwork(
-            spec.observation_shape,
-            spec.dtype,
-            spec.action.n,
-            settings.hidden,
-            settings.dueling,
-            build_head(settings).shape,
-            activation=settings.activation,
-            network=settings.network,
-        )
-
-
-def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Greedy:
-    """Return an actor that takes the actions with the highest expected return."""
-    head = build_head(settings)
-    return Greedy(network, q_on_host(network), device, lambda q: head.values(q).argmax(1))
 
 
 class DQN(Agent):
@@ -97,7 +77,6 @@ class DQN(Agent):
         total_steps: int,
     ) -> None:
         settings.refuse_unfit(spec, total_steps)
-        assert isinstance(spec.action, DiscreteActions)
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         if total_steps <= settings.learning_starts:
             log.warning(
@@ -109,41 +88,21 @@ class DQN(Agent):
         self._total_steps = total_steps
         self._epsilons = settings.epsilons(total_steps)
         self._rates = settings.learning_rates(total_steps)
-        online, self._target = (self._network(spec, seeds[1]) for _ in range(2))
-        self._replay = build_replay(
-            settings.replay,
-            frame_shape=spec.frame_shape,
-            dtype=spec.dtype,
-            frame_stack=spec.frame_stack,
-            num_envs=spec.num_envs,
-            n_step=settings.n_step,
-            gamma=settings.gamma,
-            device=device,
-            seed=seeds[2],
-        )
+        online, self._target = (start_network(settings, spec, device, seeds[1]) for _ in range(2))
+        self._replay = start_replay(settings, spec, device, seeds[2])
         expected = total_steps // settings.train_every * settings.updates_per_train
         large = is_large_image(spec.observation_shape)
         mode = compile_mode(settings.compile, device, expected, large_images=large)
         self._learner = Learner(recipe(settings), online, mode, frozen=(self._target,))
         assert isinstance(online.module, QNetwork)
         self._greedy = greedy(settings, online.module, device)
-        self._actor = EpsilonGreedy(
-            self._greedy, actions=spec.action.n, epsilon=lambda: self.epsilon, seed=seeds[0]
-        )
+        self._actor = exploring(self._greedy, spec, lambda: self.epsilon, seeds[0])
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learns_after = settings.learning_starts
         self._learned = 0  # steps whose due learning is done
         self._taken = 0  # gradient steps of those due at the step after these
         self.target_updates = 0
-
-    def _network(self, spec: EnvSpec, seed: int) -> FlatNetwork:
-        module = build_network(self._settings, spec)
-        # Asked for twice: weights, gradient and optimiser, and the target's.
-        require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
-        with_memory(module, torch.device("cpu"))
-        module.start_(torch.Generator().manual_seed(seed), self._settings.network.init)
-        return FlatNetwork(module, self._device)
 
     @property
     @override
@@ -206,9 +165,8 @@ class DQN(Agent):
     ) -> tuple[QNetwork, Actor]:
         """Build the network, and who explores with the ε that training ends with."""
         network, best = cls.policy(settings, spec, device)
-        assert isinstance(best, Greedy) and isinstance(spec.action, DiscreteActions)
-        end = settings.epsilon_end
-        return network, EpsilonGreedy(best, actions=spec.action.n, epsilon=lambda: end, seed=seed)
+        assert isinstance(best, Greedy)
+        return network, exploring(best, spec, lambda: settings.epsilon_end, seed)
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the ε-greedy actor, which takes any number of environments, or a greedy one."""

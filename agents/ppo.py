@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -12,20 +11,20 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from agents.actor_critic import ActorCritic, build_network
+from agents.actor_critic import ActorCritic
 from agents.actors import Sampling, most_likely, policy_on_host
 from agents.base import Actor, Agent, Decision
-from agents.compiling import Mode, compile_mode
+from agents.compiling import compile_mode
 from agents.heads import build_head
 from agents.learner import Learner
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
+from agents.ppo_building import build_network, drawing, finished, start_rollout
 from agents.ppo_loss import explained_variance, recipe
 from agents.ppo_settings import PPOSettings
 from agents.schedules import Schedule
 from agents.stopping import CutShortError
-from buffers.rollout import RolloutBuffer
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
@@ -68,7 +67,10 @@ class PPO(Agent):
         mode = compile_mode(settings.compile, device, expected, large_images=large)
         module = build_network(settings, spec, self._head)
         # Before the rest, because it asks for the memory of the rest too.
-        self._rollout = self._build_rollout(spec, module, mode)
+        copied = 1 if mode == "eager" else 2  # a graph has its own copy of a minibatch
+        self._rollout = start_rollout(
+            settings, spec, self._head, module, device, copies=copied * self._piece
+        )
         with_memory(module, torch.device("cpu"))
         module.start_(torch.Generator().manual_seed(seeds[0]), settings.network.init)
         network = FlatNetwork(module, device)
@@ -91,25 +93,6 @@ class PPO(Agent):
         )
         self._steps = 0  # valid environment steps observed
         self._begun = 0  # those before the rollout under way
-
-    def _build_rollout(self, spec: EnvSpec, module: ActorCritic, mode: Mode) -> RolloutBuffer:
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        head = self._head
-        row = math.prod(spec.observation_shape) * dtype.itemsize
-        row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
-        minibatches = self._piece * row * (1 if mode == "eager" else 2)  # a graph has its own copy
-        noise = 4 * self._settings.rollout_steps * spec.num_envs * math.prod(head.noise_shape)
-        networks = 7 * sum(parameter.nbytes for parameter in module.parameters())
-        return RolloutBuffer(
-            steps=self._settings.rollout_steps,
-            num_envs=spec.num_envs,
-            observation_shape=spec.observation_shape,
-            observation_dtype=dtype,
-            action_shape=head.action_shape,
-            action_dtype=head.action_dtype,
-            device=self._device,
-            beside=minibatches + noise + networks,
-        )
 
     @property
     def learning_rate(self) -> float:
@@ -140,8 +123,7 @@ class PPO(Agent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[ActorCritic, Actor]:
         """Build the network of a finished policy, and who takes its most likely actions."""
-        head = build_head(spec.action, device, scaled=settings.scale_actions)
-        network = with_memory(build_network(settings, spec, head), device)
+        network, head = finished(settings, spec, device)
         return network, most_likely(network, head, device)
 
     @override
@@ -150,19 +132,7 @@ class PPO(Agent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[ActorCritic, Actor]:
         """Build the network, and who draws actions from its distribution."""
-        network, _ = cls.policy(settings, spec, device)
-        head = build_head(spec.action, device, scaled=settings.scale_actions)
-        actor = Sampling(
-            network,
-            head,
-            policy_on_host(network),
-            rows=1,
-            num_envs=num_envs,
-            device=device,
-            seed=seed,
-            fresh=lambda: False,
-        )
-        return network, actor
+        return drawing(settings, spec, device, num_envs=num_envs, seed=seed)
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the sampling actor, or one that takes the most likely actions."""

@@ -1,0 +1,79 @@
+"""What DQN is built of: its network and replay, and the actors that read the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from agents.actors import EpsilonGreedy, Greedy, q_on_host
+from agents.dqn_loss import QHead, ScalarHead
+from agents.dqn_settings import DQNSettings
+from agents.networks import FlatNetwork, QNetwork, with_memory
+from buffers.replay import ReplayBuffer, build_replay
+from envs.types import DiscreteActions, EnvSpec
+from memory.budget import require
+
+
+def build_head(settings: DQNSettings) -> QHead:
+    """Return what the network says of each action, and how that is learned."""
+    return ScalarHead(huber=settings.loss == "huber")
+
+
+def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
+    """Build the network without its memory."""
+    assert isinstance(spec.action, DiscreteActions)
+    with torch.device("meta"):
+        return QNetwork(
+            spec.observation_shape,
+            spec.dtype,
+            spec.action.n,
+            settings.hidden,
+            settings.dueling,
+            build_head(settings).shape,
+            activation=settings.activation,
+            network=settings.network,
+        )
+
+
+def start_network(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
+) -> FlatNetwork:
+    """Build a network that is to learn, or to be learned from."""
+    module = build_network(settings, spec)
+    # Asked for twice: weights, gradient and optimiser, and the target's.
+    require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
+    with_memory(module, torch.device("cpu"))
+    module.start_(torch.Generator().manual_seed(seed), settings.network.init)
+    return FlatNetwork(module, device)
+
+
+def start_replay(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
+) -> ReplayBuffer:
+    """Build the replay."""
+    return build_replay(
+        settings.replay,
+        frame_shape=spec.frame_shape,
+        dtype=spec.dtype,
+        frame_stack=spec.frame_stack,
+        num_envs=spec.num_envs,
+        n_step=settings.n_step,
+        gamma=settings.gamma,
+        device=device,
+        seed=seed,
+    )
+
+
+def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Greedy:
+    """Return an actor that takes the actions with the highest expected return."""
+    head = build_head(settings)
+    return Greedy(network, q_on_host(network), device, lambda q: head.values(q).argmax(1))
+
+
+def exploring(
+    best: Greedy, spec: EnvSpec, epsilon: Callable[[], float], seed: int
+) -> EpsilonGreedy:
+    """Return an actor that takes a random action with probability ε."""
+    assert isinstance(spec.action, DiscreteActions)
+    return EpsilonGreedy(best, actions=spec.action.n, epsilon=epsilon, seed=seed)

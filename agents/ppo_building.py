@@ -1,0 +1,88 @@
+"""What PPO is built of: its network and rollout, and what a finished policy decides by."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from agents.actor_critic import ActorCritic
+from agents.actors import Sampling, policy_on_host
+from agents.base import Actor
+from agents.heads import Head, build_head
+from agents.networks import with_memory
+from agents.ppo_settings import PPOSettings
+from buffers.rollout import RolloutBuffer
+from envs.types import EnvSpec
+
+
+def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
+    """Build the network without its memory."""
+    with torch.device("meta"):
+        return ActorCritic(
+            spec.observation_shape,
+            spec.dtype,
+            head,
+            hidden=settings.hidden,
+            activation=settings.activation,
+            shared=settings.shared_trunk,
+            normalise=settings.normalize_obs,
+            log_std=settings.log_std_init,
+            network=settings.network,
+        )
+
+
+def start_rollout(
+    settings: PPOSettings,
+    spec: EnvSpec,
+    head: Head,
+    network: ActorCritic,
+    device: torch.device,
+    *,
+    copies: int,
+) -> RolloutBuffer:
+    """Build the rollout, once there is memory for it, for `copies` of its rows, and for the rest.
+
+    The rest is the noise, and weights, gradient, optimiser and what is kept while learning.
+    """
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    row = math.prod(spec.observation_shape) * dtype.itemsize
+    row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
+    noise = 4 * settings.rollout_steps * spec.num_envs * math.prod(head.noise_shape)
+    networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
+    return RolloutBuffer(
+        steps=settings.rollout_steps,
+        num_envs=spec.num_envs,
+        observation_shape=spec.observation_shape,
+        observation_dtype=dtype,
+        action_shape=head.action_shape,
+        action_dtype=head.action_dtype,
+        device=device,
+        beside=copies * row + noise + networks,
+    )
+
+
+def finished(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device
+) -> tuple[ActorCritic, Head]:
+    """Return the network of a finished policy, its weights not set yet, and what it puts out."""
+    head = build_head(spec.action, device, scaled=settings.scale_actions)
+    return with_memory(build_network(settings, spec, head), device), head
+
+
+def drawing(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
+) -> tuple[ActorCritic, Actor]:
+    """Return the same network, and who draws actions from its distribution."""
+    network, head = finished(settings, spec, device)
+    actor = Sampling(
+        network,
+        head,
+        policy_on_host(network),
+        rows=1,
+        num_envs=num_envs,
+        device=device,
+        seed=seed,
+        fresh=lambda: False,
+    )
+    return network, actor
