@@ -116,3 +116,13 @@ class EnvSpec:
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of what the agent sees."""
         return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
+
+    def refuse_another(self, purpose: str, found: EnvSpec) -> None:
+        """Refuse environments that are built like these and offer something else."""
+        for part in ("frame_shape", "dtype", "action"):
+            now, before = getattr(found, part), getattr(self, part)
+            if now != before:
+                raise EnvironmentFailedError(
+                    f"{self.id}: its {part.replace('_', ' ')} for {purpose} is {now}, but it was"
+                    f" {before}: it is another whenever it is built"
+                )

@@ -63,6 +63,7 @@ def build(job: Job) -> Iterator[tuple[VectorEnv, Agent]]:
     device = torch.device(device_name(settings.device))
     prepare_arithmetic(thread_count(settings.threads, job.spec))
     with build_env(settings.env, seed=seeds.env) as env:
+        job.spec.refuse_another("training", env.spec)
         agent = build_agent(
             job.settings.agent,
             env.spec,
@@ -95,6 +96,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         evaluator, seed = None, spawn(settings.seed).evaluation
         if settings.eval.every:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
+            env.spec.refuse_another("evaluation", evaluator.spec)
         # Last, so that what cannot be built leaves no directory behind.
         if job.continues is None:
             signals.begin()
@@ -102,8 +104,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         held = settings.resume is not None
         begin_log = stack.enter_context(to_file(directory.path / "train.log", held=held))
         device = torch.device(device_name(settings.device))
-        _announce(job, env, device)
-        log.info(plan_line(agent.nbytes()))
+        _announce(job, env, agent, device)
         watch = MemoryWatch(
             settings.memory, device, buffers=agent.nbytes(), holders={"agent": agent}
         )
@@ -178,7 +179,7 @@ def _summary(job: Job, path: Path) -> Summary:
     return Summary("failed", str(path), s.agent.name, s.run.env.id, s.run.seed)
 
 
-def _announce(job: Job, env: VectorEnv, device: torch.device) -> None:
+def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> None:
     s = job.settings
     log.info(
         "%s on %s: %s steps, %d environment%s, seed %d, %s, %d thread%s",
@@ -192,6 +193,7 @@ def _announce(job: Job, env: VectorEnv, device: torch.device) -> None:
         torch.get_num_threads(),
         "" if torch.get_num_threads() == 1 else "s",
     )
+    log.info(plan_line(agent.nbytes()))
 
 
 @contextmanager

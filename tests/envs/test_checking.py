@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from opened import job
 from test_env_contract import CONFIGS, any_action, preset
 from toy_environments import settings
 
@@ -11,6 +12,7 @@ from envs.factory import build_env
 from envs.making import make_env
 from envs.single import FIRST_STEPS, MOST_REMARKS, Remarks, check_first_steps
 from envs.types import EnvironmentFailedError
+from training.opening import open_run
 
 BACKENDS = ["sync", "async"]
 
@@ -100,6 +102,22 @@ def test_environments_that_differ_from_each_other_are_refused(backend, tmp_path)
     config = odd("other shape", backend, kwargs={"fuse": str(tmp_path / "fuse")}, num_envs=2)
     with pytest.raises(EnvironmentFailedError, match="its spaces are"):
         play(config, 0)
+
+
+@pytest.mark.parametrize("what", ["other shape", "other actions"])
+@pytest.mark.parametrize(("before", "purpose"), [(1, "training"), (2, "evaluation")])
+def test_environments_that_are_others_than_the_agent_is_for_are_refused(
+    what, before, purpose, tmp_path
+):
+    """The first one is asked what it offers, the second is trained on, the third evaluates."""
+    kwargs = f"++env.kwargs={{odd: {what}, fuse: {tmp_path}/fuse, before: {before}}}"
+    described = job(tmp_path, "env.id=odd_envs:Odd-v0", kwargs, "env.backend=sync")
+    with (
+        pytest.raises(EnvironmentFailedError, match=rf"for {purpose} is .*, but it was "),
+        open_run(described),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("env_id", ["odd_envs:Odd-v0", "odd_envs:OddBare-v0"])
