@@ -34,6 +34,7 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
     while kept is not None or not run.done:
         if kept is not None:
             (decision, step), metrics, kept = kept, None, None
+            run.agree(step)
         else:
             with block("collect"):
                 decision = actor.act(env.observation, env.starts)
@@ -48,6 +49,7 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
                 metrics = agent.update() if agent.overlaps else None
             with block("collect"):
                 step = env.receive()
+            run.agree(step)
             if run.stopped and (run.due or agent.behind):
                 run.keep(decision, step, metrics)
                 break

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from agents.learner import Learner
 from agents.stopping import Stop
+from agents.world import ALONE, World
 from buffers.replay import ReplayBuffer
 from envs.types import EnvSpec, Step
 from memory.errors import SettingError
@@ -50,6 +51,17 @@ class Agent(Stateful, ABC):
 
     overlaps: bool = False
     _learner: Learner
+    _world: World = ALONE
+    # What of the state is each rank's own; a new one begins with its own.
+    of_one_rank: ClassVar[tuple[str, ...]] = ("actor",)
+
+    @property
+    def settles(self) -> bool:
+        """Whether the steps of all ranks are counted with the row under way, or with a later one.
+
+        Between two such rows no rank waits for another.
+        """
+        return True
 
     @property
     def updates(self) -> int:
@@ -109,9 +121,26 @@ class Agent(Stateful, ABC):
         """Return what each large part holds, for the memory plan."""
         return {"networks": self._learner.nbytes}
 
+    @property
+    def stop(self) -> Stop:
+        """What learning obeys."""
+        return self._learner.stop
+
     def obey(self, stop: Stop) -> None:
         """Let what is due wait, and `update` return, once the run is to end."""
         self._learner.stop = stop
+
+    def join(self, world: World) -> None:
+        """Together: learn with other ranks, each from its own rows, with rank 0's weights."""
+        self._world = world
+        self._learner.join(world)
+
+    def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
+        """Go on among another number of ranks, without what had a meaning among those only.
+
+        This one takes over what it can of the states of ranks that are `lost`.
+        """
+        self.lose_replay()
 
     def lose_replay(self) -> None:
         """Go on without what the replay held."""

@@ -231,7 +231,7 @@ class Padding:
         self._batch: Any = None
         self._share = torch.empty(0)
 
-    def __call__(self, batch: Any) -> tuple[Any, Tensor]:
+    def __call__(self, batch: Any, share: float | None = None) -> tuple[Any, Tensor]:
         """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
         if self._batch is None:
             self._batch = type(batch)(*(t.new_empty((self._rows, *t.shape[1:])) for t in batch))
@@ -241,6 +241,6 @@ class Padding:
             padded[:rows] = tensor
             if rows < self._rows:
                 padded[rows:] = tensor[0]
-        self._share[:rows] = 1 / rows
+        self._share[:rows] = 1 / rows if share is None else share
         self._share[rows:] = 0
         return self._batch, self._share

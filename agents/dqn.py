@@ -28,6 +28,7 @@ from agents.network_settings import is_large_image
 from agents.networks import QNetwork, with_memory
 from agents.schedules import linear
 from agents.stopping import CutShortError
+from agents.world import World
 from buffers.replay import ReplayBatch, ReplayBuffer
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
@@ -97,6 +98,7 @@ class DQN(Agent):
         assert isinstance(online.module, QNetwork)
         self._greedy = greedy(settings, online.module, device)
         self._actor = exploring(self._greedy, spec, lambda: self.epsilon, seeds[0])
+        self._filled = False  # every rank's replay has something to draw
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learns_after = settings.learning_starts
@@ -115,8 +117,15 @@ class DQN(Agent):
         return self._replay
 
     @override
+    def join(self, world: World) -> None:
+        super().join(world)
+        drawn = self._settings.batch_size * self._settings.grad_accumulation
+        self._learner.share = 1 / sum(world.gather(drawn))
+
+    @override
     def lose_replay(self) -> None:
         self._replay.clear()
+        self._filled = False
         self._started = False
         self._learns_after = self._steps + self._settings.learning_starts
 
@@ -186,18 +195,26 @@ class DQN(Agent):
             step.valid,
             step.obs,
         )
-        self._steps += int(np.count_nonzero(step.valid))
+        self._steps += self._world.counted(step.valid)
 
     def update(self) -> Metrics | None:
         """Go through the steps since the last call: learn and renew the target where due."""
         try:
             for step in range(self._learned + 1, self._steps + 1):
-                if step > self._learns_after and len(self._replay):
+                if step > self._learns_after and self._can_draw():
                     self._learn_at(step)
                 self._learned = step
         except CutShortError:
             return None
         return self._learner.means()
+
+    def _can_draw(self) -> bool:
+        """Return whether there is something to draw; once every rank has something, it stays so."""
+        if self._world.alone:
+            return len(self._replay) > 0
+        if not self._filled:
+            self._filled = min(self._world.gather(len(self._replay))) > 0
+        return self._filled
 
     def _learn_at(self, step: int) -> None:
         s = self._settings
@@ -218,8 +235,17 @@ class DQN(Agent):
             with self._replay.rehearsal():  # compilation may be cut short
                 self._learner.prepare(self._draw(), rate)
         batch = self._draw()
+        if self._priorities_are_shared:
+            (most,) = self._world.largest(1 / self._replay.rarest)
+            batch.weight.mul_((self._replay.rarest * most) ** -self.beta)
         (td_error,) = self._learner.step(batch, rate)
         self._replay.update_priorities(batch.index, td_error)
+        if self._priorities_are_shared:
+            (self._replay.peak,) = self._world.largest(self._replay.peak)
+
+    @property
+    def _priorities_are_shared(self) -> bool:
+        return self._settings.replay.prioritized and not self._world.alone
 
     def _draw(self) -> ReplayBatch:
         s = self._settings

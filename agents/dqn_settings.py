@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agents.network_settings import Activation, NetworkSettings
@@ -94,6 +94,15 @@ class DQNSettings:
             self.epsilon_warmup * total_steps,
             held=True,
         )
+
+    def of_rank(self, rank: int, size: int) -> DQNSettings:
+        """Return the part of one of several ranks: batch and replay are of all together."""
+        if self.batch_size < size:
+            reason = f"leaves nothing for some of {size} ranks, which share it"
+            raise SettingError("agent.batch_size", self.batch_size, reason)
+        batch = self.batch_size // size + (rank < self.batch_size % size)
+        replay = replace(self.replay, capacity=-(-self.replay.capacity // size))
+        return replace(self, batch_size=batch, replay=replay)
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments DQN cannot act in; it learns from whatever steps there are."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ from agents.adam import AdamState, adam_, adam_state, clip_
 from agents.compiling import Compiled, Mode, Padding, compiled
 from agents.networks import FlatNetwork
 from agents.stopping import CutShortError, Stop
+from agents.together import Together
+from agents.world import ALONE, World
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.state import Stateful
@@ -70,7 +72,9 @@ class Learner(Stateful):
         self.adam = adam_state(network.weights)
         self.updates = 0
         self.stop = Stop()
-        self._recipe = recipe
+        # What one row of a batch counts for; None: its part of these rows, which are all.
+        self.share: float | None = None
+        self._recipe, self._mode = recipe, mode
         self._networks = (network, *frozen)
         # Themselves, because nothing hooks into these modules and each call costs.
         self._forwards = [n.module.forward for n in self._networks]
@@ -81,17 +85,35 @@ class Learner(Stateful):
         self._last = torch.zeros(len(self._names), device=device)
         self._sums = torch.zeros_like(self._last)
         self._summed = 0
+        self._world = ALONE
         self._graphs = mode != "eager"
         self._padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
         self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
+
+    def join(self, world: World) -> None:
+        """Take every step together with other ranks, from the weights that rank 0 has.
+
+        Batches come prepared, and with their rows' shares, from who knows those of all ranks.
+        """
+        self._world = world
+        self._recipe = replace(self._recipe, prepare=None)
+        for network in self._networks:
+            world.copy_((network.weights, *network.module.buffers()))
+        slope: Callable[..., Any] = self._eager_slope
+        finish: Callable[..., Any] = self._finish
+        if self._graphs:
+            slope = compiled(self._graph_slope, self._mode, slope)
+            finish = compiled(finish, self._mode, finish)
+        self._run = Together(slope, finish, world, lambda: self.stop)
 
     def step(self, batch: Any, learning_rate: float, *numbers: float) -> Tensors:
         """Take one step on `batch`; return the reports of its rows [B].
 
         The first one may have to compile; that is cut short at once if the run is to end.
         """
-        self.prepare(batch, learning_rate, *numbers)
-        self._last, *reports = self._run(*self._arguments(batch, learning_rate, numbers))
+        arguments = self._arguments(batch, learning_rate, numbers)
+        self._prepare(arguments)
+        self._last, *reports = self._run(*arguments)
         self.updates += 1
         # Never a name for `_last` itself: a CUDA graph writes the next step's numbers there.
         self._sums.add_(self._last)
@@ -105,21 +127,25 @@ class Learner(Stateful):
     @property
     def ready(self) -> bool:
         """Whether the next step is not held up by a compiler."""
-        return not isinstance(self._run, Compiled) or self._run.built
+        return not isinstance(self._run, Compiled | Together) or self._run.built
 
     def prepare(self, batch: Any, learning_rate: float, *numbers: float) -> None:
         """Compile where that is still to be done, on arguments that are only looked at."""
-        if isinstance(self._run, Compiled) and not self._run.built:
+        self._prepare(self._arguments(batch, learning_rate, numbers))
+
+    def _prepare(self, arguments: tuple[Any, ...]) -> None:
+        if isinstance(self._run, Compiled | Together) and not self._run.built:
             with self.stop.at_once():
-                self._run.build(self._arguments(batch, learning_rate, numbers))
+                self._run.build(arguments)
 
     def _arguments(self, batch: Any, rate: float, numbers: tuple[float, ...]) -> tuple[Any, ...]:
         self._rate.fill_(rate)
         self._set(numbers)
         if self._padding is not None:
-            batch, self._share = self._padding(batch)
-        elif len(self._share) != len(batch[0]):
-            self._share = self._rate.new_full((len(batch[0]),), 1 / len(batch[0]))
+            batch, self._share = self._padding(batch, self.share)
+        elif self.share is not None or len(self._share) != len(batch[0]):
+            share = 1 / len(batch[0]) if self.share is None else self.share
+            self._share = self._rate.new_full((len(batch[0]),), share)
         weights = tuple(network.weights for network in self._networks)
         return weights, self.adam, (self._rate, *self._numbers), batch, self._share
 
@@ -176,28 +202,40 @@ class Learner(Stateful):
     def _eager(
         self, weights: Tensors, adam: AdamState, numbers: tuple[Any, ...], batch: Any, share: Tensor
     ) -> Tensors:
-        # The modules' parameters are views of all these weights, and their gradients of one tensor:
-        # autograd accumulates straight into it.
-        rate, *given = numbers
-        gradient = self.network.gradient.zero_()
-        pieces = []
-        for piece, part in self._pieces(batch, share):
-            rows = self._recipe.loss(*self._forwards, piece, *given)
-            torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
-            pieces.append((rows, part))
-        return self._finish(weights[0], gradient, adam, rate, pieces)
+        gradient, values, *reports = self._eager_slope(weights, numbers, batch, share)
+        return self._finish(weights[0], gradient, adam, numbers[0], values), *reports
 
     def _graph(
         self, weights: Tensors, adam: AdamState, numbers: Tensors, batch: Any, share: Tensor
     ) -> Tensors:
         """Compute the same as one function of its arguments, which can be compiled."""
+        gradient, values, *reports = self._graph_slope(weights, numbers, batch, share)
+        return self._finish(weights[0], gradient, adam, numbers[0], values), *reports
+
+    def _eager_slope(
+        self, weights: Tensors, numbers: tuple[Any, ...], batch: Any, share: Tensor
+    ) -> Tensors:
+        """Return gradient [P], metrics [K] and reports [B]."""
+        # The modules' parameters are views of all these weights, and their gradients of one tensor:
+        # autograd accumulates straight into it.
+        del weights
+        gradient = self.network.gradient.zero_()
+        pieces = []
+        for piece, part in self._pieces(batch, share):
+            rows = self._recipe.loss(*self._forwards, piece, *numbers[1:])
+            torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
+            pieces.append((rows, part))
+        return gradient, *_told(pieces)
+
+    def _graph_slope(
+        self, weights: Tensors, numbers: Tensors, batch: Any, share: Tensor
+    ) -> Tensors:
         learned, *frozen = weights
-        rate, *given = numbers
 
         def loss(own: Tensor, piece: Any, part: Tensor) -> tuple[Tensor, RowLoss]:
             pairs = zip(self._networks, (own, *frozen), strict=True)
             networks = [network.function(values) for network, values in pairs]
-            rows = self._recipe.loss(*networks, piece, *given)
+            rows = self._recipe.loss(*networks, piece, *numbers[1:])
             return torch.dot(rows.loss, part), rows
 
         gradient = torch.zeros_like(learned)
@@ -206,7 +244,7 @@ class Learner(Stateful):
             slope, (_, rows) = grad_and_value(loss, has_aux=True)(learned, piece, part)
             gradient = gradient + slope
             pieces.append((rows, part))
-        return self._finish(learned, gradient, adam, rate, pieces)
+        return gradient, *_told(pieces)
 
     def _pieces(self, batch: Any, share: Tensor) -> list[tuple[Any, Tensor]]:
         """Prepare the batch as a whole, then cut it; return pieces and their rows' shares."""
@@ -220,18 +258,9 @@ class Learner(Stateful):
 
     @torch.no_grad()
     def _finish(
-        self,
-        weights: Tensor,
-        gradient: Tensor,
-        adam: AdamState,
-        rate: Tensor,
-        pieces: list[tuple[RowLoss, Tensor]],
-    ) -> Tensors:
-        """Step along the gradient of all pieces; return the metrics [K] and the reports [B]."""
-        means = [torch.mv(torch.stack((r.loss, *r.metrics)), part) for r, part in pieces]
-        values = means[0] if len(means) == 1 else torch.stack(means).sum(0)
-        # Data-parallel ranks average `gradient` and `values` here: after the last piece, before
-        # anything looks at them.
+        self, weights: Tensor, gradient: Tensor, adam: AdamState, rate: Tensor, values: Tensor
+    ) -> Tensor:
+        """Step along the gradient; return the metrics [K] and its norm."""
         norm = clip_(gradient, self._recipe.max_grad_norm)
         limit = self._recipe.limit
         before = [] if limit is None else [tensor.clone() for tensor in (weights, *adam)]
@@ -241,8 +270,16 @@ class Learner(Stateful):
             keep = values[self._names.index(limit[0])] <= limit[1]
             for now, then in zip((weights, *adam), before, strict=True):
                 now.copy_(torch.where(keep, now, then))
-        reports = pieces[0][0].reports
-        if len(pieces) > 1:
-            parts = zip(*(rows.reports for rows, _ in pieces), strict=True)
-            reports = tuple(torch.cat(each) for each in parts)
-        return torch.cat((values, norm.unsqueeze(0))), *reports
+        return torch.cat((values, norm.unsqueeze(0)))
+
+
+@torch.no_grad()
+def _told(pieces: list[tuple[RowLoss, Tensor]]) -> Tensors:
+    """Return the metrics [K] over all pieces, and their reports [B]."""
+    means = [torch.mv(torch.stack((r.loss, *r.metrics)), part) for r, part in pieces]
+    values = means[0] if len(means) == 1 else torch.stack(means).sum(0)
+    reports = pieces[0][0].reports
+    if len(pieces) > 1:
+        parts = zip(*(rows.reports for rows, _ in pieces), strict=True)
+        reports = tuple(torch.cat(each) for each in parts)
+    return values, *reports

@@ -10,12 +10,16 @@ stored as they were seen, normalised already (`look`, `update`), and learned fro
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from agents.world import ALONE, World
 from memory.state import Stateful
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
@@ -33,6 +37,7 @@ class ObservationNormaliser(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
+        self.world: World = ALONE  # whose rows count
         self.register_buffer("count", torch.empty((), dtype=torch.float64))
         self.register_buffer("mean", torch.empty(shape, dtype=torch.float64))
         self.register_buffer("square", torch.empty(shape, dtype=torch.float64))
@@ -58,7 +63,7 @@ class ObservationNormaliser(nn.Module):
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:
         """Take in rows [B, …]."""
-        if len(obs):
+        if len(obs) or not self.world.alone:
             for mine, new in zip(self._statistics(), self._with(obs), strict=True):
                 mine.copy_(new)
         self.settle_()
@@ -76,14 +81,31 @@ class ObservationNormaliser(nn.Module):
         return self.count, self.mean, self.square
 
     def _with(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return count, mean and Σ(x − mean)² with these rows (Chan et al. 1979, in float64)."""
+        """Return count, mean and Σ(x − mean)² with these rows (Chan et al. 1979, in float64).
+
+        Together: the rows of all ranks, which are merged as exactly.
+        """
         x = obs.double()
-        mean = x.mean(0)
+        if self.world.alone:
+            rows, mean = len(x), x.mean(0)
+            squares = (x - mean).square().sum(0)
+        else:
+            rows, mean, squares = self._of_all_ranks(x)
+            if not rows:
+                return self._statistics()
         delta = mean - self.mean
-        total = self.count + len(x)
-        share = len(x) / total
-        square = (x - mean).square().sum(0) + delta.square() * (self.count * share)
+        total = self.count + rows
+        share = rows / total
+        square = squares + delta.square() * (self.count * share)
         return total, self.mean + delta * share, self.square + square
+
+    def _of_all_ranks(self, x: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Return count, mean and Σ(x − mean)² of the rows that all ranks have here."""
+        sums = torch.cat((x.new_tensor([len(x)]), x.sum(0).flatten()))
+        count, total = self.world.sum_(sums).split((1, self.mean.numel()))
+        rows = int(count.item())
+        mean = total.view_as(self.mean) / max(rows, 1)
+        return rows, mean, self.world.sum_((x - mean).square().sum(0))
 
     def _use(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
         std = (square / count.clamp(min=1)).sqrt()
@@ -92,12 +114,27 @@ class ObservationNormaliser(nn.Module):
         self.scale.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))
 
 
+Moments = Sequence[float]  # count, mean and Σ(x − mean)²
+
+
+def merged(one: Moments, other: Moments) -> Moments:
+    """Return the moments of the numbers of both (Chan et al. 1979)."""
+    count, mean, square = one
+    more, its_mean, its_square = other
+    if not more:
+        return one
+    delta, total = its_mean - mean, count + more
+    square += its_square + delta**2 * count * more / total
+    return total, mean + delta * more / total, square
+
+
 class RewardNormaliser(Stateful):
     """Divides rewards by the standard deviation of the discounted return, never shifts them."""
 
     state_names = ("_return", "_count", "_mean", "_square")
 
     def __init__(self, num_envs: int, gamma: float) -> None:
+        self.world: World = ALONE  # whose rewards count
         self._gamma = gamma
         self._return: NDArray[np.float64] = np.zeros(num_envs)
         self._count = 0
@@ -118,8 +155,16 @@ class RewardNormaliser(Stateful):
         self._mean += delta * count / total
         self._count = total
 
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """Count the rewards of another, by its state."""
+        theirs = [state[name] for name in ("count", "mean", "square")]
+        count, self._mean, self._square = merged([self._count, self._mean, self._square], theirs)
+        self._count = int(count)
+
     @property
     def scale(self) -> float:
-        """What rewards are multiplied by; 1 until there is a spread."""
-        std = math.sqrt(self._square / self._count) if self._count else 0.0
+        """What rewards of all ranks are multiplied by; 1 until there is a spread."""
+        parts = self.world.gather([self._count, self._mean, self._square])
+        count, _, square = reduce(merged, parts)
+        std = math.sqrt(square / count) if count else 0.0
         return 1 / std if std > EPSILON else 1.0

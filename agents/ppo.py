@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,13 +21,18 @@ from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
 from agents.ppo_building import build_network, drawing, finished, start_rollout
-from agents.ppo_loss import explained_variance, recipe
+from agents.ppo_loss import recipe
+from agents.ppo_ranks import explained_variance, minibatches
 from agents.ppo_settings import PPOSettings
 from agents.schedules import Schedule
 from agents.stopping import CutShortError
+from agents.world import World
 from envs.types import EnvSpec, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
+
+# As many rows the ranks go on without each other; only a whole rollout they need together.
+SETTLED_ROWS = 16
 
 
 class PPO(Agent):
@@ -43,6 +48,8 @@ class PPO(Agent):
         "_steps",
         "_begun",
     )
+
+    of_one_rank = ("actor", "shuffling", "rollout", "rewards", "next_obs")
 
     def __init__(
         self,
@@ -94,6 +101,28 @@ class PPO(Agent):
         self._steps = 0  # valid environment steps observed
         self._begun = 0  # those before the rollout under way
 
+    @override
+    def join(self, world: World) -> None:
+        super().join(world)
+        self._rewards.world = world
+        if self._observations is not None:
+            self._observations.world = world
+
+    @override
+    def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
+        for state in lost:
+            self._rewards.take_over(state["rewards"])
+        self._rollout.clear()
+        if self._observations is not None:
+            self._observations.settle_()
+        self._begun = self._steps
+
+    @property
+    @override
+    def settles(self) -> bool:
+        rows = self._rollout.position + 1
+        return rows % SETTLED_ROWS == 0 or rows == self._settings.rollout_steps
+
     @property
     def learning_rate(self) -> float:
         """Step size of Adam in the update at the end of the rollout under way."""
@@ -115,7 +144,7 @@ class PPO(Agent):
         So the first update has the full rate and the last one its share: after k of K whole
         rollouts it is 1 − k/K (Huang et al. 2022, detail 4). A warm-up counts its own as well.
         """
-        rollout = self._settings.rollout_steps * len(self._next_obs)
+        rollout = self._settings.rollout_steps * len(self._next_obs) * self._world.size
         return schedule(self._total_steps).at(self._begun, ahead=rollout)
 
     @classmethod
@@ -164,7 +193,7 @@ class PPO(Agent):
         )
         if self._settings.normalize_reward:
             self._rewards.add(step.reward, step.valid)
-        self._steps += int(np.count_nonzero(step.valid))
+        self._steps += self._world.counted(step.valid)
         np.copyto(self._next_obs, step.obs)
 
     def update(self) -> Metrics | None:
@@ -178,7 +207,7 @@ class PPO(Agent):
             metrics = self._all_or_nothing()
         except CutShortError:
             return None
-        if len(self._rollout.valid) and self._observations is not None:
+        if self._observations is not None:
             self._move_on(self._observations)
         self._rollout.clear()
         self._begun = self._steps
@@ -189,7 +218,8 @@ class PPO(Agent):
         try:
             with self._learner.all_or_nothing():
                 self._finish_rollout()
-                return self._learn() if len(self._rollout.valid) else None
+                rows = self._world.gather(len(self._rollout.valid))
+                return self._learn() if sum(rows) else None
         except CutShortError:
             self._rollout.reward.copy_(reward)
             self._shuffling.set_state(shuffling)
@@ -226,31 +256,32 @@ class PPO(Agent):
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""
-        rollout, rate, varies = (
-            self._rollout,
-            self.learning_rate,
-            self._settings.entropy_coef_varies,
-        )
+        rollout, rate = self._rollout, self.learning_rate
+        varies = self._settings.entropy_coef_varies
         numbers = (self.clip, self.entropy_coef) if varies else (self.clip,)
-        for batch in chain.from_iterable(
-            rollout.minibatches(self._parts, self._shuffling) for _ in range(self._settings.epochs)
+        for batch, share in chain.from_iterable(
+            minibatches(rollout, self._parts, self._shuffling, self._world)
+            for _ in range(self._settings.epochs)
         ):
             if self._learner.stop.requested:
                 raise CutShortError
+            self._learner.share = share
             self._learner.step(batch, rate, *numbers)
             if self._learner.exceeded:
                 break
         stored = (rollout.value[:-1], rollout.return_)
-        old = (part.flatten().index_select(0, rollout.valid) for part in stored)
-        return self._learner.means({"train/explained_variance": explained_variance(*old)})
+        value, return_ = (part.flatten().index_select(0, rollout.valid) for part in stored)
+        variance = explained_variance(value, return_, self._world)
+        return self._learner.means({"train/explained_variance": variance})
 
     def _move_on(self, statistics: ObservationNormaliser) -> None:
         """Let the statistics of observations move on; those of the first rollout have done so."""
         if self._begun == 0:
             statistics.settle_()
             return
-        obs = self._rollout.obs.flatten(0, 1)
-        for rows in self._rollout.valid.split(self._piece):
+        obs, valid = self._rollout.obs.flatten(0, 1), self._rollout.valid
+        pieces = valid.split(self._piece) if self._world.alone else [valid]  # as many on all ranks
+        for rows in pieces:
             statistics.update(obs.index_select(0, rows))
 
     def scalars(self) -> dict[str, float]:

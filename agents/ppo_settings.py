@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agents.network_settings import Activation, NetworkSettings
@@ -73,6 +73,13 @@ class PPOSettings:
             raise SettingError(
                 "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
             )
+
+    def of_rank(self, rank: int, size: int) -> PPOSettings:
+        """Return the part of one of several ranks: a minibatch is of all together."""
+        del rank
+        if self.batch_size is None:
+            return self
+        return replace(self, batch_size=-(-self.batch_size // size))
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from agents.dqn_settings import DQNSettings
 from agents.ppo_settings import PPOSettings
@@ -35,6 +35,24 @@ class AgentSettings(Protocol):
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit."""
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """What the settings have of an algorithm that several ranks can train together."""
+
+    def of_rank(self, rank: int, size: int) -> AgentSettings:
+        """Return the settings of one rank, whose part all together make up these."""
+
+
+def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
+    """Return the settings of one of `size` ranks; refuse those that cannot be shared."""
+    if size == 1:
+        return settings
+    if not isinstance(settings, Shareable):
+        reason = "trains in one process only: its settings do not say what each rank's part is"
+        raise SettingError("agent.name", settings.name, reason)
+    return settings.of_rank(rank, size)
 
 
 class Algorithm(NamedTuple):

@@ -11,16 +11,26 @@ class CutShortError(BaseException):
 
 
 class Stop:
-    """Whether a run is to end; learning looks at it between two gradient steps."""
+    """Whether a run is to end; learning looks at it between two gradient steps.
+
+    Among ranks nobody stops alone: a request is what this one wants until all agree.
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.wanted = self.requested = False
+        self.together = False
         self._at_once = False
 
     def request(self) -> None:
         """Ask for the end; also out of a signal handler."""
+        self.wanted = True
+        if not self.together:
+            self.agree()
+
+    def agree(self) -> None:
+        """Let everything end here, as all ranks do."""
         self.requested = True
-        if self._at_once:
+        if self._at_once and not self.together:
             raise CutShortError
 
     def check(self) -> None:

@@ -97,6 +97,20 @@ class BlockSums:
         self._peak.copy_(raw.masked_fill(~finite, 0.0).amax().maximum(self._peak))
         self._refresh(index)
 
+    @property
+    def rarest(self) -> float:
+        """Probability of the id that is least likely to be drawn; waits for the device."""
+        return (self._minima.amin() / self._sums.sum()).item()
+
+    @property
+    def peak(self) -> float:
+        """The largest raw priority seen; waits for the device."""
+        return self._peak.item()
+
+    @peak.setter
+    def peak(self, value: float) -> None:
+        self._peak.fill_(value)
+
     def clear(self) -> None:
         """Forget all priorities."""
         self._leaves.zero_()

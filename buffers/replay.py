@@ -94,6 +94,25 @@ class ReplayBuffer(Stateful, ABC):
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
         """Set priorities from TD errors [B]; drawn transitions that are gone are left out."""
 
+    # What replays that are learned from together must know of each other.
+
+    @property
+    def rarest(self) -> float:
+        """Probability of the transition that is least likely to be drawn; its weight is 1."""
+        assert self._priorities is not None
+        return self._priorities.rarest
+
+    @property
+    def peak(self) -> float:
+        """The largest error seen, which new transitions start with."""
+        assert self._priorities is not None
+        return float(self._priorities.peak)
+
+    @peak.setter
+    def peak(self, value: float) -> None:
+        assert self._priorities is not None
+        self._priorities.peak = value
+
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Take back what is drawn inside: it will be drawn again."""

@@ -80,6 +80,11 @@ class RolloutBuffer(Stateful):
         self._valid: Tensor | None = None  # see `valid`
 
     @property
+    def position(self) -> int:
+        """How many rows there are."""
+        return self._position
+
+    @property
     def full(self) -> bool:
         """Whether all rows are there."""
         return self._position == self._steps
@@ -148,14 +153,22 @@ class RolloutBuffer(Stateful):
 
         With fewer valid rows than parts there are fewer parts: none is empty.
         """
-        valid = self.valid
-        shuffled = torch.randperm(len(valid), generator=generator, device=generator.device)
-        order = valid[shuffled.to(self._device)]
-        parts = (self.obs, self.action, self.log_prob, self.value[:-1])
-        flat = [part.flatten(0, 1) for part in (*parts, self.advantage, self.return_)]
+        order = self.shuffled(generator)
         for rows in order.tensor_split(max(1, min(count, len(order)))):
             if len(rows):
-                yield RolloutBatch(*(part.index_select(0, rows) for part in flat))
+                yield self.batch(rows)
+
+    def shuffled(self, generator: torch.Generator) -> Tensor:
+        """Return the indices [M] of the valid rows in a new order."""
+        valid = self.valid
+        order = torch.randperm(len(valid), generator=generator, device=generator.device)
+        return valid[order.to(self._device)]
+
+    def batch(self, rows: Tensor) -> RolloutBatch:
+        """Return these rows [M], of all T·N."""
+        parts = (self.obs, self.action, self.log_prob, self.value[:-1])
+        flat = (part.flatten(0, 1) for part in (*parts, self.advantage, self.return_))
+        return RolloutBatch(*(part.index_select(0, rows) for part in flat))
 
     def clear(self) -> None:
         """Forget the rows; the memory stays."""

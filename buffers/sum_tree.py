@@ -224,6 +224,12 @@ class SumTree:
         if wrong >= 0:
             raise refuse(wrong, index[wrong], error[wrong], self.slots)
 
+    @property
+    def rarest(self) -> float:
+        """Probability of the id that is least likely to be drawn."""
+        total, smallest = root_of(self._nodes, self._minima, self._offsets)
+        return float(smallest / total)
+
     def clear(self) -> None:
         """Forget all priorities."""
         self._nodes.fill(0.0)

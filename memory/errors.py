@@ -15,6 +15,7 @@ class ExpectedError(Exception):
     """A failure that is explained in one line; its traceback goes to the log only."""
 
     exit_code = 1
+    silent = False  # another process of the same run explains it
 
 
 class SettingError(ExpectedError):
@@ -43,7 +44,8 @@ class MemoryBudgetError(ExpectedError):
 
 def exit_with(error: ExpectedError) -> NoReturn:
     """Print one line and exit with the code of the failure."""
-    print(f"error: {one_line(str(error))}", file=sys.stderr)
+    if not error.silent:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
     sys.exit(error.exit_code)
 
 

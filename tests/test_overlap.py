@@ -52,6 +52,7 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
     steps = []
     with build_env(settings, seed=0) as env:
         turns = SimpleNamespace(done=False, due=False, stopped=False, kept=lambda: None)
+        turns.agree = lambda step: None
         agent = Writer(pipe)
 
         def record(step, metrics):

@@ -31,9 +31,10 @@ LOADED = (
 class Process:
     """A forked run, with the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, folder, arguments):
+    def __init__(self, folder, arguments, environment=None):
         ends = [os.pipe() for _ in range(3)]
-        request = json.dumps({"arguments": arguments, "folder": str(folder)}).encode()
+        asked = {"arguments": arguments, "folder": str(folder), "environment": environment or {}}
+        request = json.dumps(asked).encode()
         socket.send_fds(nursery(), [request], [write for _, write in ends])
         for _, write in ends:
             os.close(write)
@@ -168,6 +169,7 @@ def main(connection):
     os.close(err)
     supervise(fate)
     os.chdir(request["folder"])
+    os.environ.update(request["environment"])
     sys.argv = [str(ROOT / "train.py"), *request["arguments"]]
     sys.path[0] = str(Path(train.__file__).parent)
     train.command()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,30 +50,38 @@ def write_archive(
     path: Path,
     parts: Iterable[tuple[str, Any]],
     facts: Mapping[str, Any],
+    others: Callable[[], Mapping[str, Any]] | None = None,
 ) -> frozenset[str]:
     """Write parts (name, plain state) and `facts` (plain) to the new directory `path`.
 
     Return the files that are new, rather than another archive's too.
 
-    Parts are taken one by one, so that they need not all be in memory at once.
+    Parts are taken one by one, so that they need not all be in memory at once. Where `others`
+    write into it too, its temporary directory is there, and they are asked what they wrote.
     """
     temporary = path.with_name(TEMPORARY + path.name)
-    files.remove(temporary)
     try:
-        new = _fill(files, temporary, parts, facts)
+        if others is None:
+            files.remove(temporary)
+            files.make_directory(temporary)
+        try:
+            linked, written = write_parts(files, temporary, parts)
+        finally:
+            entries = {} if others is None else dict(others())
+        _complete(files, temporary, linked | written | entries, facts)
         files.rename(temporary, path)
     except OSError:
         with suppress(OSError):  # what is smaller may still fit on a disk that is full
             files.remove(temporary)
         raise
     files.sync_directory(path.parent)
-    return new
+    return frozenset(written)
 
 
-def _fill(
-    files: Files, temporary: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
-) -> frozenset[str]:
-    files.make_directory(temporary)
+def write_parts(
+    files: Files, temporary: Path, parts: Iterable[tuple[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write parts into a directory; return the manifest's entries: what was linked, what is new."""
     linked: dict[str, Any] = {}
     written: dict[str, Any] = {}
     for part, state in parts:
@@ -81,12 +89,16 @@ def _fill(
             linked |= _link(files, temporary, part, state)
         else:
             written |= _write(files, temporary, part, state)
-    entries = linked | written
-    manifest = {"format": FORMAT, "facts": dict(facts), "files": entries}
+    return linked, written
+
+
+def _complete(
+    files: Files, temporary: Path, entries: Mapping[str, Any], facts: Mapping[str, Any]
+) -> None:
+    manifest = {"format": FORMAT, "facts": dict(facts), "files": dict(entries)}
     manifest["sha256"] = seal(manifest)
     files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
     files.sync_directory(temporary)
-    return frozenset(written)
 
 
 def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, Any]:

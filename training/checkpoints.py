@@ -73,8 +73,7 @@ class Checkpoints:
         begin = time.perf_counter()
         path = self._free_name(step)
         try:
-            self.open()
-            new = write_archive(self._files, path, parts, facts)
+            new = self._write(path, parts, facts)
             checked_facts(path, only=new)  # what is linked was checked when it was new
             self.last, self._failing = path, False
             self._prune()
@@ -88,6 +87,13 @@ class Checkpoints:
                 )
             self._failing = True
         self.save_seconds = time.perf_counter() - begin
+
+    def _write(
+        self, path: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+    ) -> frozenset[str]:
+        """Write a checkpoint; return its files that are new."""
+        self.open()
+        return write_archive(self._files, path, parts, facts)
 
     def _free_name(self, step: int) -> Path:
         """Name a directory that does not exist; one that is damaged may have the plain name."""

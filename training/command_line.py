@@ -17,6 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agents.registry import of_rank
 from envs.factory import probe
 from memory.errors import (
     ExpectedError,
@@ -28,6 +29,7 @@ from memory.errors import (
 from training.arguments import Arguments, CommandError, help_text, read, version
 from training.hardware import refuse_unfit_machine
 from training.hints import explain
+from training.launch import end_with_launcher, place
 from training.resume import AUTO, stored
 from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import CONFIGS, Job, Settings, load_settings
@@ -66,6 +68,15 @@ def main(train: Callable[[Job], float | None]) -> None:
 def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments) -> None:
     """Let Hydra compose one job, or those of a sweep, and train each."""
 
+    here = place()
+    if here.size > 1:
+        end_with_launcher()
+        if arguments.multirun:
+            raise CommandError(
+                "--multirun and torchrun cannot be combined: a sweep is many runs, ranks are one; "
+                "start torchrun once for each"
+            )
+
     def task(config: DictConfig) -> float | None:
         job = None
         try:
@@ -73,6 +84,8 @@ def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments
             return train(job)
         except Exception as error:
             expected = error if isinstance(error, ExpectedError) else explained(error, job)
+            if job is None and here.local_rank:
+                expected.silent = True  # the first rank of the machine says it
             # A sweep goes on with its other jobs, and raises this one's error at its end.
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise expected from error
@@ -172,7 +185,8 @@ def accept(config: DictConfig, of_all_jobs: Sequence[str] = ()) -> Job:
         raise CommandError(explain(error, typed, CONFIGS, multirun=False)) from error
     # Before any code of an environment runs, which may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
-    refuse_in_use(directory)
+    if place().rank == 0:
+        refuse_in_use(directory)
     changes: tuple[str, ...] | None = None
     if settings.run.resume is not None:
         found = stored(settings.run.resume, directory, values, typed)
@@ -185,6 +199,7 @@ def accept(config: DictConfig, of_all_jobs: Sequence[str] = ()) -> Job:
     except SettingError as error:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
     settings.agent.refuse_unfit(spec, settings.run.total_steps)
+    of_rank(settings.agent, place().rank, place().size)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
 
 

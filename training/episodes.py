@@ -36,6 +36,11 @@ class Episodes(Stateful):
         self._new += 1
 
     @property
+    def count(self) -> int:
+        """How many episodes the means are over."""
+        return len(self._returns)
+
+    @property
     def return_mean(self) -> float | None:
         """Return the mean return, None before the first episode's end."""
         return self._returns.mean if len(self._returns) else None

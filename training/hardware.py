@@ -38,11 +38,14 @@ def device_name(device: str) -> str:
     return "cuda" if device != "cpu" and available else "cpu"
 
 
-def thread_count(threads: str | int, spec: EnvSpec) -> int:
-    """Return the number of torch threads: small matrices lose more to waiting than they gain."""
+def thread_count(threads: str | int, spec: EnvSpec, ranks: int = 1) -> int:
+    """Return the number of torch threads: small matrices lose more to waiting than they gain.
+
+    So many `ranks` of a machine share its cores.
+    """
     if isinstance(threads, int):
         return threads
-    return usable_cores() if is_large_image(spec.observation_shape) else 1
+    return max(1, usable_cores() // ranks) if is_large_image(spec.observation_shape) else 1
 
 
 def prepare_arithmetic(threads: int) -> None:

@@ -96,6 +96,14 @@ class Logger:
                 sink.close()
 
 
+class NoLogger(Logger):
+    """What is reported by a rank that is not the first: nothing."""
+
+    def __init__(self) -> None:
+        self._sinks, self._last_step = (), -1
+        self._failing = set()
+
+
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or one_line(str(error)) or type(error).__name__
 

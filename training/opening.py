@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from agents.base import Agent
-from agents.registry import build_agent
+from agents.registry import build_agent, of_rank
+from agents.world import ALONE, World
 from envs.factory import build_env
 from envs.vector import VectorEnv
 from memory.budget import plan_line
@@ -25,9 +26,11 @@ from training.filming import Filmer
 from training.hardware import device_name, prepare_arithmetic, thread_count
 from training.identity import facts_of, starting_weights
 from training.instruments import Instruments
-from training.logger import Logger, to_file
+from training.joining import joined
+from training.launch import place
+from training.logger import Logger, NoLogger, to_file
 from training.run import Run
-from training.run_directory import RunDirectory, RunDirectoryLostError
+from training.run_directory import RunDirectory, RunDirectoryLostError, SeenDirectory
 from training.saving import Saver
 from training.settings import Job
 from training.signals import StopSignals
@@ -50,27 +53,33 @@ class Seeds(NamedTuple):
     evaluation: int
 
 
-def spawn(seed: int) -> Seeds:
-    """Derive the parts' seeds from the run's; 0 is a seed like any other."""
-    return Seeds(*np.random.SeedSequence(seed).generate_state(len(Seeds._fields)).tolist())
+def spawn(seed: int, rank: int = 0) -> Seeds:
+    """Derive the parts' seeds from the run's; 0 is a seed like any other.
+
+    Rank 0 has those of a run alone.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ())
+    return Seeds(*sequence.generate_state(len(Seeds._fields)).tolist())
 
 
 @contextmanager
-def build(job: Job) -> Iterator[tuple[VectorEnv, Agent]]:
+def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
     """Yield a job's environments and agent, and nothing that reports; free them on leaving."""
     settings = job.settings.run
-    seeds = spawn(settings.seed)
+    seeds = spawn(settings.seed, world.rank)
     device = torch.device(device_name(settings.device))
-    prepare_arithmetic(thread_count(settings.threads, job.spec))
+    prepare_arithmetic(thread_count(settings.threads, job.spec, place().local_size))
     with build_env(settings.env, seed=seeds.env) as env:
         job.spec.refuse_another("training", env.spec)
         agent = build_agent(
-            job.settings.agent,
+            of_rank(job.settings.agent, world.rank, world.size),
             env.spec,
             device=device,
             seed=seeds.agent,
             total_steps=settings.total_steps,
         )
+        if not world.alone:
+            agent.join(world)
         try:
             yield env, agent
         finally:
@@ -87,38 +96,38 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     console = Console(highlight=False)
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        stack.enter_context(to_terminal(console))
-        env, agent = stack.enter_context(build(job))
+        stack.enter_context(to_terminal(console, silent=place().rank > 0))
+        world = stack.enter_context(joined(job, signals.stop))
+        job = job._replace(directory=Path(world.gather(str(job.directory))[0]))
+        env, agent = stack.enter_context(build(job, world))
         agent.obey(signals.stop)
         facts = facts_of(job.config, env.spec, agent)
         if settings.init_from is not None and job.continues is None:
             agent.start_from(starting_weights(Path(settings.init_from), facts))
         evaluator, seed = None, spawn(settings.seed).evaluation
-        if settings.eval.every:
+        if settings.eval.every and world.rank == 0:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.refuse_another("evaluation", evaluator.spec)
         # Last, so that what cannot be built leaves no directory behind.
         if job.continues is None:
             signals.begin()
-        directory = stack.enter_context(_open_directory(job))
+        directory = stack.enter_context(_open_directory(job, world))
         held = settings.resume is not None
-        begin_log = stack.enter_context(to_file(directory.path / "train.log", held=held))
+        name = f"train-rank{world.rank}.log" if world.rank else "train.log"
+        begin_log = stack.enter_context(to_file(directory.path / name, held=held))
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
-        watch = MemoryWatch(
-            settings.memory, device, buffers=agent.nbytes(), holders={"agent": agent}
-        )
+        watch = _watch(job, device, agent)
         stack.callback(watch.close)
-        logger = stack.enter_context(closing(_logger(job, directory.path)))
+        logger = stack.enter_context(closing(_logger(job, directory.path, world)))
+        progress = open_progress(console, settings.total_steps, silent=world.rank > 0)
+        stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, facts)
-        progress = stack.enter_context(closing(open_progress(console, settings.total_steps)))
         filmer = Filmer(settings, directory.path, seed=seed)
         instruments = Instruments(
-            directory, logger, progress, evaluator, signals, watch, saver, filmer
+            directory, logger, progress, evaluator, signals, watch, saver, filmer, world
         )
-        run = Run(job.settings, agent, instruments, _summary(job, directory.path))
-        saver.attach(run, env, agent)
-        stack.callback(saver.checkpoints.abandon)
+        run, instruments = _begin(stack, job, env, agent, instruments, facts)
         if held:
             _continue(job, run, instruments)
             begin_log()
@@ -126,8 +135,35 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         with _ending(run, instruments):
             if job.continues is None:
                 env.reset()
-                saver.start()
+                instruments.saver.start()
             yield run, env, agent
+
+
+def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
+    memory, parts = job.settings.run.memory, agent.nbytes()
+    return MemoryWatch(memory, device, buffers=parts, holders={"agent": agent})
+
+
+def _begin(
+    stack: ExitStack,
+    job: Job,
+    env: VectorEnv,
+    agent: Agent,
+    instruments: Instruments,
+    facts: dict[str, Any],
+) -> tuple[Run, Instruments]:
+    """Return the run, and the instruments it has alone or shares with other ranks."""
+    summary = _summary(job, instruments.directory.path)
+    if instruments.world.alone:
+        run = Run(job.settings, agent, instruments, summary)
+    else:
+        from training.rank_run import RankRun, shared  # who is alone needs none of it
+
+        instruments = shared(instruments, job.settings.run, facts)
+        run = RankRun(job.settings, agent, instruments, summary)
+    instruments.saver.attach(run, env, agent)
+    stack.callback(instruments.saver.checkpoints.abandon)
+    return run, instruments
 
 
 def _continue(job: Job, run: Run, instruments: Instruments) -> None:
@@ -155,7 +191,9 @@ def _tell_of_continuing(run: Run, changes: tuple[str, ...]) -> None:
         log.info("  schedules follow the new length")
 
 
-def _open_directory(job: Job) -> RunDirectory:
+def _open_directory(job: Job, world: World) -> RunDirectory:
+    if world.rank:
+        return SeenDirectory(job.directory)
     if job.settings.run.resume is not None:
         return RunDirectory(job.directory, continued=True)
     return RunDirectory(job.directory, _texts(job))
@@ -169,7 +207,9 @@ def _texts(job: Job) -> dict[str, str]:
     return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
 
 
-def _logger(job: Job, path: Path) -> Logger:
+def _logger(job: Job, path: Path, world: World) -> Logger:
+    if world.rank:
+        return NoLogger()
     card = Card(path.name, job.config, job.hydra.get("overrides", ()))
     return Logger(path, card, [WandB(path, card)] if job.settings.run.log.wandb else [])
 
@@ -200,8 +240,9 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
 def _ending(run: Run, instruments: Instruments) -> Iterator[None]:
     """Give every way out its status, and write the summary on all of them."""
     try:
-        yield
-        run.finish()
+        with instruments.world.telling():
+            yield
+            run.finish()
     except KeyboardInterrupt:
         run.fail("interrupted")
         raise
@@ -224,7 +265,8 @@ def _ending(run: Run, instruments: Instruments) -> Iterator[None]:
     finally:
         instruments.progress.close()
         with instruments.signals.shielded():
-            run.summary.save(instruments.directory.path)
+            if instruments.world.rank == 0:
+                run.summary.save(instruments.directory.path)
     _report(run, instruments.directory.path)
 
 

@@ -33,8 +33,9 @@ def block_name(number: int) -> str:
 class ReplaySave:
     """One save of a replay: made between two rows, written by another thread."""
 
-    def __init__(self, replay: ReplayBuffer, before: Path | None) -> None:
-        self._replay, self._before = replay, before
+    def __init__(self, replay: ReplayBuffer, before: Path | None, prefix: str = "") -> None:
+        """Begin; names of parts get the `prefix`."""
+        self._replay, self._before, self._prefix = replay, before, prefix
         self._size = block_rows(replay)
         self._row = replay.row
         self._outline = {**replay.outline(), "block_rows": self._size}
@@ -49,7 +50,7 @@ class ReplaySave:
             known = part_names(self._before) if self._before else frozenset()
             first, last = self._oldest // self._size, self._row // self._size
             for number in range(first, last):
-                name = block_name(number)
+                name = self._prefix + block_name(number)
                 end = (number + 1) * self._size
                 part: Any
                 if name in known and self._before is not None:
@@ -60,8 +61,8 @@ class ReplaySave:
                 yield name, part
             tail = self._rows(max(self._oldest, last * self._size), self._row + 1)
             self._let_go(self._row + 1)
-            yield TAIL, tail
-            yield OUTLINE, self._outline
+            yield self._prefix + TAIL, tail
+            yield self._prefix + OUTLINE, self._outline
         finally:
             self.close()
 
@@ -86,9 +87,9 @@ class ReplaySave:
             self._written.wait_for(lambda: self._over or overwritten < self._safe)
 
 
-def load_replay(replay: ReplayBuffer, path: Path) -> None:
+def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     """Take back a replay from the checkpoint at `path`, one block at a time."""
-    outline = read_part(path, OUTLINE)
+    outline = read_part(path, prefix + OUTLINE)
     size = outline.pop("block_rows")
     replay.continue_from(outline)
     if replay.row < 0:
@@ -97,7 +98,7 @@ def load_replay(replay: ReplayBuffer, path: Path) -> None:
     names = [block_name(number) for number in range(oldest // size, replay.row // size)]
     following = oldest
     for name in [*names, TAIL]:
-        rows = read_part(path, name)
+        rows = read_part(path, prefix + name)
         begin = rows.pop("begin")
         end = begin + min(len(part) for part in rows.values())
         if begin > following or end <= following:

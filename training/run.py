@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import numpy as np
 from typing_extensions import override
 
 from agents.base import Agent, Decision
@@ -101,6 +100,9 @@ class Run(Stateful):
         signal = self._instruments.signals.received
         return 0 if signal is None or self.summary.status == "finished" else 128 + signal
 
+    def agree(self, step: Step) -> None:
+        """Do nothing: ranks count the row here, and agree on what comes after it."""
+
     def learn(self) -> None:
         """Learn what is due: nothing, unless these steps are special or a signal cut it short."""
         with block("update"):
@@ -124,7 +126,7 @@ class Run(Stateful):
     def record(self, step: Step, metrics: Metrics | None) -> None:
         """Count a row and what was learned meanwhile."""
         self._kept.row = None
-        self.steps += int(np.count_nonzero(step.valid))
+        self.steps += self._instruments.world.counted(step.valid)
         self._learned(metrics)
         self._watch(lambda watch: watch.on_episodes(len(step.episodes)))
         for episode in step.episodes:

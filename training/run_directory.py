@@ -189,3 +189,16 @@ class RunDirectory:
             with suppress(OSError):  # another run may have come in
                 each.rmdir() if each.is_dir() else each.unlink()
         self.close()
+
+
+class SeenDirectory(RunDirectory):
+    """The directory that rank 0 holds, as the other ranks see it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, -1
+
+    def renew(self, files: Mapping[str, str]) -> None:
+        """Leave it to rank 0."""
+
+    def refuse_lost(self) -> None:
+        """Leave it to rank 0."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.base import Agent
+from agents.world import ALONE, World
 from envs.vector import VectorEnv
 from memory.errors import ExpectedError, NonFiniteError, describe
 from memory.state import Stateful, give
@@ -17,6 +18,7 @@ from training.checkpoints import Checkpoints
 from training.files import Files
 from training.manifest import CheckpointError, Saved, differences
 from training.plain import finite
+from training.regrouping import facts_ranks, regroup
 from training.replay_blocks import OUTLINE, ReplaySave, load_replay
 from training.run_directory import BEST, LAST
 from training.settings import CheckpointSettings
@@ -44,6 +46,9 @@ class Saver:
         self._due = Interval(settings.every)
         self._next_time = clock() + settings.seconds if settings.seconds else float("inf")
         self._replay: ReplaySave | None = None
+        self._world: World = ALONE
+        self._prefix = ""  # of the parts' names
+        self._foreign: Path | None = None  # continued by another number of ranks
         self._saved = (-1, -1)  # steps and updates
         self._slow = False
 
@@ -80,27 +85,31 @@ class Saver:
         self._refuse_non_finite(step)
         state = self._agent.state_dict()
         parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
+        parts |= self._more()
         replay = self._agent.replay
         if replay is not None:
             state["replay"] = None
             if self._settings.replay:
-                self._replay = ReplaySave(replay, self.checkpoints.last)
+                self._replay = ReplaySave(replay, self._blocks_of, self._prefix)
         # Some parts give views of memory that they go on writing to: what is written is a copy.
         parts["agent"] = give(state)
         facts = {**self._facts, "eval_return_mean": score, "replay": self._replay is not None}
         self.checkpoints.save(step, self._parts(parts, self._replay), facts)
         self._saved = step, self._agent.updates
 
-    @staticmethod
-    def _parts(parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
+    def _parts(self, parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
         try:
             # Its rows first: training waits for those that it is about to overwrite.
             if replay is not None:
                 yield from replay.parts()
-            yield from parts.items()
+            yield from ((self._prefix + name, part) for name, part in parts.items())
         finally:
             if replay is not None:
                 replay.close()
+
+    def _more(self) -> dict[str, Any]:
+        """Return further parts of a checkpoint."""
+        return {}
 
     def finish(self, step: int, score: float | None) -> None:
         """Save the last state and wait until it is written."""
@@ -113,6 +122,11 @@ class Saver:
     def _refuse_non_finite(self, step: int) -> None:
         if not finite(self._agent.weights()):
             raise NonFiniteError(f"the weights at step {step:,} are not finite: nothing was saved")
+
+    @property
+    def _blocks_of(self) -> Path | None:
+        """The checkpoint whose blocks are this replay's too."""
+        return self.checkpoints.last if self.checkpoints.last != self._foreign else None
 
     @property
     def _enabled(self) -> bool:
@@ -160,20 +174,26 @@ class Saver:
         return self.checkpoints.last
 
     def _load(self, saved: Saved) -> None:
-        self._agent.load_state_dict(read_part(saved.path, "agent"))
+        prefix = self._prefix
+        before = facts_ranks(saved.path)
+        if before != self._world.size:
+            regroup(saved.path, before, self._world, self._run, self._env, self._agent)
+            self._foreign = saved.path
+            return
+        self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent"))
         if self._agent.replay is not None:
             try:
-                load_replay(self._agent.replay, saved.path)
+                load_replay(self._agent.replay, saved.path, prefix)
             except CheckpointError:
-                if (saved.path / f"{OUTLINE}.json").exists():
+                if (saved.path / f"{prefix}{OUTLINE}.json").exists():
                     raise
                 self._agent.lose_replay()
                 log.warning(
                     "the checkpoint was written without the replay: the run is not what it would "
                     "have been, and learns again once enough is collected"
                 )
-        self._env.load_state_dict(read_part(saved.path, "env"))
-        self._run.load_state_dict(read_part(saved.path, "run"))
+        self._env.load_state_dict(read_part(saved.path, f"{prefix}env"))
+        self._run.load_state_dict(read_part(saved.path, f"{prefix}run"))
 
     def _refuse(self, facts: Mapping[str, Any]) -> None:
         wrong = differences(facts, self._facts, ("agent", "spec", "weights"))

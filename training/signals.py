@@ -21,6 +21,7 @@ from agents.stopping import Stop
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a process
 ROW_SECONDS = 3.5  # that a row may still take
+RANKS_SECONDS = 20.0  # the same where ranks have to agree; torchrun kills after 30
 LAST_SECONDS = 0.8  # for closing, once nothing is waited for any more
 
 
@@ -65,13 +66,20 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self._noted: int | None = None
         self.save_requested = False  # by SIGUSR1; whoever saves takes it back
         self.stop = Stop()  # what learning obeys
         self._overdue = False
         self._waiting: int | None = None
         self._begun = self._shielded = False
         self._before: dict[int, Any] = {}
+
+    @property
+    def received(self) -> int | None:
+        """The signal that ends the run; among ranks, once all have agreed to end."""
+        if not self.stop.requested:
+            return None
+        return self._noted or signal.SIGTERM  # which only another rank received
 
     def begin(self) -> None:
         """Note signals from now on: there is something to lose."""
@@ -90,7 +98,7 @@ class StopSignals:
 
     def reached(self) -> None:
         """Say that the row under way is over: from now on only a second signal ends the run."""
-        if self.received is not None:
+        if self._noted is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def __enter__(self) -> StopSignals:
@@ -107,11 +115,15 @@ class StopSignals:
     def _receive(self, number: int) -> None:
         if not self._begun:
             _stop_at_once(number)
-        elif self.received is None:
-            self.received = number
-            _say("stopping after this row; again to stop now")
-            signal.setitimer(signal.ITIMER_REAL, ROW_SECONDS)
+        elif self._noted is None:
+            self._noted = number
+            if not self.stop.together:
+                _say("stopping after this row; again to stop now")
+            seconds = RANKS_SECONDS if self.stop.together else ROW_SECONDS
+            signal.setitimer(signal.ITIMER_REAL, seconds)
             self.stop.request()
+        elif self.stop.together:
+            pass  # from the launcher once more, which got it too
         elif self._shielded:
             self._waiting = number
         else:
@@ -126,13 +138,13 @@ class StopSignals:
 
     def _hurry(self, number: int) -> None:
         """End what takes too long: first by an exception, then whatever it does."""
-        assert self.received is not None
+        assert self._noted is not None
         if self._overdue:
-            os._exit(SIGNAL_EXIT + self.received)
+            os._exit(SIGNAL_EXIT + self._noted)
         self._overdue = True
         signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
         _say("the row under way takes too long: stopping without it")
-        raise StoppedError(self.received)
+        raise StoppedError(self._noted)
 
 
 def _stop_at_once(number: int) -> None:

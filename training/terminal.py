@@ -19,6 +19,8 @@ log = logging.getLogger("steadyrl")
 # Lines come at most this often, so that a log of days stays readable.
 SECONDS_BETWEEN_LINES = 5.0
 
+NEVER = logging.CRITICAL + 1
+
 # What is left out of the bar's line first stands last.
 BY_IMPORTANCE = ("steps", "share", "left", "return", "speed", "memory")
 GAP = 2  # spaces after each
@@ -58,7 +60,7 @@ def hush(stream: object) -> None:
 
 
 @contextmanager
-def to_terminal(console: Console) -> Iterator[None]:
+def to_terminal(console: Console, *, silent: bool = False) -> Iterator[None]:
     """Show messages on the terminal, above the progress bar where there is one."""
     handler: logging.Handler
     if console.is_terminal:
@@ -68,7 +70,7 @@ def to_terminal(console: Console) -> Iterator[None]:
     else:
         handler = _Terminal(cast(TextIO, console.file))
     handler.setFormatter(_ForTerminal())
-    handler.setLevel(logging.INFO)
+    handler.setLevel(NEVER if silent else logging.INFO)
     with attached(handler):
         yield
 
@@ -178,6 +180,6 @@ def score(value: float) -> str:
     return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.3g}"
 
 
-def open_progress(console: Console, total: int) -> Bar | Lines:
+def open_progress(console: Console, total: int, *, silent: bool = False) -> Bar | Lines:
     """Return the progress that suits where the output goes."""
-    return Bar(console, total) if console.is_terminal else Lines(total)
+    return Bar(console, total) if console.is_terminal and not silent else Lines(total)

@@ -84,6 +84,10 @@ class Slice:
         """Hand on to the run."""
         self._run.report()
 
+    def agree(self, step: Step) -> None:
+        """Hand on to the run."""
+        self._run.agree(step)
+
     def record(self, step: Step, metrics: Metrics | None) -> None:
         """Hand on to the run."""
         self._run.record(step, metrics)

@@ -70,6 +70,7 @@ class Part:
     def __init__(self, run, until):
         self.run, self.until = run, until
         self.record, self.report, self.kept = run.record, run.report, run.kept
+        self.agree = run.agree
         self.stopped = False
 
     @property

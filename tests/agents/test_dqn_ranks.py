@@ -1,0 +1,123 @@
+"""Ranks that learn from their rows are one process that learns from all of them: DQN."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from forked_ranks import together
+from test_dqn_agent import CPU, SETTINGS, Chain
+
+from agents.dqn import DQN, recipe
+from agents.dqn_building import start_network
+from agents.learner import Learner
+from buffers.replay import ReplayBatch
+from envs.types import DiscreteActions, EnvSpec
+from memory.errors import SettingError
+from training.summary import weights_hash
+
+ENVS, UPDATES = 2, 6
+SPEC = EnvSpec("Chain", ENVS, (8,), "float32", 1, DiscreteActions(2))
+WHOLE = replace(
+    SETTINGS,
+    replay=replace(SETTINGS.replay, prioritized=True, capacity=240),
+    batch_size=13,  # which no number of ranks divides
+    learning_starts=60,
+    target_every=10**9,
+    max_grad_norm=0.5,
+    n_step=2,
+)
+
+
+def agent_of(world, **changes):
+    settings = replace(WHOLE, **changes).of_rank(world.rank, world.size)
+    agent = DQN(settings, SPEC, device=CPU, seed=world.rank, total_steps=1000)
+    agent.join(world)
+    return agent
+
+
+def train(world, agent, updates):
+    """Let a rank act and learn in episodes of its own lengths."""
+    env = Chain(ENVS, [3 + world.rank, 7], True, seed=world.rank)
+    obs = env.reset()
+    while agent.updates < updates:
+        decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
+        step = env.step()
+        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        agent.observe(decision, step)
+        agent.update()
+        obs = step.obs
+
+
+def recorded(world):
+    """Return what a rank learned from and with which priorities, and what came of it."""
+    agent = agent_of(world)
+    found, step = [], agent._learner.step
+
+    def record(batch, rate):
+        leaves = agent._replay._priorities.leaves.copy()
+        begin = agent._learner.network.weights.detach().clone()
+        reports = step(batch, rate)
+        after = agent._learner.network.weights.detach().numpy().copy()
+        arrays = [part.numpy().copy() for part in batch]
+        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, agent._steps))
+        return reports
+
+    agent._learner.step = record
+    train(world, agent, UPDATES)
+    return found, agent._replay.peak
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_learn_as_one_process_from_the_rows_of_all(size):
+    ranks = together(size, recorded)
+    online, target = (start_network(WHOLE, SPEC, CPU, seed=0) for _ in range(2))
+    one = Learner(recipe(WHOLE), online, "eager", frozen=(target,))
+    first = torch.from_numpy(ranks[0][0][0][4])
+    online.weights.copy_(first)
+    target.weights.copy_(first)
+    for each in zip(*(found for found, _ in ranks), strict=True):
+        # Drawn with P(i) = p_i / Σp / ranks, so weighted with (P / smallest P)^-β.
+        shares = [leaves / leaves.sum() for _, leaves, *_ in each]
+        smallest = min(share[share > 0].min() for share in shares)
+        beta, rate, before, _, steps = each[0][2:]
+        weights = []
+        for (arrays, *_), share in zip(each, shares, strict=True):
+            weight = (share[arrays[-1]] / smallest) ** -beta
+            np.testing.assert_allclose(arrays[-2], weight, rtol=1e-6)
+            weights.append(weight)
+        fields = [
+            torch.from_numpy(np.concatenate([arrays[i] for arrays, *_ in each])) for i in range(7)
+        ]
+        assert len(fields[0]) == WHOLE.batch_size
+        np.testing.assert_allclose(one.network.weights.detach().numpy(), before, atol=1e-6)
+        batch = ReplayBatch(*fields)._replace(
+            weight=torch.from_numpy(np.concatenate(weights)).float()
+        )
+        one.step(batch, rate)
+        for rank in each:
+            np.testing.assert_allclose(one.network.weights.detach().numpy(), rank[5], atol=1e-6)
+            np.testing.assert_array_equal(rank[5], each[0][5])
+            assert rank[6] == steps
+    # New transitions start with the largest error that any rank has seen.
+    assert len({peak for _, peak in ranks}) == 1
+
+
+def hashed(world):
+    agent = agent_of(world, target_every=40)
+    train(world, agent, 100)
+    return weights_hash(agent.weights()), agent.target_updates
+
+
+def test_weights_are_the_same_on_both_ranks_after_a_hundred_updates():
+    one, other = together(2, hashed)
+    assert one == other
+    assert one[1] > 3
+
+
+def test_a_batch_that_leaves_a_rank_nothing_is_refused():
+    with pytest.raises(SettingError, match="batch_size=13: leaves nothing for some of 14 ranks"):
+        WHOLE.of_rank(0, 14)
+    shares = [WHOLE.of_rank(rank, 3) for rank in range(3)]
+    assert [share.batch_size for share in shares] == [5, 4, 4]
+    assert {share.replay.capacity for share in shares} == {80}

@@ -1,0 +1,166 @@
+"""Ranks that learn from their rows are one process that learns from all of them: PPO."""
+
+import numpy as np
+import pytest
+import torch
+from forked_ranks import together
+from ppo_agents import Episodes, build
+
+from agents.adam import BETA1
+from agents.base import Decision
+from agents.ppo_ranks import minibatches
+from buffers.rollout import RolloutBuffer
+from envs.types import Step
+from training.summary import weights_hash
+
+ENVS, ROWS = 3, 16
+# All rows are one minibatch, so that its order is no matter.
+WHOLE = {
+    "minibatches": 1,
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "clip_value": True,
+    "epochs": 6,
+    "learning_rate": 3e-3,
+    "target_kl": 2e-4,
+}
+
+
+def rows(size, rollouts):
+    """Return decisions and steps of size · ENVS environments."""
+    envs = size * ENVS
+    env, random = Episodes(envs, mean_length=6, scale=3.0), np.random.default_rng(5)
+    obs, found = env.reset(), []
+    for _ in range(rollouts * ROWS):
+        step = env.step()
+        found.append((obs, random.integers(0, 3, envs), step))
+        obs = step.obs
+    return found
+
+
+def part(row, begin, end):
+    """Return what these environments had in a row."""
+    obs, action, step = row
+    chosen = torch.from_numpy(action[begin:end])
+    decision = Decision(torch.from_numpy(obs[begin:end]), chosen, chosen=chosen)
+    return decision, Step(*(array[begin:end] for array in step[:-1]), ())
+
+
+def learned(agent, given, begin, end, settle):
+    """Feed the rows of these environments; return what was learned after every rollout."""
+    found = []
+    for row in given:
+        decision, step = part(row, begin, end)
+        # Acting looks at the first observations too, while nothing is known of them.
+        agent.actor(end - begin, explore=True).act(decision.obs.numpy(), ~step.valid)
+        settle(agent, step)
+        agent.observe(decision, step)
+        metrics = agent.update()
+        if metrics is not None:
+            found.append(told(agent, metrics))
+    return found
+
+
+def told(agent, metrics):
+    learner = agent._learner
+    return {
+        "gradient": learner.adam.mean.numpy() / (1 - BETA1),
+        "weights": learner.network.weights.detach().numpy().copy(),
+        "mean": agent._observations.mean.numpy().copy(),
+        "square": agent._observations.square.numpy().copy(),
+        "scale": agent._rewards.scale,
+        "updates": agent.updates,
+        "steps": agent._steps,
+        **dict(zip(metrics.names, metrics.values.tolist(), strict=True)),
+    }
+
+
+def one_rank(world, given, changes):
+    agent = build(ENVS, **changes)
+    agent.join(world)
+    begin = world.rank * ENVS
+
+    def settle(agent, step):
+        world.settle(int(step.valid.sum()), (), now=agent.settles)
+
+    return learned(agent, given, begin, begin + ENVS, settle)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_learn_as_one_process_with_all_their_environments(size):
+    given = rows(size, 4)
+    # What changes from rollout to rollout, and how often, is a matter of the KL divergence.
+    one = learned(build(size * ENVS, **WHOLE), given, 0, size * ENVS, lambda agent, step: None)
+    ranks = together(size, one_rank, given, WHOLE)
+    assert len({record["updates"] for record in one}) == len(one) == 4
+    assert one[-1]["updates"] < 4 * WHOLE["epochs"], "the KL divergence never stopped an epoch"
+    for rank in ranks:
+        for theirs, ours in zip(rank, one, strict=True):
+            assert (theirs["updates"], theirs["steps"]) == (ours["updates"], ours["steps"])
+            for name in ours:
+                np.testing.assert_allclose(
+                    theirs[name], ours[name], rtol=2e-5, atol=1e-6, err_msg=name
+                )
+        np.testing.assert_array_equal(rank[-1]["weights"], ranks[0][-1]["weights"])
+
+
+def filled(envs, seed):
+    rollout = RolloutBuffer(
+        steps=ROWS, num_envs=envs, observation_shape=(2,), observation_dtype=torch.float32,
+        action_shape=(), action_dtype=torch.int64, device=torch.device("cpu"),
+    )  # fmt: skip
+    random = np.random.default_rng(seed)
+    for _ in range(ROWS):
+        valid = random.random(envs) < 0.6
+        no = np.zeros(envs, bool)
+        rollout.add(
+            torch.zeros(envs, 2), torch.zeros(envs, dtype=torch.int64), torch.zeros(envs),
+            torch.zeros(envs), random.normal(3, 2, envs).astype(np.float32), no, no, valid,
+        )  # fmt: skip
+    rollout.finish(torch.zeros(envs), gamma=0.9, gae_lambda=0.9)
+    return rollout
+
+
+def one_epoch(world, envs, parts):
+    rollout = filled(envs[world.rank], seed=world.rank)
+    found = minibatches(rollout, parts, torch.Generator().manual_seed(world.rank), world)
+    return [(batch.advantage.numpy(), batch.return_.numpy(), share) for batch, share in found]
+
+
+def test_advantages_are_normal_over_the_rows_of_all_ranks_and_all_take_as_many_steps():
+    epochs = together(2, one_epoch, (4, 1), 13)
+    assert len(epochs[0]) == len(epochs[1]) == 13
+    for (one, one_raw, share), (other, other_raw, other_share) in zip(*epochs, strict=True):
+        raw = np.concatenate((one_raw, other_raw if other_share else []))  # V = 0: A is R
+        both = np.concatenate((one, other if other_share else []))
+        np.testing.assert_allclose(both, (raw - raw.mean()) / raw.std(), rtol=1e-4, atol=1e-5)
+        assert share == pytest.approx(1 / len(both))
+        assert other_share in (0, share)
+    assert any(other_share == 0 for _, _, other_share in epochs[1])
+
+
+def trained(world, updates, compiled):
+    agent = build(ENVS, seed=world.rank, minibatches=2, epochs=2, compile=compiled)
+    agent.join(world)
+    env = Episodes(ENVS, seed=world.rank)
+    obs = env.reset()
+    while agent.updates < updates:
+        decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
+        step = env.step()
+        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        agent.observe(decision, step)
+        agent.update()
+        obs = step.obs
+    return weights_hash(agent.weights()), agent._learner.network.weights.detach().numpy()
+
+
+def test_weights_are_the_same_on_both_ranks_after_a_hundred_updates():
+    (one, _), (other, _) = together(2, trained, 100, "false")
+    assert one == other
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_cut_in_two_around_what_ranks_share():
+    plain, graph = (together(2, trained, 20, compiled) for compiled in ("false", "true"))
+    assert graph[0][0] == graph[1][0]
+    np.testing.assert_allclose(plain[0][1], graph[0][1], rtol=1e-4, atol=1e-5)

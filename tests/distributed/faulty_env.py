@@ -1,0 +1,36 @@
+"""A CartPole that hangs, fails or cannot write, on one rank and after so many steps; or is slow."""
+
+import os
+import resource
+import time
+
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Faulty(CartPoleEnv):
+    """After `after` steps, on rank `on`: `hang`, `fail`, or a `disk` that takes no more."""
+
+    def __init__(self, fault="", on=1, after=300, busy=0.0):
+        super().__init__()
+        self.fault = fault if on == RANK else ""
+        self.left, self.busy = after, busy
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0:
+            if self.fault == "hang":
+                time.sleep(1000)
+            if self.fault == "fail":
+                raise RuntimeError("the pole fell on the floor")
+            if self.fault == "disk":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        end = time.perf_counter() + self.busy
+        while time.perf_counter() < end:
+            pass
+        return super().step(action)
+
+
+gym.register("Faulty-v0", Faulty, max_episode_steps=500)

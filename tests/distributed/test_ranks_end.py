@@ -1,0 +1,102 @@
+"""However a rank ends, all end, soon and for a reason that is said; what was saved goes on."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from forked_ranks import start
+
+SHORT = (
+    "eval.every=0", "total_steps=1200", "agent.updates_per_train=1", "checkpoint.every=200",
+    "run_dir=run",
+)  # fmt: skip
+ENDLESS = (*SHORT, "total_steps=1e8")
+
+
+def ended(ranks):
+    """Return codes and outputs of ranks that end by themselves."""
+    outputs = [rank.communicate() for rank in ranks]
+    return [rank.returncode for rank in ranks], outputs
+
+
+def summary(folder):
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+def wait_for_checkpoint(folder, ranks):
+    while not any((folder / "run" / "checkpoints").glob("step-*0000*")):
+        assert not any(rank.is_over(0.02) for rank in ranks)
+
+
+def test_a_killed_rank_ends_all_and_the_run_goes_on_to_where_it_would_have_come(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    codes, outputs = ended(start(whole, 2, *SHORT))
+    assert codes == [0, 0], outputs
+    assert outputs[1] == ("", ""), "only rank 0 says something"
+
+    ranks = start(killed, 2, *SHORT)
+    wait_for_checkpoint(killed, ranks)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    begin = time.monotonic()
+    codes, outputs = ended(ranks)
+    assert time.monotonic() - begin < 10
+    assert codes == [8, -signal.SIGKILL], outputs
+    assert "error: rank 1 is lost: process" in outputs[0][1]
+    assert "Traceback" not in outputs[0][1]
+
+    codes, outputs = ended(start(killed, 2, *SHORT, "resume=auto"))
+    assert codes == [0, 0], outputs
+    assert "continued from step" in outputs[0][0]
+    one, other = summary(whole), summary(killed)
+    for key in ("weights_sha256", "steps", "updates", "episodes", "return_mean"):
+        assert one[key] == other[key], key
+
+
+def test_a_signal_to_all_ranks_gives_one_checkpoint_of_their_last_row(tmp_path):
+    ranks = start(tmp_path, 2, *ENDLESS, "checkpoint.every=0")
+    wait_for_checkpoint(tmp_path, ranks)
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGTERM)
+    codes, outputs = ended(ranks)
+    assert codes == [128 + signal.SIGTERM] * 2, outputs
+    found = summary(tmp_path)
+    assert found["status"] == "interrupted"
+    (last,) = (tmp_path / "run" / "checkpoints").glob(f"step-{found['steps']:012d}")
+    names = set(json.loads((last / "manifest.json").read_text())["files"])
+    for name in ("agent", "env", "run", "replay"):
+        assert {f"{name}.json", f"rank0001-{name}.json"} <= names
+
+
+def test_ranks_that_were_told_different_things_are_refused(tmp_path):
+    ranks = start(tmp_path, 2, *SHORT, different=("agent.gamma=0.5",))
+    codes, outputs = ended(ranks)
+    assert codes == [2, 2]
+    said = "".join(err for _, err in outputs)
+    assert said.count("error: ") == 1
+    assert "agent.gamma=0.99: on rank 0, but 0.5 on rank 1: start all with one command" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_of_ranks_is_refused(tmp_path):
+    codes, outputs = ended(start(tmp_path, 2, "-m", "seed=1,2"))
+    assert codes == [2, 2]
+    assert "--multirun and torchrun cannot be combined" in outputs[0][1]
+
+
+@pytest.mark.parametrize("old", [1, 2])
+def test_another_number_of_ranks_goes_on_with_what_has_a_meaning_there(tmp_path, old):
+    codes, outputs = ended(start(tmp_path, old, *SHORT))
+    assert codes == [0] * old, outputs
+    before = summary(tmp_path)
+    new = 3 - old
+    again = (*SHORT, "resume=run", "total_steps=1400")
+    codes, outputs = ended(start(tmp_path, new, *again))
+    assert codes == [0] * new, outputs
+    assert f"saved by {old} rank" in outputs[0][0]
+    after = summary(tmp_path)
+    assert after["resumed_from_step"] == before["steps"]
+    assert after["steps"] >= 1400

@@ -1,0 +1,181 @@
+"""Several processes that are one run: their collectives, and what becomes of them if one is lost.
+
+Rank 0 keeps a small store of its own, which outlives the launcher: there every rank says how it is
+(training/heartbeat.py) and what it saved (training/rank_saving.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from agents.world import World
+from memory.errors import ExpectedError, describe
+from memory.state import Stateful
+from training.heartbeat import Heartbeat, Told
+from training.launch import Place
+
+c10d: Any = dist  # which says of few names that they are for others
+POLL = 0.02  # seconds
+# Whoever dies closes its connections, whoever hangs is found by its heart: patience is endless,
+# because rank 0 may evaluate for hours.
+PATIENCE = timedelta(days=30)
+
+
+class PeerLostError(ExpectedError):
+    """Another rank is gone or failed, and with it the run: which one, and why."""
+
+    exit_code = 8
+
+
+class Ranks(World, Stateful):
+    """One of several processes; see `World` for what they do together."""
+
+    state_names = ("_pending",)
+
+    def __init__(self, place: Place, device: torch.device, row_seconds: float) -> None:
+        """Wait for all others, who are started at the same time."""
+        self.rank, self.size = place.rank, place.size
+        self._device = device
+        self._pending = self._before = self._total = 0
+        launchers, *_ = next(c10d.rendezvous("env://", timeout=PATIENCE))
+        self.store = _own_store(launchers, self.rank)
+        people = self._meet(launchers)
+        self.heart = Heartbeat(self.store, self.rank, people, row_seconds)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend,
+            store=c10d.PrefixStore("group", self.store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=PATIENCE,
+        )
+
+    def _meet(self, launchers: Any) -> list[tuple[str, int]]:
+        """Wait, in a way that signals can end, until all are there; return hosts and processes."""
+        keys = [f"steadyrl/here/{rank}" for rank in range(self.size)]
+        launchers.set(keys[self.rank], json.dumps([socket.gethostname(), os.getpid()]))
+        missing = keys.copy()
+        while missing:
+            if launchers.check(missing[-1:]):
+                missing.pop()
+            else:
+                time.sleep(POLL)
+        return [json.loads(each) for each in launchers.multi_get(keys)]
+
+    @override
+    def sum_(self, tensor: Tensor) -> Tensor:
+        with self._waiting():
+            dist.all_reduce(tensor)
+        return tensor
+
+    @override
+    def largest(self, *numbers: float) -> list[float]:
+        found = torch.tensor(numbers, dtype=torch.float64)
+        with self._waiting():
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.tolist()
+
+    @override
+    def gather(self, plain: Any) -> list[Any]:
+        text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(text)
+        lengths = [int(length) for length in self.sum_(sizes)]
+        texts = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
+        mine = texts[self.rank].clone()
+        mine[: len(text)] = text
+        with self._waiting():
+            dist.all_gather(texts, mine)
+        found = zip(texts, lengths, strict=True)
+        return [json.loads(text[:length].numpy().tobytes()) for text, length in found]
+
+    @override
+    def copy_(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            with self._waiting():
+                dist.broadcast(tensor.detach(), 0)
+
+    @override
+    def counted(self, valid: NDArray[np.bool_]) -> int:
+        return self._total
+
+    def settle(self, valid: int, wishes: Sequence[bool], *, now: bool) -> list[bool] | None:
+        """Count a row; `now` together with all ranks: return which wishes any of them has."""
+        self.heart.beat()
+        self._before = self._pending
+        self._pending += valid
+        self._total = 0
+        if not now:
+            return None
+        numbers = torch.tensor([self._pending, *wishes], dtype=torch.int64)
+        self._total, *found = self.sum_(numbers).tolist()
+        self._pending = 0
+        return [bool(wish) for wish in found]
+
+    def take_back(self) -> None:
+        """Count the last row once more: it is kept for later."""
+        self._pending = self._before
+
+    @override
+    def waits(self) -> AbstractContextManager[None]:
+        return self.heart.waits()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        try:
+            with self.heart.waits():
+                yield
+        except RuntimeError as error:
+            told = self.heart.ask() or Told(-1, describe(error))
+            lost = PeerLostError(str(told))
+            lost.silent = self.rank != (1 if told.rank == 0 else 0)
+            raise lost from error
+
+    @override
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let the others know why this rank ends, if it ends by an error; the first one says it."""
+        try:
+            yield
+        except PeerLostError:
+            raise
+        except BaseException as error:
+            first = self.heart.tell(Told(self.rank, describe(error)))
+            if isinstance(error, ExpectedError):
+                error.silent = not first
+            raise
+
+    def leave(self, *, together: bool) -> None:
+        """Beat no more; together: once all are here."""
+        try:
+            if together:
+                self.gather(None)
+        finally:
+            self.heart.close()
+
+
+def _own_store(launchers: Any, rank: int) -> Any:
+    """Return the store that rank 0 keeps."""
+    host, key = os.environ["MASTER_ADDR"], "steadyrl/port"
+    if rank == 0:
+        store = c10d.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        launchers.set(key, str(store.port))
+        return store
+    while not launchers.check([key]):
+        time.sleep(POLL)
+    port = int(launchers.get(key))
+    return c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)

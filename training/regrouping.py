@@ -1,0 +1,61 @@
+"""A run that goes on among another number of ranks than it was saved by."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from agents.base import Agent
+from agents.world import World
+from envs.vector import VectorEnv
+from memory.state import Stateful
+from training.archive import read_part
+from training.manifest import manifest_facts
+
+log = logging.getLogger("steadyrl")
+
+
+def prefix_of(rank: int) -> str:
+    """Return what the names of a rank's parts begin with; rank 0's are those of a run alone."""
+    return f"rank{rank:04d}-" if rank else ""
+
+
+def facts_ranks(path: Path) -> int:
+    """Return how many ranks wrote a checkpoint."""
+    ranks: int = manifest_facts(path).get("ranks", 1)
+    return ranks
+
+
+def regroup(
+    path: Path, before: int, world: World, run: Stateful, env: VectorEnv, agent: Agent
+) -> None:
+    """Take back what has a meaning among another number of ranks, and say what has none.
+
+    What all ranks have alike is kept: weights, optimiser, normalisers, counters. A rank that was
+    there goes on with its environments and generators; new ones begin.
+    """
+    rank, own = world.rank, agent.state_dict()
+    old = rank < before
+    prefix = prefix_of(rank) if old else ""
+    state = read_part(path, f"{prefix}agent")
+    counts = read_part(path, f"{prefix}run")
+    if not old:
+        state |= {name: own[name] for name in agent.of_one_rank}
+        counts["episodes"] = run.state_dict()["episodes"]
+    counts["kept"] = run.state_dict()["kept"]
+    agent.load_state_dict(state)
+    lost = range(rank + world.size, before, world.size)
+    agent.regroup([read_part(path, f"{prefix_of(other)}agent") for other in lost])
+    run.load_state_dict(counts)
+    if old:
+        env.load_state_dict(read_part(path, f"{prefix}env"))
+    else:
+        env.reset()
+    log.warning(
+        "saved by %d rank%s, continued by %d: weights, optimiser, normalisers and counters are "
+        "kept; what was collected and not yet learned from is lost, and so is the replay: the run "
+        "is not what it would have been",
+        before,
+        "" if before == 1 else "s",
+        world.size,
+    )
