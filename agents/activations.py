@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agents.compiling import being_traced
+from agents.tracing import being_traced
 
 Floats = NDArray[np.float32]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agents.compiling import being_traced
+from agents.tracing import being_traced, once
 
 
 class AdamState(NamedTuple):
@@ -65,9 +65,9 @@ def _written_out(
     state.step.add_(1)
     state.mean.lerp_(gradient, 1 - BETA1)
     state.square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
-    size = learning_rate / (1 - BETA1**state.step)
-    root = (state.square / (1 - BETA2**state.step)).sqrt()
-    weights.sub_(size * state.mean / (root + epsilon))
+    size = once(learning_rate / (1 - BETA1**state.step))
+    scale = once((1 - BETA2**state.step).rsqrt())
+    weights.sub_(size * state.mean / (state.square.sqrt() * scale + epsilon))
 
 
 @torch.no_grad()
@@ -82,5 +82,5 @@ def clip_(gradient: Tensor, max_norm: float) -> Tensor:
         if not size <= max_norm:
             gradient.mul_(max_norm / (size + 1e-6))
     else:
-        gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        gradient.mul_(once(torch.clamp(max_norm / (norm + 1e-6), max=1.0)))
     return norm

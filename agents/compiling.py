@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agents.tracing import flatten, traced
 from memory.errors import describe
 
 Mode = Literal["eager", "compiled", "cudagraph"]
@@ -42,40 +42,6 @@ def compile_mode(
         pays = expected_updates >= WORTHWHILE_UPDATES and not large_images
         return "compiled" if pays else "eager"
     return "compiled" if setting == "true" else "eager"
-
-
-# With it comes a library for symbolic mathematics: 35 MB that runs without a compiler do not need.
-TRACING = "torch.fx.experimental.proxy_tensor"
-
-
-def being_traced() -> bool:
-    """Return whether the caller is being turned into a graph rather than run."""
-    tracing = sys.modules.get(TRACING)
-    return tracing is not None and tracing.get_proxy_mode() is not None
-
-
-def flatten(args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors in `args`, one level of tuples deep: a general tree walk costs 10 µs."""
-    leaves: list[Tensor] = []
-    for arg in args:
-        if isinstance(arg, tuple):
-            leaves.extend(arg)
-        else:
-            leaves.append(arg)
-    return leaves
-
-
-def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
-    """Undo `flatten`, with the structure of `like`."""
-    rest = iter(leaves)
-
-    def taken(arg: Any) -> Any:
-        if not isinstance(arg, tuple):
-            return next(rest)
-        items = [next(rest) for _ in arg]
-        return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items)
-
-    return [taken(arg) for arg in like]
 
 
 class Compiled:
@@ -126,34 +92,6 @@ class Compiled:
         # Compilation itself happens at the first call, which must not count as an update.
         run(*(leaf.clone() for leaf in leaves), *self._captured)
         return run
-
-
-def traced(
-    function: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """Return a graph of `function`, and the tensors it takes after its flattened arguments."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    copies = (leaf.detach().clone() for leaf in flatten(args))
-    graph = make_fx(lambda *flat: function(*rebuild(flat, args)))(*copies)
-    return graph, _lift(graph)
-
-
-def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:
-    """Make tensors that the graph holds its last arguments, and return them."""
-    captured: list[Tensor] = []
-    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
-    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
-        tensor = getattr(graph, node.target)
-        if not isinstance(tensor, Tensor):
-            continue
-        with graph.graph.inserting_after(last):
-            last = graph.graph.placeholder(f"captured_{len(captured)}")
-        node.replace_all_uses_with(last)
-        graph.graph.erase_node(node)
-        captured.append(tensor)
-    graph.recompile()
-    return captured
 
 
 class _CudaGraph:

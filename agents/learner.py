@@ -238,13 +238,12 @@ class Learner(Stateful):
             rows = self._recipe.loss(*networks, piece, *numbers[1:])
             return torch.dot(rows.loss, part), rows
 
-        gradient = torch.zeros_like(learned)
-        pieces = []
+        slopes, pieces = [], []
         for piece, part in self._pieces(batch, share):
             slope, (_, rows) = grad_and_value(loss, has_aux=True)(learned, piece, part)
-            gradient = gradient + slope
+            slopes.append(slope)
             pieces.append((rows, part))
-        return gradient, *_told(pieces)
+        return sum(slopes[1:], slopes[0]), *_told(pieces)
 
     def _pieces(self, batch: Any, share: Tensor) -> list[tuple[Any, Tensor]]:
         """Prepare the batch as a whole, then cut it; return pieces and their rows' shares."""

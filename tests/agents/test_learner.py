@@ -8,11 +8,12 @@ import torch
 from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
-from agents.compiling import Padding, _CudaGraph, flatten, traced
+from agents.compiling import Padding, _CudaGraph
 from agents.dqn import recipe
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.learner import Learner, Recipe, RowLoss
 from agents.networks import FlatNetwork, QNetwork
+from agents.tracing import flatten, traced
 from buffers.replay import ReplayBatch
 from memory.errors import NonFiniteError
 

@@ -9,12 +9,12 @@ from ppo_agents import CPU, SETTINGS
 from torch import nn
 
 from agents.actor_critic import ActorCritic
-from agents.compiling import flatten, traced
 from agents.heads import BoxHead, DiscreteHead
 from agents.learner import Learner
 from agents.networks import FlatNetwork
 from agents.ppo import recipe
 from agents.ppo_loss import explained_variance, normalised, policy_loss
+from agents.tracing import flatten, traced
 from buffers.rollout import RolloutBatch
 
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from agents.activations import ACTIVATIONS
 from agents.actor_critic import ActorCritic, TwinLayer, TwinNorm
-from agents.compiling import traced
 from agents.heads import DiscreteHead
 from agents.network_settings import NetworkSettings, fitting
 from agents.networks import FlatNetwork, QNetwork
+from agents.tracing import traced
 from agents.trunks import Residual, build_trunk
 
 FRAMES, BOARD = (4, 84, 84), (4, 10, 10)

@@ -1,0 +1,103 @@
+"""How a function of tensors becomes a graph, and what is written otherwise in it to be fast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# With it comes a library for symbolic mathematics: 35 MB that runs without a compiler do not need.
+TRACING = "torch.fx.experimental.proxy_tensor"
+
+
+def being_traced() -> bool:
+    """Return whether the caller is being turned into a graph rather than run."""
+    tracing = sys.modules.get(TRACING)
+    return tracing is not None and tracing.get_proxy_mode() is not None
+
+
+def once(number: Tensor) -> Tensor:
+    """Return a number [] that a graph computes once, not again for all whom it is multiplied with.
+
+    A compiler writes arithmetic into every loop that needs it, but keeps what a reduction gave.
+    """
+    return number.expand(16).amax()
+
+
+def flatten(args: tuple[Any, ...]) -> list[Tensor]:
+    """Return the tensors in `args`, one level of tuples deep: a general tree walk costs 10 µs."""
+    leaves: list[Tensor] = []
+    for arg in args:
+        if isinstance(arg, tuple):
+            leaves.extend(arg)
+        else:
+            leaves.append(arg)
+    return leaves
+
+
+def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
+    """Undo `flatten`, with the structure of `like`."""
+    rest = iter(leaves)
+
+    def taken(arg: Any) -> Any:
+        if not isinstance(arg, tuple):
+            return next(rest)
+        items = [next(rest) for _ in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items)
+
+    return [taken(arg) for arg in like]
+
+
+def traced(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """Return a graph of `function`, and the tensors it takes after its flattened arguments."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    copies = (leaf.detach().clone() for leaf in flatten(args))
+    products: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.mm.default: _mm,
+        torch.ops.aten.addmm.default: _addmm,
+    }
+    graph = make_fx(lambda *flat: function(*rebuild(flat, args)), products)(*copies)
+    return graph, _lift(graph)
+
+
+def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:
+    """Make tensors that the graph holds its last arguments, and return them."""
+    captured: list[Tensor] = []
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        tensor = getattr(graph, node.target)
+        if not isinstance(tensor, Tensor):
+            continue
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"captured_{len(captured)}")
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
+        captured.append(tensor)
+    graph.recompile()
+    return captured
+
+
+# Products that are so narrow are sums in a loop with what is done before and after; the library
+# takes longer to be called. Those with few columns it computes several times as fast transposed.
+NARROW, FEW = 2, 16
+
+
+def _mm(left: Tensor, right: Tensor) -> Any:
+    rows, columns = left.shape[0], right.shape[1]
+    if min(rows, columns, left.shape[1]) <= NARROW:
+        return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
+    if columns <= FEW < rows:
+        return (right.t() @ left.t()).t()
+    return NotImplemented  # as it is
+
+
+def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
+    if min(left.shape[0], right.shape[1], left.shape[1]) > NARROW:
+        return NotImplemented
+    return _mm(left, right) + bias

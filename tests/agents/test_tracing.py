@@ -1,0 +1,55 @@
+"""Graphs compute what the functions do that they were made of."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.tracing import FEW, NARROW, once, traced
+
+SIDES = st.sampled_from([1, NARROW, NARROW + 1, FEW, FEW + 1, 40])
+
+
+def targets(graph):
+    return {node.target for node in graph.graph.nodes if node.op == "call_function"}
+
+
+@settings(deadline=None, max_examples=25)
+@given(SIDES, SIDES, SIDES, st.booleans(), st.booleans())
+def test_products_of_any_shape_are_the_same(rows, inner, columns, left_t, right_t):
+    g = torch.Generator().manual_seed(rows * 10_000 + inner * 100 + columns)
+    left = torch.randn((inner, rows) if left_t else (rows, inner), generator=g)
+    right = torch.randn((columns, inner) if right_t else (inner, columns), generator=g)
+    bias = torch.randn(columns, generator=g)
+
+    def both(left, right, bias):
+        left, right = left.t() if left_t else left, right.t() if right_t else right
+        return left @ right, torch.addmm(bias, left, right)
+
+    graph, captured = traced(both, (left, right, bias))
+    assert captured == []
+    for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "library"),
+    [((128, 84, NARROW), False), ((120, 128, FEW), True), ((64, 64, 64), True)],
+)
+def test_only_very_narrow_products_are_written_out(shape, library):
+    rows, inner, columns = shape
+    graph, _ = traced(torch.mm, (torch.zeros(rows, inner), torch.zeros(inner, columns)))
+    assert (torch.ops.aten.mm.default in targets(graph)) is library
+
+
+def test_few_columns_are_computed_transposed():
+    graph, _ = traced(torch.mm, (torch.zeros(120, 128), torch.zeros(128, FEW)))
+    order = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert order == ["aten.t.default", "aten.t.default", "aten.mm.default", "aten.t.default"]
+
+
+def test_once_is_the_number_itself():
+    for number in (0.1, -3.0, float("inf")):
+        assert once(torch.tensor(number)).item() == torch.tensor(number).item()
+    assert once(torch.tensor(float("nan"))).isnan()
