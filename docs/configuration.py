@@ -42,8 +42,8 @@ defaults below are those of the files named; other environments differ in some.
 python train.py -m seed=0,1 agent=dqn,ppo total_steps=20_000
 ```
 
-makes one run for each pair, in `multirun/<date>/<time>/`, called by what tells them apart:
-`agent-ppo__seed-1__job-3/`.
+makes one run for each pair, in `outputs/sweeps/<date>_<time>/`, called by what tells them apart:
+`agent-ppo__seed-1__job-3/` ([SWEEPS.md](SWEEPS.md)).
 """
 BASICS = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
 NO_KEYS = ("defaults", "hydra")  # Hydra's own

@@ -7,6 +7,7 @@ import textwrap
 import unicodedata
 from importlib.metadata import PackageNotFoundError, entry_points
 from importlib.metadata import version as installed_version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -23,7 +24,7 @@ HELP = """Train DQN or PPO on a Gymnasium environment.
   python train.py experiment=cartpole_ppo    a tuned preset
   python train.py env.id=Blackjack-v1        any Gymnasium id
   python train.py agent.learning_rate=1e-3   any key of the configuration
-  python train.py -m seed=0,1,2              one run for each value
+  python train.py -m seed=0,1,2              one run for each value (docs/SWEEPS.md)
   python train.py --cfg job                  print every key and its value
 
 {groups}
@@ -37,6 +38,13 @@ FREE_FORM = ("env.kwargs.", "env.kwargs=")
 AGENT_KEYS = ("agent", "agent.name")
 # A group inside of a group, which Hydra would have written with a slash.
 NETWORK = "agent.network"
+# Which extra brings a launcher, and what it is told besides: submitit ends jobs after an hour, and
+# what Slurm takes back is not queued again, unless it may.
+LAUNCHERS = {
+    "joblib": ("sweep", ()),
+    "submitit_local": ("slurm", ("hydra.launcher.timeout_min=100000",)),
+    "submitit_slurm": ("slurm", ("hydra.launcher.max_num_timeout=1000",)),
+}
 # What Hydra is not told.
 OURS = ("help", "version", "overrides")
 # One of these at a time: each does something else than training once.
@@ -92,6 +100,10 @@ def read(given: list[str]) -> Arguments:
         for text in typed.overrides
         if text != "experiment=null"  # as the default is printed; Hydra would not read it
     ]
+    keys = {text.partition("=")[0] for text in overrides}
+    for name, (_, told) in LAUNCHERS.items():
+        if f"hydra/launcher={name}" in overrides:
+            overrides += [text for text in told if text.partition("=")[0] not in keys]
     prints = bool(instead) and not typed.multirun
     return Arguments(_options(typed), overrides, typed.help, typed.version, typed.multirun, prints)
 
@@ -133,6 +145,12 @@ def _arranged(override: str, *, multirun: bool) -> str:
         return f"++{override}"
     key, _, value = override.partition("=")
     key = key.lstrip("+")
+    if key == "hydra/launcher" and value in LAUNCHERS:
+        package = f"hydra_plugins.hydra_{value.partition('_')[0]}_launcher"
+        if not _is_there(package):
+            extra = LAUNCHERS[value][0]
+            install = f'pip install -e ".[{extra}]"'
+            raise CommandError(f"{override}: needs the extra {extra}: {install}")
     if key == "hydra.run.dir" and not multirun:
         return f"run_dir={value}"
     if key == NETWORK and value and not value.startswith("{"):
@@ -140,6 +158,13 @@ def _arranged(override: str, *, multirun: bool) -> str:
     if key.startswith("hydra.output_subdir"):
         raise CommandError(f"{override}: .hydra/ always lies in the run's own directory")
     return override
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of what it would be in
+        return False
 
 
 def _offered(override: str) -> str:

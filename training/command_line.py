@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -35,6 +35,9 @@ from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import CONFIGS, Job, Settings, load_settings
 from training.sweep_names import run_name
 from training.typed import UnknownKeyError
+
+if TYPE_CHECKING:
+    from training.sweep_jobs import SweepJob
 
 
 class BugError(ExpectedError):
@@ -65,32 +68,49 @@ def main(train: Callable[[Job], float | None]) -> None:
         exit_with(error)
 
 
+class Task:
+    """What Hydra calls with each configuration it composed."""
+
+    def __init__(self, train: Callable[[Job], float | None], arguments: Arguments) -> None:
+        self._train, self._arguments = train, arguments
+
+    def __call__(self, config: DictConfig) -> float | None:
+        """Train once; exit where that fails, unless it is a sweep, which goes on."""
+        if not self._arguments.multirun:
+            try:
+                return self._attempt(config)
+            except ExpectedError as error:
+                exit_with(error)
+        from training.sweep_run import current, run_job
+
+        found = current(HydraConfig.get().sweep.dir)
+        if found is None:  # another sweeper's: this error is raised at the sweep's end
+            return self._attempt(config)
+        options = [option for option in self._arguments.options if option != "--multirun"]
+        return run_job(*found, lambda: self._attempt(config, found[1]), options)
+
+    def _attempt(self, config: DictConfig, of_sweep: SweepJob | None = None) -> float | None:
+        job = None
+        try:
+            job = accept(config, self._arguments.overrides, of_sweep)
+            return self._train(job)
+        except Exception as error:
+            expected = error if isinstance(error, ExpectedError) else explained(error, job)
+            if job is None and place().local_rank:
+                expected.silent = True  # the first rank of the machine says it
+            raise expected from error
+
+
 def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments) -> None:
     """Let Hydra compose one job, or those of a sweep, and train each."""
-
-    here = place()
-    if here.size > 1:
+    if place().size > 1:
         end_with_launcher()
         if arguments.multirun:
             raise CommandError(
                 "--multirun and torchrun cannot be combined: a sweep is many runs, ranks are one; "
                 "start torchrun once for each"
             )
-
-    def task(config: DictConfig) -> float | None:
-        job = None
-        try:
-            job = accept(config, arguments.overrides)
-            return train(job)
-        except Exception as error:
-            expected = error if isinstance(error, ExpectedError) else explained(error, job)
-            if job is None and here.local_rank:
-                expected.silent = True  # the first rank of the machine says it
-            # A sweep goes on with its other jobs, and raises this one's error at its end.
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                raise expected from error
-            exit_with(expected)
-
+    task = Task(train, arguments)
     # Otherwise Hydra prints its own errors over several lines and exits with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -122,6 +142,10 @@ def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) 
     typed = sys.argv
     try:
         sys.argv = [*typed[:1], *arguments.options, *arguments.overrides]
+        if arguments.multirun:
+            from training.sweeper import install
+
+            install()
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
     except SystemExit as end:
         # Hydra ends so, after a line of its own, what it cannot print; a run's 1 is a bug's.
@@ -172,12 +196,19 @@ def holds_traceback(log: Path, error: Exception) -> bool:
     return bool(begin) and type(error).__name__ in story
 
 
-def accept(config: DictConfig, of_all_jobs: Sequence[str] = ()) -> Job:
+def accept(
+    config: DictConfig, of_all_jobs: Sequence[str] = (), of_sweep: SweepJob | None = None
+) -> Job:
     """Check a composed configuration before anything slow is imported or written.
 
-    `of_all_jobs` is what was typed, for all jobs of a sweep together.
+    `of_all_jobs` is what was typed, for all jobs of a sweep together; `of_sweep` is this one, where
+    the sweep keeps account of it: what it began before, it continues.
     """
     values = _resolved(config)
+    if of_sweep is not None:
+        values["run_dir"] = of_sweep.run_dir
+        if of_sweep.begun and values["resume"] is None:
+            values["resume"] = AUTO
     typed = _typed()
     try:
         settings = load_settings(values)

@@ -66,10 +66,11 @@ def test_directories_sort_and_hold_what_they_say(tmp_path, monkeypatch):
     ]
     for directory, settings in jobs:
         assert directory.name.startswith(f"seed-{settings.run.seed}__job-")
-        assert directory.parent.parent.parent == tmp_path / "multirun"
-    # Nothing but the sweep's own file is made before a run begins.
+        # Where the runs are, so that one TensorBoard shows both.
+        assert directory.parent.parent == tmp_path / "outputs" / "sweeps"
+    # Nothing but the sweep's own files is made before a run begins.
     [sweep] = {directory.parent for directory, _ in jobs}
-    assert [path.name for path in sweep.iterdir()] == ["multirun.yaml"]
+    assert {path.name for path in sweep.iterdir()} == {"multirun.yaml", "sweep.json", ".jobs"}
 
 
 def test_a_name_that_is_typed_is_kept(tmp_path, monkeypatch):

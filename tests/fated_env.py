@@ -1,0 +1,33 @@
+"""CartPole whose fate goes by a number: fine, diverging, or killing its process once."""
+
+import os
+import signal
+from pathlib import Path
+
+import gymnasium as gym
+
+DIVERGES, KILLED = 0.92, 0.93
+
+
+class Fated(gym.Wrapper):
+    def __init__(self, env, number, mark):
+        super().__init__(env)
+        self._number, self._mark = number, Path(mark)
+        self._steps = 0
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self._steps += 1
+        if self._number == DIVERGES and self._steps > 200:
+            reward = float("nan")
+        if self._number == KILLED and self._steps > 700 and not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return obs, reward, terminated, truncated, info
+
+
+def make(number, mark, **kwargs):
+    return Fated(gym.make("CartPole-v1", **kwargs), number, mark)
+
+
+gym.register("Fated-v0", "fated_env:make")

@@ -1,0 +1,107 @@
+"""Sweeps with real runs: one diverges, one is killed, one has a bad value, with each launcher."""
+
+import importlib.util
+import json
+import shutil
+import signal
+
+import numpy as np
+import psutil
+import pytest
+from command import start
+
+GAMMAS = "0.9,0.91,0.92,0.93,0.94,7"
+
+
+def six(folder, launcher):
+    process = start(
+        folder, "-m", f"agent.gamma={GAMMAS}", "agent=ppo", "env.id=fated_env:Fated-v0",
+        "env.kwargs.number=${agent.gamma}", f"env.kwargs.mark={folder}/mark", "env.backend=sync",
+        "env.max_restarts=0", "total_steps=1500", "eval.every=1000", "eval.episodes=2",
+        "checkpoint.every=500", "hydra.sweep.dir=all", f"hydra/launcher={launcher}", quick=False,
+    )  # fmt: skip
+    out, err = process.communicate()
+    return process.returncode, out + err
+
+
+def told(folder):
+    jobs = json.loads((folder / "all" / "sweep.json").read_text())["jobs"]
+    return [job["status"] for job in jobs]
+
+
+def needs(launcher):
+    package = f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher"
+    if launcher != "basic" and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{launcher} is not installed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+def test_six_jobs_with_three_that_fail(tmp_path, launcher):
+    pytest.importorskip("hydra_plugins") if launcher != "basic" else None
+    needs(launcher)
+    code, printed = six(tmp_path, launcher)
+    if launcher == "basic":  # the job is the sweep's own process
+        assert code == -signal.SIGKILL
+    else:
+        assert code == 5, printed
+        finished = "finished"
+        assert told(tmp_path) == [finished, finished, "diverged", "killed", finished, "failed"]
+    names = ("all/agent.gamma-0.9__job-0", "all/agent.gamma-0.91__job-1")
+    before = [(tmp_path / name / "summary.json").stat().st_mtime_ns for name in names]
+    code, printed = six(tmp_path, launcher)
+    assert code == 5, printed
+    assert told(tmp_path) == ["finished", "finished", "diverged", "finished", "finished", "failed"]
+    assert [(tmp_path / name / "summary.json").stat().st_mtime_ns for name in names] == before
+    resumed = json.loads((tmp_path / "all/agent.gamma-0.93__job-3/summary.json").read_text())
+    assert resumed["resumed_from_step"] in (0, 500)  # the second may not have been whole yet
+    shutil.rmtree(tmp_path / "all")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_jobs_that_run_side_by_side(tmp_path):
+    pytest.importorskip("hydra_plugins")
+    needs("joblib")
+    process = start(
+        tmp_path, "-m", "seed=0,1,2,3", "agent=ppo", "total_steps=200000", "eval.every=0",
+        "hydra.sweep.dir=all", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", quick=False,
+    )  # fmt: skip
+    line = ""
+    while "steps/s" not in line:  # a run is on its way
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130, out + err
+    found = told(tmp_path)
+    assert found.count("waiting") == 2 and "interrupted" in found
+    assert not [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_command(p))]
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.slow
+def test_sixty_jobs_in_one_process_keep_no_memory(tmp_path, monkeypatch):
+    import sys
+
+    from train import train
+    from training.command_line import main
+
+    monkeypatch.chdir(tmp_path)
+    typed = ["agent=ppo", "total_steps=256", "agent.rollout_steps=64", "eval.every=0"]
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=range(60)", "device=cpu", *typed])
+    seen = []
+
+    def measured(job):
+        score = train(job)
+        seen.append(psutil.Process().memory_info().rss / 1024)
+        return score
+
+    main(measured)
+    slope = np.polyfit(np.arange(55), seen[5:], 1)[0]  # after what the first ones load
+    assert slope < 20, f"{slope:.1f} KB a job"

@@ -1,0 +1,138 @@
+"""A sweep survives its jobs, and knows what is left of them when it is run again."""
+
+import json
+import sys
+
+import pytest
+
+from memory.errors import NonFiniteError
+from training.command_line import main
+from training.run_directory import RunDirectory
+from training.sweep_jobs import SweepDirectory, SweepJob, progress_line
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch, capsys):
+    """Return a function that sweeps in one directory, with runs that end as `fates` say."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(fates, *arguments):
+        ran = []
+
+        def train(job):
+            seed = job.settings.run.seed
+            ran.append((seed, job.settings.run.resume))
+            fate = fates.get(seed, "finished")
+            with RunDirectory(job.directory, continued=True) as directory:
+                directory.renew({"config.yaml": "{}"})
+                if isinstance(fate, BaseException):
+                    raise fate
+                summary = {"status": fate, "eval_return_mean": float(seed)}
+                directory.renew({"summary.json": json.dumps(summary)})
+            return float(seed)
+
+        given = ["train.py", "-m", "hydra.sweep.dir=all", *arguments]
+        monkeypatch.setattr(sys, "argv", given)
+        code = 0
+        try:
+            main(train)
+        except SystemExit as ended:
+            code = ended.code
+        captured = capsys.readouterr()
+        return ran, code, captured.out + captured.err
+
+    return run
+
+
+def statuses(tmp_path):
+    jobs = json.loads((tmp_path / "all" / "sweep.json").read_text())["jobs"]
+    return {job["overrides"][0]: job["status"] for job in jobs}
+
+
+def test_every_job_is_announced_and_told_of_in_the_table(sweep, tmp_path):
+    ran, code, printed = sweep({}, "seed=0,1", "agent=dqn,ppo")
+    assert (len(ran), code) == (4, 0)
+    assert "\njob 2/4: seed=0 agent=ppo\n" in printed
+    assert "sweep: 4/4 done" in printed
+    sweep_file = json.loads((tmp_path / "all" / "sweep.json").read_text())
+    assert [job["score"] for job in sweep_file["jobs"]] == [0.0, 0.0, 1.0, 1.0]
+    assert all(job["seconds"] >= 0 and job["status"] == "finished" for job in sweep_file["jobs"])
+
+
+def test_a_sweep_run_again_runs_what_is_left_and_what_is_new(sweep, tmp_path):
+    ran, code, printed = sweep({1: NonFiniteError("no number"), 2: SystemExit(143)}, "seed=0,1,2,3")
+    assert ([seed for seed, _ in ran], code) == ([0, 1, 2], 143)  # asked to stop in the third
+    assert statuses(tmp_path) == {
+        "seed=0": "finished", "seed=1": "diverged", "seed=2": "interrupted", "seed=3": "waiting",
+    }  # fmt: skip
+    assert "rest:   python train.py -m 'hydra.sweep.dir" not in printed
+    ran, code, printed = sweep({}, "agent=dqn", "seed=4,3,2,1,0")  # in another order, one more
+    # What had begun is continued; what finished is left alone.
+    assert (ran, code) == ([(4, None), (3, None), (2, "auto"), (1, "auto")], 0)
+    assert "seed=0: finished before" in printed
+    assert set(statuses(tmp_path).values()) == {"finished"}
+
+
+def test_a_bad_value_is_an_entry_and_the_code_at_the_end(sweep, tmp_path):
+    ran, code, printed = sweep({}, "seed=0,-1,1")
+    assert ([seed for seed, _ in ran], code) == ([0, 1], 2)
+    assert statuses(tmp_path)["seed=-1"] == "failed"
+    assert "error: seed=-1: must be 0 or more" in printed
+    assert printed.strip().splitlines()[-1].startswith("error: 1 of 3 jobs did not finish")
+
+
+def test_jobs_of_other_settings_never_share_a_directory(sweep, tmp_path):
+    sweep({}, "seed=0", "total_steps=2000")
+    ran, _, _ = sweep({}, "seed=0", "total_steps=3000")
+    assert ran == [(0, None)]
+    # What only says how a run is watched makes no other run of it.
+    ran, _, _ = sweep({}, "seed=0", "total_steps=3000", "log.every=10")
+    assert ran == []
+    assert len([path for path in (tmp_path / "all").iterdir() if path.is_dir()]) == 3
+
+
+def test_a_job_whose_directory_was_removed_is_run_again(sweep, tmp_path):
+    sweep({}, "seed=0,1")
+    for file in (tmp_path / "all" / "seed-1__job-1").iterdir():
+        file.unlink()
+    ran, code, _ = sweep({}, "seed=0,1")
+    assert (ran, code) == ([(1, None)], 0)
+
+
+def test_a_job_that_died_without_a_word_counts_as_killed(sweep, tmp_path):
+    sweep({}, "seed=0")
+    place = SweepDirectory(tmp_path / "all")
+    [job] = place.all()
+    job.status = "running"
+    (tmp_path / "all" / job.name / "summary.json").unlink()
+    place.write(job)
+    assert [each.status for each in place.all()] == ["killed"]
+
+
+@pytest.mark.parametrize("content", ["{", '{"jobs": []}', '{"format": 99, "jobs": []}', "[]"])
+def test_a_directory_of_another_version_is_refused(sweep, tmp_path, content):
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "sweep.json").write_text(content)
+    ran, code, printed = sweep({}, "seed=0")
+    assert (ran, code) == ([], 2)
+    assert "was not written by a sweep of this version" in printed
+    assert len(printed.strip().splitlines()) == 1
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_extra(sweep, monkeypatch):
+    monkeypatch.setattr("training.arguments._is_there", lambda package: False)
+    _, code, printed = sweep({}, "hydra/launcher=joblib", "seed=0,1")
+    assert code == 2
+    assert printed == (
+        'error: hydra/launcher=joblib: needs the extra sweep: pip install -e ".[sweep]"\n'
+    )
+
+
+def test_the_line_says_how_many_and_the_time_left():
+    def job(status, score=None):
+        return SweepJob("n", "a=1", [], "", "", status=status, score=score, seconds=60.0)
+
+    jobs = [job("finished", 3.0), job("killed"), job("running"), job("waiting"), job("waiting")]
+    assert progress_line(jobs, at_once=2) == (
+        "sweep: 1/5 done, 1 running, 1 failed, best 3.0 (a=1), about 0:01:30 left"
+    )

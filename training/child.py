@@ -1,0 +1,123 @@
+"""A run as a process of its own, by the command line that people type: what it does stays its own.
+
+Nothing that it breaks, leaks or is killed by is shared with whoever started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PR_SET_PDEATHSIG = 1
+# How a run ends, by its exit code; a signal that nobody handles has a negative one.
+STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
+STATUS |= {143: "interrupted"}
+# Who counts threads by themselves; torch is told by `threads`.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    status: str  # of summary.json; or killed, or in use
+    exit_code: int
+    score: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+def status_of(code: int) -> str:
+    """Return in a word what an exit code means."""
+    return "killed" if code < 0 else STATUS.get(code, "failed")
+
+
+def quoted(value: object) -> str:
+    """Return a text as Hydra's grammar reads it whatever is in it."""
+    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Return a run's summary.json; nothing where there is none that can be read."""
+    try:
+        found = json.loads((directory / "summary.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_finished(summary: Mapping[str, Any]) -> bool:
+    """Return whether a summary is that of a run that came to its end."""
+    return summary.get("status") == "finished"
+
+
+class Child:
+    """A run that was started or continued in `directory`; it ends, and saves, with its parent."""
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        directory: Path,
+        *,
+        output: IO[bytes] | int,
+        options: Sequence[str] = (),
+        threads: int | None = None,
+    ) -> None:
+        self.directory = directory
+        self._begin, self._began_ns = time.monotonic(), time.time_ns()
+        where = [f"run_dir={quoted(directory)}", "resume=auto"]
+        typed = {text.partition("=")[0] for text in overrides}
+        environment = dict(os.environ)
+        if threads is not None:
+            environment |= dict.fromkeys(THREADS, str(threads))
+            where += [] if "threads" in typed else [f"threads={threads}"]
+        kept = [text for text in overrides if text.partition("=")[0] not in ("run_dir", "resume")]
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), *options, *kept, *where],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is passed on once, by whoever got it
+            preexec_fn=_end_with_parent,
+        )
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ask the run to save and end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self, error: str | None = None) -> Outcome:
+        """Wait for the run's end; return how it was, with the `error` that it told."""
+        code = self.process.wait()
+        summary = read_summary(self.directory)
+        try:
+            written = (self.directory / "summary.json").stat().st_mtime_ns
+        except OSError:
+            written = 0
+        # One that is older tells of an earlier attempt.
+        score = summary.get("eval_return_mean") if written >= self._began_ns - 10**9 else None
+        status = status_of(code)
+        if status == "killed":
+            score, error = None, f"killed by signal {-code}"
+        return Outcome(status, code, score, time.monotonic() - self._begin, error)
+
+
+def _end_with_parent() -> None:
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def last_error(lines: Sequence[str]) -> str | None:
+    """Return what the last line that begins with `error: ` says."""
+    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return told[-1] if told else None

@@ -1,0 +1,225 @@
+"""The jobs of a sweep as its directory keeps them: what each is, how it went, which are left.
+
+Every job has a file of its own, because launchers run jobs in several processes or machines;
+`sweep.json` is those files put together, for people's scripts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from memory.errors import ExpectedError
+from training.child import is_finished, read_summary
+from training.files import write_whole
+from training.resume import ABOUT_THE_RUN, is_free, leaves
+
+FORMAT = 1
+SWEEP, JOBS = "sweep.json", ".jobs"
+ENDED = ("finished", "diverged", "failed", "killed", "interrupted")
+
+
+class SweepError(ExpectedError):
+    """Refuse a sweep whose directory cannot be used."""
+
+    exit_code = 2
+
+
+@dataclass
+class SweepJob:
+    """One job: what tells it from the others, and how it went."""
+
+    name: str  # of its directory, and of its file
+    label: str  # as it was typed: seed=1 agent=dqn
+    overrides: list[str]
+    identity: str
+    run_dir: str
+    place: str = ""  # 2/6 in the command that runs it
+    status: str = "waiting"
+    exit_code: int | None = None
+    score: float | None = None
+    seconds: float | None = None  # of its last attempt
+    error: str | None = None
+    pid: int | None = None  # of its own process, on this host
+    host: str | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether its directory holds a run that can be continued."""
+        return (Path(self.run_dir) / "config.yaml").exists()
+
+
+def identity(values: Mapping[str, Any]) -> str:
+    """Return what two configurations share that make the same run, whatever else they say."""
+    counted = {
+        key: value
+        for key, value in leaves(values)
+        if key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key))
+    }
+    if values.get("init_from") is not None:
+        counted["init_from"] = values["init_from"]
+    text = json.dumps(counted, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class SweepDirectory:
+    """What a sweep's directory knows of its jobs; several sweeps may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._refuse_foreign()
+
+    def _refuse_foreign(self) -> None:
+        file = self.path / SWEEP
+        try:
+            found = json.loads(file.read_bytes())
+            known = found["format"] == FORMAT and isinstance(found["jobs"], list)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise SweepError(
+                f"{file}: was not written by a sweep of this version; choose another "
+                "hydra.sweep.dir"
+            )
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Keep other sweeps from naming jobs here meanwhile."""
+        (self.path / JOBS).mkdir(parents=True, exist_ok=True)
+        with (self.path / JOBS / ".plan").open("a") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
+
+    def _file(self, name: str) -> Path:
+        # A digest: a name that was typed may have slashes.
+        return self.path / JOBS / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+
+    @contextmanager
+    def holding(self, job: SweepJob) -> Iterator[bool]:
+        """Hold a job while it is run here; false where somebody else does."""
+        file = os.open(self._file(job.name).with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(file)
+
+    def write(self, job: SweepJob) -> None:
+        """Keep what is known of a job."""
+        (self.path / JOBS).mkdir(parents=True, exist_ok=True)
+        write_whole(self._file(job.name), json.dumps(asdict(job)) + "\n")
+
+    def read(self, name: str) -> SweepJob | None:
+        """Return a job, if there is one of this name."""
+        return self._read(self._file(name))
+
+    def _read(self, file: Path) -> SweepJob | None:
+        try:
+            return SweepJob(**json.loads(file.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            raise SweepError(f"{file}: is damaged; remove it to run its job again") from None
+
+    def named(self, names: Sequence[str]) -> list[SweepJob]:
+        """Return the jobs of these names as they stand now."""
+        found = (self.read(name) for name in names)
+        return [self.now(job) for job in found if job is not None]
+
+    def all(self) -> list[SweepJob]:
+        """Return every job as it stands now."""
+        found = (self._read(file) for file in (self.path / JOBS).glob("*.json"))
+        return sorted((self.now(job) for job in found if job), key=lambda job: job.name)
+
+    def now(self, job: SweepJob) -> SweepJob:
+        """Return a job with the truth about it: a process may have died without a word."""
+        summary = read_summary(Path(job.run_dir))
+        if job.status != "finished" and is_finished(summary):
+            # Its process ended between the summary and this file.
+            score, seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
+            return replace(
+                job, status="finished", exit_code=0, score=score, seconds=seconds, error=None
+            )
+        if job.status == "running":
+            with self.holding(job) as free:
+                if free:
+                    return replace(
+                        job, status="killed", exit_code=-9, error="its process was killed"
+                    )
+        return job
+
+    def is_done(self, job: SweepJob) -> bool:
+        """Return whether a job has nothing left to do: it finished, and its run is still there."""
+        return job.status == "finished" and is_finished(read_summary(Path(job.run_dir)))
+
+    def collect(self, order: Sequence[str]) -> list[SweepJob]:
+        """Write sweep.json; return all jobs, those named in `order` first."""
+        rank = {name: at for at, name in enumerate(order)}
+        jobs = sorted(self.all(), key=lambda job: (rank.get(job.name, len(rank)), job.name))
+        hidden = ("identity", "pid", "host", "place")
+        shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
+        whole = {"format": FORMAT, "version": _version(), "jobs": shown}
+        write_whole(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
+        return jobs
+
+
+def _version() -> str | None:
+    try:
+        return version("steadyrl")
+    except PackageNotFoundError:
+        return None
+
+
+def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
+    """Return the sweep in a line: how many are done, running and failed, the best, the time left.
+
+    `at_once` is how many jobs run side by side.
+    """
+    count = {status: sum(job.status == status for job in jobs) for status in (*ENDED, "running")}
+    failed = sum(count[status] for status in ENDED[1:4])
+    parts = [f"{count['finished']}/{len(jobs)} done", f"{count['running']} running"]
+    parts += [f"{failed} failed"]
+    parts += [f"{count['interrupted']} interrupted"] if count["interrupted"] else []
+    scored = [job for job in jobs if job.status == "finished" and job.score is not None]
+    if scored:
+        best = max(scored, key=lambda job: job.score or 0.0)
+        parts.append(f"best {best.score:.1f} ({best.label})")
+    took = [job.seconds for job in jobs if job.status == "finished" and job.seconds]
+    left = sum(job.status in ("waiting", "running") for job in jobs)
+    if took and left:
+        seconds = round(sum(took) / len(took) * left / max(at_once, 1))
+        parts.append(f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left")
+    return "sweep: " + ", ".join(parts)
+
+
+def _short(text: str, most: int = 100) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def table(jobs: Sequence[SweepJob]) -> str:
+    """Return the jobs as aligned lines: what, how it ended, its score and seconds, and why."""
+    rows = [("job", "status", "score", "seconds", "")]
+    for job in jobs:
+        score = "–" if job.score is None else f"{job.score:.1f}"
+        seconds = "–" if job.seconds is None else f"{job.seconds:.1f}"
+        rows.append((job.label, job.status, score, seconds, _short(job.error or "")))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
+        f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    )

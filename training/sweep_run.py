@@ -1,0 +1,140 @@
+"""One job of a sweep, run where its launcher put it: here, or as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from memory.errors import ExpectedError, one_line
+from training.child import Child, Outcome, last_error, status_of
+from training.run_directory import absolute
+from training.sweep_jobs import SweepDirectory, SweepJob
+
+# What a launcher hands on to the processes it starts. Hydra sets the name around the job.
+NAME = "STEADYRL_SWEEP_JOB"
+STOP = "STEADYRL_SWEEP_STOP"  # a file that is there once nothing is to be started any more
+THREADS = "STEADYRL_SWEEP_THREADS"  # for each of the jobs that run side by side
+
+
+def say(text: str) -> None:
+    """Print lines in one piece, so that those of several processes do not mix."""
+    with suppress(OSError):  # nobody may be reading any more: the jobs go on
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:
+    """Return the job that this process was started for, where a sweep of ours did so."""
+    name = os.environ.get(NAME)
+    if name is None:
+        return None
+    place = SweepDirectory(absolute(Path(sweep_dir)))
+    job = place.read(name)
+    return None if job is None else (place, job)
+
+
+def run_job(
+    place: SweepDirectory, job: SweepJob, in_process: Callable[[], float | None], options: list[str]
+) -> float | None:
+    """Run a sweep's job, here or as a process of its own, and write down how it went.
+
+    A failure is a line and an entry; it is not raised, so that the others are run.
+    """
+    stop = os.environ.get(STOP)
+    if stop is not None and Path(stop).exists():
+        return None
+    with place.holding(job) as free:
+        if not free:
+            say(f"job {job.place}: {job.label}: another sweep runs it")
+            return None
+        say(f"job {job.place}: {job.label}")
+        job.status, job.error, job.score, job.host = "running", None, None, socket.gethostname()
+        job.pid, job.exit_code, job.seconds = os.getpid(), None, None
+        place.write(job)
+        begin = time.monotonic()
+        outcome = Outcome("failed", 1, None, None, "ended without a word")
+        try:
+            outcome = _inside(in_process) if stop is None else _outside(place, job, options)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+            outcome = Outcome(status_of(code), code)
+            raise
+        except KeyboardInterrupt as error:
+            outcome = Outcome("interrupted", getattr(error, "exit_code", 130))
+            raise
+        finally:
+            job.status, job.exit_code, job.score, _, job.error = outcome
+            job.seconds, job.pid = time.monotonic() - begin, None
+            if job.status == "in use":
+                job.status, job.error = "failed", "another run uses its directory"
+            place.write(job)
+    return job.score
+
+
+def _inside(train: Callable[[], float | None]) -> Outcome:
+    try:
+        return Outcome("finished", 0, train())
+    except ExpectedError as error:
+        line = one_line(str(error))
+        say(f"error: {line}")
+        return Outcome(status_of(error.exit_code), error.exit_code, error=line)
+
+
+def _outside(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcome:
+    threads = int(os.environ.get(THREADS, "1"))
+    child = Child(
+        job.overrides,
+        Path(job.run_dir),
+        output=subprocess.PIPE,
+        options=options,
+        threads=threads,
+    )
+    job.pid = child.process.pid
+    place.write(job)
+    errors: list[str] = []
+    assert child.process.stdout is not None
+    with _ending_together(child):
+        for raw in child.process.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            errors = [line] if line.startswith("error: ") else errors
+            say(f"[{job.place} {job.label}] {line}")
+        return child.wait(last_error(errors))
+
+
+@contextmanager
+def _ending_together(child: Child) -> Iterator[None]:
+    """Let a signal to this process end the child first, which saves; then do what it did before.
+
+    Slurm warns so before it takes a machine away, and submitit then asks for another one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR2)}
+
+    def act(number: int, frame: Any) -> None:
+        child.stop()
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(timeout=60)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # passed on by who launched us
+    for number in before:
+        signal.signal(number, act)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,71 @@
+"""What the launching process does while jobs run in others: show progress, pass signals on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from memory.errors import ExpectedError
+from training.signals import SIGNALS, StoppedError
+from training.sweep_jobs import SweepDirectory, progress_line
+from training.sweep_run import say
+
+WATCHED_EVERY = 1.0  # seconds
+
+
+@contextmanager
+def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Iterator[list[int]]:
+    """Pass the first signal on to the running jobs, which save, and start no more of them."""
+    received: list[int] = []
+    owner = os.getpid()
+
+    def act(number: int, frame: Any) -> None:
+        del frame
+        if os.getpid() != owner:
+            return
+        if received:
+            raise StoppedError(number)
+        received.append(number)
+        stop.touch()
+        say("stopping: running jobs save and end; again to stop now")
+        for job in place.named(names):
+            if job.status == "running" and job.pid and job.host == socket.gethostname():
+                with suppress(OSError):
+                    os.kill(job.pid, signal.SIGTERM)
+
+    before = {number: signal.signal(number, act) for number in SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def watching(place: SweepDirectory, names: Sequence[str], at_once: int) -> Iterator[None]:
+    """Print the sweep in a line whenever a job begins or ends."""
+    over = threading.Event()
+
+    def watch() -> None:
+        shown = ""
+        while not over.wait(WATCHED_EVERY):
+            with suppress(ExpectedError, OSError):
+                jobs = place.named(names)
+                states = " ".join(job.status for job in jobs)
+                if states != shown:
+                    say(progress_line(jobs, at_once))
+                    shown = states
+
+    thread = threading.Thread(target=watch, name="sweep", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
