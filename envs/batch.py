@@ -98,7 +98,12 @@ class BatchBackend(Backend):
         info: Mapping[str, Any],
     ) -> None:
         """Write a row in which those that were done have reset."""
-        self._write(observations, row.obs, (self.spec.num_envs,))
+        n = self.spec.num_envs
+        columns = (("reward", reward), ("terminated", terminated), ("truncated", truncated))
+        for name, column in columns:
+            if np.shape(column) != (n,):  # it would count for environments that it is not of
+                raise ValueError(f"{name} has shape {np.shape(column)}, not ({n},)")
+        self._write(observations, row.obs, (n,))
         np.logical_not(self._done, out=row.valid)
         np.multiply(reward, row.valid, out=row.reward, casting="unsafe")
         row.terminated[:] = terminated & row.valid

@@ -210,3 +210,22 @@ def test_a_batch_that_breaks_stops_naming_the_step(monkeypatch, where):
     ):
         env.reset()
         env.step(ZERO)
+
+
+@pytest.mark.parametrize("value", [1.0, np.ones(1)])
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_what_a_batch_says_of_one_does_not_count_for_all(monkeypatch, place, value):
+    step = CounterVector.step
+
+    def broadcast(env, actions):
+        told = list(step(env, actions))
+        told[place] = value
+        return tuple(told)
+
+    monkeypatch.setattr(CounterVector, "step", broadcast)
+    name = ("reward", "terminated", "truncated")[place - 1]
+    match = rf"failed at step 0: ValueError: {name} has shape \(1?,?\), not \(2,\)"
+    with build_env(settings(backend="native", num_envs=2), seed=0) as env:
+        env.reset()
+        with pytest.raises(EnvironmentFailedError, match=match):
+            env.step(np.zeros(2, np.int64))
