@@ -5,10 +5,16 @@ Imported only there: the compiler takes half a second and 110 MB.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba import njit
+
+CONSTANTS = (bool, int, float, str, tuple, np.generic)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -18,7 +24,30 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
-        made: Callable[..., Any] = njit(cache=True, **options)(function)
+        made: Any = njit(cache=True, **options)(function)
     except RuntimeError:  # Numba found no place that it may write to
         made = njit(**options)(function)
-    return made
+    made.made_of = _made_of(function)
+    # Numba itself looks at the function's own file only, but what it calls is in there too.
+    with contextlib.suppress(AttributeError):
+        kept = made._cache._cache_file
+        kept._source_stamp = (kept._source_stamp, made.made_of)
+    found: Callable[..., Any] = made
+    return found
+
+
+def _made_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Name what else the machine code consists of: constants, functions, and what those are of."""
+    found = set()
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        file = getattr(sys.modules.get(getattr(value, "__module__", "")), "__file__", None)
+        if isinstance(value, CONSTANTS):
+            found.add(f"{name} = {value!r}")
+        elif file is not None:
+            status = os.stat(file)
+            found |= {
+                f"{file} {status.st_mtime_ns} {status.st_size}",
+                *getattr(value, "made_of", ()),
+            }
+    return tuple(sorted(found))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import numba
 
 from memory import compiled as compiled_module
 
@@ -55,3 +58,54 @@ def test_a_kernel_is_cached_where_it_may_write(tmp_path):
 
 def test_a_kernel_runs_uncached_where_nothing_may_be_written(tmp_path):
     assert run_probe(tmp_path, writable=False).split() == ["42", "NullCache"]
+
+
+CHAIN = {
+    "called": """
+from memory.compiled import compiled
+
+FACTOR = {factor}
+
+@compiled
+def called(x):
+    return 2 * x + {more}
+""",
+    "between": """
+from called import FACTOR, called
+from memory.compiled import compiled
+
+@compiled
+def between(x):
+    return called(x)
+""",
+    "caller": """
+from between import FACTOR, between
+from memory.compiled import compiled
+
+@compiled
+def caller(x):
+    return FACTOR * between(x)
+""",
+}
+
+
+def test_machine_code_is_made_anew_when_what_it_consists_of_has_changed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+
+    def call(**constants: int) -> tuple[int, int]:
+        """Do as a new process would; return the answer, and whether it came from the cache."""
+        for name, text in CHAIN.items():
+            monkeypatch.delitem(sys.modules, name, raising=False)
+            if constants and (name == "called" or not (tmp_path / f"{name}.py").exists()):
+                (tmp_path / f"{name}.py").write_text(text.format(**constants))
+        importlib.invalidate_caches()
+        caller = importlib.import_module("caller").caller
+        return caller(21), sum(caller.stats.cache_hits.values())
+
+    assert call(factor=1, more=0) == (42, 0)
+    assert call() == (42, 1)
+    assert call(factor=1, more=5) == (47, 0)  # a function two calls away
+    assert call(factor=3, more=5) == (141, 0)  # a constant
+    assert call() == (141, 1)
