@@ -62,7 +62,7 @@ def crashing(env: str, every: int) -> list[str]:
     """Return the overrides that let an environment break every so many steps."""
     base = OmegaConf.select(OmegaConf.load(ROOT / "configs" / "env" / f"{env}.yaml"), "id")
     return [
-        "env.id=scripts.soaking.crashing:Crashing-v0",
+        "env.id=scripts.soaking.sampling:Crashing-v0",
         f"env.kwargs={{base: {base}, every: {every}}}",
         "env.backend=async",
         "env.max_restarts=1_000_000",

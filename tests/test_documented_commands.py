@@ -28,11 +28,12 @@ NOT_RUN = {
     r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
     r"tensorboard": "a server; tests/training/test_tensorboard.py reads what it shows",
     r"steadyrl \w+$": "names a program only",
+    r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
     r".*--watch": "opens a window; tests/scripts/test_evaluate.py tells what it needs",
     r"python docs/configuration.py": "writes a page; tests/test_configuration_page.py compares it",
 }
 # Hours, or nobody's time: that their arguments are read is enough here.
-LONG = ("benchmark.py", "soak.py")
+LONG = ("benchmark.py", "soak.py", "tune.py")
 SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100", "agent.compile=false")
 LITTLE = {
     "dqn": ("total_steps=300", "agent.learning_starts=100", "agent.replay.capacity=2000"),

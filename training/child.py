@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -110,6 +111,25 @@ class Child:
         if status == "killed":
             score, error = None, f"killed by signal {-code}"
         return Outcome(status, code, score, time.monotonic() - self._begin, error)
+
+
+@contextmanager
+def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iterator[list[Child]]:
+    """Run one seed each in processes of their own; on leaving all save and end."""
+    children: list[Child] = []
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        with (place / "out.log").open("ab") as output:
+            for seed in seeds:
+                own = [*overrides, f"seed={seed}"]
+                where = place / f"seed-{seed}"
+                children.append(Child(own, where, output=output.fileno(), threads=1))
+        yield children
+    finally:
+        for child in children:
+            child.stop()
+        for child in children:
+            child.process.wait()
 
 
 def _end_with_parent() -> None:

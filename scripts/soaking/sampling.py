@@ -1,4 +1,5 @@
-"""Run the trainer as a process of its own and look at it from outside."""
+"""Run the trainer as a process of its own, in environments that break too, and look at it from
+outside."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import psutil
 
 from memory.process import read_share
@@ -122,3 +124,26 @@ class MetricsTail:
         complete = new[: new.rfind(b"\n") + 1]
         self._position += len(complete)
         self.lines += [json.loads(line) for line in complete.splitlines()]
+
+
+class Crashing(gym.Wrapper):
+    """Raise after so many steps; what is built in its place lives as long."""
+
+    def __init__(self, env: gym.Env[Any, Any], every: int) -> None:
+        super().__init__(env)
+        self._left = every
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, or break."""
+        if not self._left:
+            raise RuntimeError("the simulator crashed, as it was asked to")
+        self._left -= 1
+        return self.env.step(action)
+
+
+def make(base: str, every: int, **kwargs: Any) -> gym.Env[Any, Any]:
+    """Make the environment called `base` so that it breaks."""
+    return Crashing(gym.make(base, disable_env_checker=True, **kwargs), every)
+
+
+gym.register("Crashing-v0", "scripts.soaking.sampling:make")
