@@ -27,11 +27,12 @@ def train(job: Job) -> float | None:
 
 
 def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
-    """Act, step, observe, learn, one row of the timeline a turn."""
+    """Act, step, observe, learn: a row of the timeline a turn, or, where both can, many."""
     from memory.profile import block
 
     kept = run.kept()  # a row that an earlier end of this run cut short
     while kept is not None or not run.done:
+        rows = None
         if kept is not None:
             (decision, step), metrics, kept = kept, None, None
             run.agree(step)
@@ -48,18 +49,22 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
             with block("update"):
                 metrics = agent.update() if agent.overlaps else None
             with block("collect"):
-                step = env.receive()
-            run.agree(step)
-            if run.stopped and (run.due or agent.behind):
+                rows = None if run.stopped else agent.collect(decision, env.run, run.left)
+                if rows is None:
+                    step = env.receive()
+            if rows is None:
+                run.agree(step)
+            if rows is None and run.stopped and (run.due or agent.behind):
                 run.keep(decision, step, metrics)
                 break
-        with block("collect"):
-            agent.observe(decision, step)
+        if rows is None:
+            with block("collect"):
+                agent.observe(decision, step)
         if not agent.overlaps:
             with block("update"):
                 metrics = agent.update()
         with block("log"):
-            run.record(step, metrics)
+            run.record(step if rows is None else rows, metrics)
 
 
 def command() -> None:

@@ -1,18 +1,14 @@
-"""What stands between layers: in torch, and in NumPy for those who act on the host."""
+"""What stands between layers, in torch; `agents/host_network.py` has the same as machine code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from agents.network_settings import Activation
 from agents.tracing import being_traced
-
-Floats = NDArray[np.float32]
 
 
 class FastTanh(torch.autograd.Function):
@@ -61,39 +57,9 @@ class Tanh(nn.Module):
         return tanh(x)
 
 
-class Nonlinearity(NamedTuple):
-    """One function as a layer, and in place on an array."""
-
-    layer: type[nn.Module]
-    on_host: Callable[[Floats], object]
-
-
-def _relu(x: Floats) -> None:
-    np.maximum(x, 0, out=x)
-
-
-def _tanh(x: Floats) -> None:
-    np.tanh(x, out=x)
-
-
-def _elu(x: Floats) -> None:
-    """Compute max(x, 0) + e^min(x, 0) − 1."""
-    negative = np.expm1(np.minimum(x, 0))
-    np.maximum(x, 0, out=x)
-    x += negative
-
-
-def _silu(x: Floats) -> None:
-    """Compute xσ(x), with σ(x) = ½(1 + tanh ½x), which does not overflow."""
-    sigmoid = np.tanh(0.5 * x)
-    sigmoid += 1
-    sigmoid *= 0.5
-    x *= sigmoid
-
-
-ACTIVATIONS = {
-    "relu": Nonlinearity(nn.ReLU, _relu),
-    "tanh": Nonlinearity(Tanh, _tanh),
-    "elu": Nonlinearity(nn.ELU, _elu),
-    "silu": Nonlinearity(nn.SiLU, _silu),
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": Tanh,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
 }

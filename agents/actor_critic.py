@@ -28,7 +28,7 @@ class TwinLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(2, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(2, 1, outputs))
         self.norm = TwinNorm(outputs) if layer_norm else None
-        self._activation = ACTIVATIONS[activation].layer().forward
+        self._activation = ACTIVATIONS[activation]().forward
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x W + b) for both."""

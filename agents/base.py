@@ -15,7 +15,7 @@ from agents.learner import Learner
 from agents.stopping import Stop
 from agents.world import ALONE, World
 from buffers.replay import ReplayBuffer
-from envs.types import EnvSpec, Step
+from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.errors import SettingError
 from memory.metrics import Metrics
 from memory.state import Stateful
@@ -101,6 +101,13 @@ class Agent(Stateful, ABC):
     @abstractmethod
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
+
+    def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+        """Finish the row that was decided on, and go on to so many valid steps, in one call.
+
+        It ends sooner where learning is due. None where rows are observed one at a time.
+        """
+        return None
 
     @abstractmethod
     def update(self) -> Metrics | None:

@@ -23,6 +23,7 @@ from agents.dqn_building import (
 )
 from agents.dqn_loss import METRICS, td_loss
 from agents.dqn_settings import DQNSettings
+from agents.dqn_stretch import explorer
 from agents.learner import Learner, Recipe
 from agents.network_settings import is_large_image
 from agents.networks import QNetwork, with_memory
@@ -30,7 +31,7 @@ from agents.schedules import linear
 from agents.stopping import CutShortError
 from agents.world import World
 from buffers.replay import ReplayBatch, ReplayBuffer
-from envs.types import EnvSpec, Step
+from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
 
@@ -98,6 +99,7 @@ class DQN(Agent):
         assert isinstance(online.module, QNetwork)
         self._greedy = greedy(settings, online.module, device)
         self._actor = exploring(self._greedy, spec, lambda: self.epsilon, seeds[0])
+        self._explore = explorer(settings, self._actor, self._replay, total_steps)
         self._filled = False  # every rank's replay has something to draw
         self._started = False
         self._steps = 0  # valid environment steps observed
@@ -197,6 +199,19 @@ class DQN(Agent):
         )
         self._steps += self._world.counted(step.valid)
 
+    @override
+    def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+        able = self._started and self._world.alone
+        if run is None or self._explore is None or not able:
+            return None
+        due = self._settings.train_every
+        learns = max(self._steps, self._learns_after) // due * due + due
+        # Without anything to draw nothing is learned, which has to be seen row by row.
+        until = min(steps, learns - self._steps) if len(self._replay) else 1
+        rows = self._explore(run, self._steps, until)
+        self._steps += rows.steps
+        return rows
+
     def update(self) -> Metrics | None:
         """Go through the steps since the last call: learn and renew the target where due."""
         try:
@@ -271,5 +286,5 @@ class DQN(Agent):
     def release(self) -> None:
         """Free the replay and the networks."""
         self._replay.release()
-        del self._learner, self._target, self._greedy, self._actor
+        del self._learner, self._target, self._greedy, self._actor, self._explore
         reclaim(self._device)  # a learner refers to itself, by its methods

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from agents.actors import EpsilonGreedy, Greedy, q_on_host
+from agents.actors import EpsilonGreedy, Greedy
 from agents.dqn_loss import QHead, ScalarHead
 from agents.dqn_settings import DQNSettings
+from agents.host_policy import q_on_host
 from agents.networks import FlatNetwork, QNetwork, with_memory
 from buffers.replay import ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec

@@ -162,7 +162,7 @@ class BoxHead(Head):
     def __init__(self, size: int, units: tuple[Tensor, Tensor] | None = None) -> None:
         self.size = 2 * size
         self.noise_shape = self.action_shape = (size,)
-        self._units = units  # what 1 and what 0 stand for, [size] each
+        self.units = units  # what 1 and what 0 stand for, [size] each
 
     def layer(self, features: int, log_std: float) -> nn.Module:
         """Build a layer with state-independent log σ."""
@@ -179,9 +179,9 @@ class BoxHead(Head):
 
     def sent(self, action: Tensor) -> Tensor:
         """Return `action` in the units of the environment."""
-        if self._units is None:
+        if self.units is None:
             return action
-        half_width, middle = self._units
+        half_width, middle = self.units
         return torch.addcmul(middle, action, half_width)
 
     def greedy(self, parameters: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agents.world import ALONE, World
+from memory.compiled import compiled
 from memory.state import Stateful
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
@@ -142,18 +143,11 @@ class RewardNormaliser(Stateful):
         self._square = 0.0
 
     def add(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> None:
-        """Take in one row: G ← γG + r where valid, 0 where an environment resets."""
-        self._return = (self._return * self._gamma + reward) * valid
-        count = int(np.count_nonzero(valid))
-        if not count:
-            return
-        mean = float(self._return.sum()) / count
-        deviation = (self._return - mean) * valid
-        total = self._count + count
-        delta = mean - self._mean
-        self._square += float(deviation @ deviation) + delta**2 * self._count * count / total
-        self._mean += delta * count / total
-        self._count = total
+        """Take in a row [N], or rows [R, N] one after the other."""
+        rows = (part.reshape(-1, len(self._return)) for part in (reward, valid))
+        self._count, self._mean, self._square = take_in(
+            *rows, self._gamma, self._return, self._count, self._mean, self._square
+        )
 
     def take_over(self, state: Mapping[str, Any]) -> None:
         """Count the rewards of another, by its state."""
@@ -168,3 +162,31 @@ class RewardNormaliser(Stateful):
         count, _, square = reduce(merged, parts)
         std = math.sqrt(square / count) if count else 0.0
         return 1 / std if std > EPSILON else 1.0
+
+
+@compiled
+def take_in(  # type: ignore[no-untyped-def]
+    reward, valid, gamma, returns, count, mean, square
+):
+    """Take in rows [R, N]: G ← γG + r where valid, 0 where an environment resets.
+
+    Returns count, mean and Σ(G − mean)² with them (Chan et al. 1979).
+    """
+    for row in range(len(reward)):
+        new, total = 0, 0.0
+        for env in range(len(returns)):
+            follows = returns[env] * gamma + reward[row, env]
+            returns[env] = follows if valid[row, env] else 0.0
+            new += valid[row, env]
+            total += returns[env]
+        if not new:
+            continue
+        own, spread = total / new, 0.0
+        for env in range(len(returns)):
+            if valid[row, env]:
+                spread += (returns[env] - own) ** 2
+        delta = own - mean
+        square += spread + delta**2 * count * new / (count + new)
+        mean += delta * new / (count + new)
+        count += new
+    return count, mean, square

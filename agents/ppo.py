@@ -12,22 +12,23 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
-from agents.actors import Sampling, most_likely, policy_on_host
+from agents.actors import most_likely
 from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
 from agents.heads import build_head
 from agents.learner import Learner
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
-from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
-from agents.ppo_building import build_network, drawing, finished, start_rollout
+from agents.normaliser import CLIP, RewardNormaliser
+from agents.ppo_building import build_network, drawing, finished, sampling, start_rollout
 from agents.ppo_loss import recipe
-from agents.ppo_ranks import explained_variance, minibatches
+from agents.ppo_ranks import explained_variance, minibatches, move_on
 from agents.ppo_settings import PPOSettings
+from agents.ppo_stretch import collector
 from agents.schedules import Schedule
 from agents.stopping import CutShortError
 from agents.world import World
-from envs.types import EnvSpec, Step
+from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
 
@@ -82,22 +83,16 @@ class PPO(Agent):
         module.start_(torch.Generator().manual_seed(seeds[0]), settings.network.init)
         network = FlatNetwork(module, device)
         self._observations = module.normaliser
-        self._actor = Sampling(
-            module,
-            self._head,
-            policy_on_host(module),
-            rows=settings.rollout_steps,
-            num_envs=spec.num_envs,
-            device=device,
-            seed=seeds[1],
-            fresh=lambda: self._begun == 0,
+        self._actor = sampling(
+            module, self._head, device, settings.rollout_steps, spec.num_envs, seeds[1]
         )
+        self._actor.fresh = lambda: self._begun == 0
         self._shuffling = torch.Generator(device).manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
         self._learner = Learner(recipe(settings, self._head, self._piece), network, mode)
-        self._next_obs: NDArray[Any] = np.zeros(
-            (spec.num_envs, *spec.observation_shape), dtype=spec.dtype
-        )
+        seen = (spec.num_envs, *spec.observation_shape)
+        self._next_obs: NDArray[Any] = np.zeros(seen, spec.dtype)
+        self._fill = collector(settings, self._actor, self._rollout, self._rewards, self._next_obs)
         self._steps = 0  # valid environment steps observed
         self._begun = 0  # those before the rollout under way
 
@@ -196,6 +191,15 @@ class PPO(Agent):
         self._steps += self._world.counted(step.valid)
         np.copyto(self._next_obs, step.obs)
 
+    @override
+    def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+        looking = self._observations is not None and self._begun == 0  # from row to row
+        if run is None or self._fill is None or looking or not self._world.alone:
+            return None
+        rows = self._fill(decision, run, steps)
+        self._steps += rows.steps
+        return rows
+
     def update(self) -> Metrics | None:
         """Once the rollout is full: finish it, learn from it for some epochs, forget it.
 
@@ -208,7 +212,8 @@ class PPO(Agent):
         except CutShortError:
             return None
         if self._observations is not None:
-            self._move_on(self._observations)
+            rows = self._rollout if self._begun else None  # those of the first have been counted
+            move_on(self._observations, rows, self._piece)
         self._rollout.clear()
         self._begun = self._steps
         return metrics
@@ -274,16 +279,6 @@ class PPO(Agent):
         variance = explained_variance(value, return_, self._world)
         return self._learner.means({"train/explained_variance": variance})
 
-    def _move_on(self, statistics: ObservationNormaliser) -> None:
-        """Let the statistics of observations move on; those of the first rollout have done so."""
-        if self._begun == 0:
-            statistics.settle_()
-            return
-        obs, valid = self._rollout.obs.flatten(0, 1), self._rollout.valid
-        pieces = valid.split(self._piece) if self._world.alone else [valid]  # as many on all ranks
-        for rows in pieces:
-            statistics.update(obs.index_select(0, rows))
-
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values."""
         numbers = {"train/learning_rate": self.learning_rate, "train/clip": self.clip}
@@ -296,5 +291,5 @@ class PPO(Agent):
     def release(self) -> None:
         """Free the rollout and the network."""
         self._rollout.release()
-        del self._learner, self._actor, self._next_obs
+        del self._learner, self._actor, self._next_obs, self._fill
         reclaim(self._device)  # a learner refers to itself, by its methods

@@ -7,9 +7,10 @@ import math
 import torch
 
 from agents.actor_critic import ActorCritic
-from agents.actors import Sampling, policy_on_host
+from agents.actors import Sampling
 from agents.base import Actor
 from agents.heads import Head, build_head
+from agents.host_policy import policy_on_host
 from agents.networks import with_memory
 from agents.ppo_settings import PPOSettings
 from buffers.rollout import RolloutBuffer
@@ -75,14 +76,13 @@ def drawing(
 ) -> tuple[ActorCritic, Actor]:
     """Return the same network, and who draws actions from its distribution."""
     network, head = finished(settings, spec, device)
-    actor = Sampling(
-        network,
-        head,
-        policy_on_host(network),
-        rows=1,
-        num_envs=num_envs,
-        device=device,
-        seed=seed,
-        fresh=lambda: False,
-    )
-    return network, actor
+    return network, sampling(network, head, device, 1, num_envs, seed)
+
+
+def sampling(
+    network: ActorCritic, head: Head, device: torch.device, rows: int, num_envs: int, seed: int
+) -> Sampling:
+    """Return who draws actions, with noise for so many rows at once."""
+    on_host = policy_on_host(network)
+    shape = {"rows": rows, "num_envs": num_envs}
+    return Sampling(network, head, on_host, **shape, device=device, seed=seed)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from agents.normaliser import ObservationNormaliser
 from agents.ppo_loss import explained_variance as explained_by_one
 from agents.world import World
 from buffers.rollout import RolloutBatch, RolloutBuffer
@@ -42,6 +43,17 @@ def minibatches(
         batch = rollout.batch(rows if len(rows) else rows.new_zeros(1))
         normal = (batch.advantage - mean) / (std + 1e-8)
         yield Part(batch._replace(advantage=normal), 1 / total if len(rows) else 0.0)
+
+
+def move_on(statistics: ObservationNormaliser, rollout: RolloutBuffer | None, piece: int) -> None:
+    """Let the statistics of observations take in a rollout, so many rows at a time, and settle."""
+    if rollout is None:
+        statistics.settle_()
+        return
+    obs, valid = rollout.obs.flatten(0, 1), rollout.valid
+    # Together: as many pieces on all ranks.
+    for rows in valid.split(piece) if statistics.world.alone else [valid]:
+        statistics.update(obs.index_select(0, rows))
 
 
 def explained_variance(value: Tensor, return_: Tensor, world: World) -> Tensor:

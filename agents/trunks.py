@@ -52,7 +52,7 @@ class Dense(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
         self.activation: Activation = activation
-        self._activate = ACTIVATIONS[activation].layer().forward
+        self._activate = ACTIVATIONS[activation]().forward
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features [B, hidden[-1]]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from buffers.arrays import prefetch, touched_zeros
 from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
+from buffers.replay_rows import PLACES, Ring
 from buffers.sum_tree import SumTree
 from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout, Timeline
 from memory.compiled import compiled
@@ -192,6 +193,26 @@ class HostReplay(ReplayBuffer):
             mine = self._output
             drawn = mine.drawn if index is mine.batch.index else index.numpy(force=True)
             self._priorities.update(drawn, td_error.numpy(force=True))
+
+    @cached_property
+    def ring(self) -> Ring:
+        """The arrays that compiled code adds rows to, between `give` and `took`."""
+        places, tree = np.zeros(PLACES, np.int64), self._priorities
+        stored = (self._layout.n_step, self._frames_flat, self._action, self._reward)
+        priorities = (np.zeros(0), np.zeros(0), places[:0]) if tree is None else tree.arrays
+        everything: Any = (*self._timeline.arrays, *stored, *priorities, np.zeros(1), places)
+        return Ring._make(everything)
+
+    def give(self, ring: Ring) -> None:
+        """Say where rows are to be added."""
+        ring.places[:] = self._timeline.row, self._timeline.count, 0
+        if self._priorities is not None:
+            ring.newcomers[0] = self._priorities.newcomers
+
+    def took(self, ring: Ring) -> None:
+        """Count the rows that were added."""
+        self._timeline.row, self._timeline.count, wrong = ring.places.tolist()
+        self._timeline.refuse_wrong(wrong)
 
     @override
     def _stored(self) -> dict[str, Tensor]:

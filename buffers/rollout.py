@@ -71,23 +71,18 @@ class RolloutBuffer(Stateful):
         self.advantage = touched(rows, torch.float32, device)
         self.return_ = touched(rows, torch.float32, device)
         self.reward = touched(rows, torch.float32)
-        self._flags = touched((3, *rows), torch.bool)  # terminated, truncated, valid
+        self.flags = touched((3, *rows), torch.bool)  # terminated, truncated, valid
         kept = (self.obs, self.action, self.log_prob, self.value)
         self._on_numpy = device.type == "cpu"
         self._decided: list[Any] = [part.numpy() if self._on_numpy else part for part in kept]
-        self._given: tuple[NDArray, ...] = (self.reward.numpy(), *self._flags.numpy())
-        self._position = 0
+        self._given: tuple[NDArray, ...] = (self.reward.numpy(), *self.flags.numpy())
+        self.position = 0  # how many rows there are
         self._valid: Tensor | None = None  # see `valid`
-
-    @property
-    def position(self) -> int:
-        """How many rows there are."""
-        return self._position
 
     @property
     def full(self) -> bool:
         """Whether all rows are there."""
-        return self._position == self._steps
+        return self.position == self._steps
 
     @property
     def valid(self) -> Tensor:
@@ -116,7 +111,7 @@ class RolloutBuffer(Stateful):
 
         Log-probabilities and values may instead be filled in for all rows before `finish`.
         """
-        t = self._position
+        t = self.position
         if t == self._steps:
             raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
         for store, part in zip(self._decided, (obs, action, log_prob, value), strict=True):
@@ -130,20 +125,24 @@ class RolloutBuffer(Stateful):
             store[t] = part.numpy() if self._on_numpy else part
         rewards, ends, cuts, valids = self._given
         rewards[t], ends[t], cuts[t], valids[t] = reward, terminated, truncated, valid
-        self._position = t + 1
+        self.position = t + 1
+
+    def rewards_since(self, begin: int) -> tuple[NDArray, NDArray]:
+        """Return rewards and validity [R, N] of the rows from `begin` on."""
+        return self._given[0][begin : self.position], self._given[-1][begin : self.position]
 
     def finish(self, last_value: Tensor, *, gamma: float, gae_lambda: float) -> None:
         """Compute advantages and returns in place, given V(obs[T]) [N]."""
         if not self.full:
-            raise RuntimeError(f"rollout: only {self._position} of {self._steps} rows are filled")
+            raise RuntimeError(f"rollout: only {self.position} of {self._steps} rows are filled")
         self.value[-1] = last_value.detach()
         learned = np.flatnonzero(self._given[-1])
         if self._on_numpy:
             self._valid = torch.from_numpy(learned)
             value, advantage = self.value.numpy(), self.advantage.numpy()
-            gae_host(self._given[0], value, self._flags.numpy(), gamma, gae_lambda, advantage)
+            gae_host(self._given[0], value, self.flags.numpy(), gamma, gae_lambda, advantage)
         else:
-            given = (self.reward.numpy(), self._flags.numpy(), learned)
+            given = (self.reward.numpy(), self.flags.numpy(), learned)
             reward, flags, self._valid = send(self._device, *given)
             gae_torch(reward, self.value, flags, gamma, gae_lambda, self.advantage)
         torch.add(self.advantage, self.value[:-1], out=self.return_)
@@ -172,7 +171,7 @@ class RolloutBuffer(Stateful):
 
     def clear(self) -> None:
         """Forget the rows; the memory stays."""
-        self._position = 0
+        self.position = 0
         self._valid = None
 
     def release(self) -> None:
@@ -182,9 +181,9 @@ class RolloutBuffer(Stateful):
     def state_dict(self) -> dict[str, Any]:
         """Return the rows filled so far; tensors share the buffer's memory."""
         names = ("obs", "action", "log_prob", "value", "reward")
-        t = self._position
+        t = self.position
         rows: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
-        return {"position": t, "flags": self._flags[:, :t], **rows}
+        return {"position": t, "flags": self.flags[:, :t], **rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; advantages are computed anew by `finish`."""
@@ -195,8 +194,8 @@ class RolloutBuffer(Stateful):
             raise ValueError(f"rollout: saved observations {saved} do not fit into {here}")
         for name in ("obs", "action", "log_prob", "value", "reward"):
             getattr(self, name)[:t] = state[name]
-        self._flags[:, :t] = state["flags"]
-        self._position = t
+        self.flags[:, :t] = state["flags"]
+        self.position = t
 
 
 def touched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:

@@ -197,10 +197,20 @@ class SumTree:
         """Priorities p^α of all ids; 0 where nothing may be drawn."""
         return self._nodes[: self.slots]
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+        """Sums, minima, and where the levels begin."""
+        return self._nodes, self._minima, self._offsets
+
+    @property
+    def newcomers(self) -> float:
+        """Priority p^α of new transitions: that of the largest error seen."""
+        newest: float = self.peak**self.alpha
+        return newest
+
     def revise(self, born: NDArray[np.int64], dead: NDArray[np.int64]) -> None:
         """Let new ids in at the largest priority seen, and dead ones out."""
-        value = self.peak**self.alpha
-        set_leaves(self._nodes, self._minima, self._offsets, born, dead, value)
+        set_leaves(*self.arrays, born, dead, self.newcomers)
 
     def draw(
         self,

@@ -214,14 +214,25 @@ class Timeline(Stateful):
             self.flags, self._alive, self._cursors, self._born, self._dead, given,
             self.row, self._n_step,
         )  # fmt: skip
+        self.refuse_wrong(born)
+        self.row += 1
+        self.count += born - dead
+        return self._born[:born], self._dead[:dead]
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """What `close_row` works on."""
+        cursors = self._cursors
+        return self.flags, self._alive, cursors, self._born, self._dead, self._given
+
+    @staticmethod
+    def refuse_wrong(born: int) -> None:
+        """Raise what `close_row` says of a row by a negative number."""
         if born < 0:
             raise ValueError(
                 f"replay: environment {-1 - born} sent a valid row right after an episode's end;"
                 " the row that resets must have valid=False"
             )
-        self.row += 1
-        self.count += born - dead
-        return self._born[:born], self._dead[:dead]
 
     def pick(self, uniform: NDArray[np.float64], index: NDArray[np.int64]) -> None:
         """Write one sampleable id per number in [0, 1), all equally likely."""

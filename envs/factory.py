@@ -26,16 +26,16 @@ from memory.process import usable_cores
 log = logging.getLogger("steadyrl")
 
 
-def _kernel_backend(settings: EnvSettings, *, seed: int) -> Backend:
-    from envs.kernel_backend import KernelBackend  # needs the compiler
+def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
+    from envs.kernel_backend import KernelBackend  # both need the compiler
+    from envs.kernel_rows import KernelVectorEnv
 
-    return KernelBackend(settings, seed=seed)
+    return KernelVectorEnv(KernelBackend(settings, seed=seed), frame_stack=settings.frame_stack)
 
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
     "sync": SyncBackend,
     "async": ProcessBackend,
-    "kernel": _kernel_backend,
     "native": NativeBackend,
     "ale": AtariBackend,
     "envpool": EnvPoolBackend,
@@ -56,6 +56,8 @@ def build_env(
         name, why = choose_backend(settings)
         n = settings.num_envs
         log.info("%s: backend %s for %d x %s: %s", purpose, name, n, settings.id, why)
+        if name == "kernel":
+            return _kernels(settings, seed)
         return VectorEnv(BACKENDS[name](settings, seed=seed), frame_stack=settings.frame_stack)
 
 

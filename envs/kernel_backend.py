@@ -24,6 +24,7 @@ from envs.settings import EnvSettings
 from envs.spaces import action_decoder
 from envs.types import Encoder, EnvSpec
 from envs.vector import Backend
+from memory.machine_code import address_of
 
 
 class KernelBackend(Backend):
@@ -40,16 +41,24 @@ class KernelBackend(Backend):
         self.sim = new_simulation(kernel, settings.num_envs, found.limit, seed)
         self._seed = seed
         self._choices = kernel.action.n if isinstance(kernel.action, spaces.Discrete) else None
+        self._address: int | None = None
         dtype, shape = action_form(self.spec.action)
-        self._action: NDArray[Any] = np.zeros((settings.num_envs, *shape), dtype)
+        self.action: NDArray[Any] = np.zeros((settings.num_envs, *shape), dtype)
 
     def rows(self) -> tuple[Row, Row]:
         """Return the two rows that are filled in turn."""
         rows = super().rows()
-        self._outcomes = [
+        one, two = (
             Outcome(row.obs, row.reward, row.terminated, row.truncated, row.valid) for row in rows
-        ]
+        )
+        self.outcomes = one, two
         return rows
+
+    def address(self) -> int:
+        """Return where the kernel's machine code is; 0 if it is none."""
+        if self._address is None:
+            self._address = address_of(self.kernel.step, self.sim, self.action, self.outcomes[0])
+        return self._address or 0
 
     def close(self) -> None:
         """Nothing is open."""
@@ -57,20 +66,20 @@ class KernelBackend(Backend):
     def start(self, row: Row) -> None:
         """Start every environment anew; the row holds their first frames."""
         self.sim.clock[:, OVER] = True
-        self._action[:] = 0
+        self.action[:] = 0
         self.collect(row)
 
     def launch(self, action: NDArray[Any], row: Row) -> None:
         """Keep the actions [N, …] of a step until it is collected."""
-        self._action[:] = action
+        self.action[:] = action
 
     def collect(self, row: Row) -> None:
         """Make the next row of every environment."""
-        action = self._action
+        action = self.action
         try:
             if self._choices is not None and not within(action, self._choices):
                 raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
-            self.kernel.step(self.sim, action, self._outcomes[row.turn])
+            self.kernel.step(self.sim, action, self.outcomes[row.turn])
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
 

@@ -140,25 +140,30 @@ def action_form(spec: ActionSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
 class EpisodeStatistics(Stateful):
     """Running return and length of each environment's episode, of valid rows only."""
 
-    state_names = ("_return", "_rows", "_begin")
+    state_names = ("_return", "rows", "_begin")
 
     def __init__(self, num_envs: int, info_metrics: Sequence[str] = ()) -> None:
         self._names = info_metrics
         self._return = np.zeros(num_envs)
-        self._rows = 0  # rows recorded
+        self.rows = 0  # rows recorded
         self._begin = np.zeros(num_envs, np.int64)  # rows recorded before the episode's first
+
+    @property
+    def under_way(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return, and rows before it, of each environment's episode; sharing memory."""
+        return self._return, self._begin
 
     def clear(self) -> None:
         """Forget the episodes under way."""
         self._return[:] = 0.0
-        self._begin[:] = self._rows
+        self._begin[:] = self.rows
 
     def record(self, row: Row) -> tuple[Episode, ...]:
         """Count one row and return the episodes it ended.
 
         An invalid row starts an episode; what an environment had collected before a cut is dropped.
         """
-        self._rows += 1
+        self.rows += 1
         if row.ends is not None:
             self._return += row.ends.reward
             self._begin += row.ends.skipped
@@ -176,7 +181,7 @@ class EpisodeStatistics(Stateful):
             Episode(
                 env,
                 float(self._return[env]),
-                int(self._rows - self._begin[env]),
+                int(self.rows - self._begin[env]),
                 {k: v for k, v in self._reported(row, env) if math.isfinite(v)},
             )
             for env in np.flatnonzero(ended).tolist()
@@ -189,7 +194,7 @@ class EpisodeStatistics(Stateful):
 
     def _restart(self, where: NDArray[np.bool_]) -> None:
         self._return[where] = 0.0
-        self._begin[where] = self._rows
+        self._begin[where] = self.rows
 
 
 class FrameStack:
@@ -201,18 +206,18 @@ class FrameStack:
     def __init__(self, spec: EnvSpec) -> None:
         self._frames, self._channels = spec.frame_stack, spec.frame_shape[0]
         shape = (spec.num_envs, *spec.observation_shape)
-        self._stacks = (np.zeros(shape, spec.dtype), np.zeros(shape, spec.dtype))
-        self._turn = 0
+        self.stacks = (np.zeros(shape, spec.dtype), np.zeros(shape, spec.dtype))
+        self.turn = 0
 
     @property
     def now(self) -> NDArray[Any]:
         """The stacks [N, k·C, …] that end with the last row's frames."""
-        return self._stacks[self._turn]
+        return self.stacks[self.turn]
 
     def push(self, frames: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[Any]:
         """Take one more row of frames [N, C, …]; rows that are not valid begin an episode."""
         before = self.now
-        self._turn = 1 - self._turn
+        self.turn = 1 - self.turn
         stack = self.now
         stack[:, : -self._channels] = before[:, self._channels :]
         stack[:, -self._channels :] = frames

@@ -126,3 +126,17 @@ class EnvSpec:
                     f"{self.id}: its {part.replace('_', ' ')} for {purpose} is {now}, but it was"
                     f" {before}: it is another whenever it is built"
                 )
+
+
+class Rows(NamedTuple):
+    """What rows came to: valid steps, and the episodes that ended, each after so many."""
+
+    steps: int
+    episodes: tuple[tuple[int, Episode], ...]
+
+
+# Lets compiled code make rows: `VectorEnv.run`.
+RunRows = Callable[[Callable[..., None], int, Any], Rows]
+# Where it does, the first of its counters: which of two arrays holds what is to be
+# decided on, which of two rows is the last, whether to stop, and whether for a broken number.
+SEEN, ROW, OVER, BROKEN = range(4)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from envs.action_log import ActionLog
 from envs.faults import Faults
 from envs.row import EpisodeStatistics, FrameStack, Row
-from envs.types import EnvSpec, Step
+from envs.types import EnvSpec, RunRows, Step
 from memory.errors import NonFiniteError
 from memory.state import Stateful, give
 
@@ -131,6 +131,16 @@ class VectorEnv(Stateful):
         episodes = self._statistics.record(row)
         obs = row.obs if self._stack is None else self._stack.push(row.obs, row.valid)
         return Step(obs, row.reward, row.terminated, row.truncated, row.valid, episodes)
+
+    @property
+    def run(self) -> RunRows | None:
+        """What lets compiled code make rows, first with the actions sent; None where it cannot.
+
+        It is given a function, the number of valid steps to end after, and `Held(arguments)`, and
+        calls `function(advance, held stage, held arguments)` (`envs/kernel_rows.py`), which calls
+        `advance` for each row until that says that it is over: then, or after some milliseconds.
+        """
+        return None
 
     def step(self, action: NDArray[Any]) -> Step:
         """Send and receive."""

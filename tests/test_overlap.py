@@ -41,6 +41,9 @@ class Writer:
     def update(self):
         self.pipe.write_bytes(b"learned")
 
+    def collect(self, decision, run, steps):
+        """Leave every row to the loop."""
+
     def observe(self, decision, step):
         self.reward = step.reward.copy()
 
@@ -51,7 +54,7 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
     settings = replace(SETTINGS, kwargs={"pipe": str(pipe)})
     steps = []
     with build_env(settings, seed=0) as env:
-        turns = SimpleNamespace(done=False, due=False, stopped=False, kept=lambda: None)
+        turns = SimpleNamespace(done=False, due=False, stopped=False, left=1, kept=lambda: None)
         turns.agree = lambda step: None
         agent = Writer(pipe)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from agents.base import Agent, Decision
-from envs.types import Step
+from envs.types import Rows, Step
 from memory.errors import MemoryBudgetError
 from memory.metrics import MetricAccumulator, Metrics
 from memory.process import MB, read_peak
@@ -123,21 +123,32 @@ class Run(Stateful):
             self.report()
         return None if self.stopped else self._kept.row
 
-    def record(self, step: Step, metrics: Metrics | None) -> None:
-        """Count a row and what was learned meanwhile."""
+    @property
+    def left(self) -> int:
+        """How many steps may be made before something is due; none or less: a row is."""
+        upcoming, saving = self._next, self._instruments.saver.next
+        return (upcoming if saving is None else min(upcoming, saving)) - self.steps
+
+    def record(self, made: Step | Rows, metrics: Metrics | None) -> None:
+        """Count a row, or many, and what was learned meanwhile."""
+        rows = made if isinstance(made, Rows) else self._counted(made)
         self._kept.row = None
-        self.steps += self._instruments.world.counted(step.valid)
+        before, self.steps = self.steps, self.steps + rows.steps
         self._learned(metrics)
-        self._watch(lambda watch: watch.on_episodes(len(step.episodes)))
-        for episode in step.episodes:
-            self._episodes.append(self.steps, episode)
-            self.summary.episodes += 1
+        self._watch(lambda watch: watch.on_episodes(len(rows.episodes)))
+        for after, episode in rows.episodes:
+            self._episodes.append(before + after, episode)
+        self.summary.episodes += len(rows.episodes)
         asked, signals = False, self._instruments.signals
         if signals.save_requested:
             asked, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
         self._instruments.saver.after_row(self.steps, score, best=self._is_best, asked=asked)
         self._is_best = False
+
+    def _counted(self, step: Step) -> Rows:
+        steps = self._instruments.world.counted(step.valid)
+        return Rows(steps, tuple((steps, episode) for episode in step.episodes))
 
     def report(self) -> None:
         """Learn what these steps made due, so that it is what gets evaluated and logged.

@@ -61,6 +61,11 @@ class Saver:
         if self._enabled:
             self.save(0, None)
 
+    @property
+    def next(self) -> int | None:
+        """The step at which there is something to do; 0 while every row is to be looked at."""
+        return self._due.next if self._replay is None else 0
+
     def after_row(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
         """Save if it is time; let a save under way keep up with what is overwritten.
 

@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from agents.base import Agent, Decision
-from envs.types import Step
+from envs.types import Rows, Step
 from envs.vector import VectorEnv
 from memory.metrics import Metrics
 from train import loop
@@ -88,9 +88,14 @@ class Slice:
         """Hand on to the run."""
         self._run.agree(step)
 
-    def record(self, step: Step, metrics: Metrics | None) -> None:
+    @property
+    def left(self) -> int:
+        """How many steps may be made at once."""
+        return min(self._run.left, self._end - self._run.steps)
+
+    def record(self, made: Step | Rows, metrics: Metrics | None) -> None:
         """Hand on to the run."""
-        self._run.record(step, metrics)
+        self._run.record(made, metrics)
 
 
 class Ours:

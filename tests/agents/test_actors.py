@@ -1,4 +1,4 @@
-"""Acting in NumPy: the network's own numbers, whatever the weights have become."""
+"""Acting on the host: the network's own numbers, whatever the weights have become."""
 
 from dataclasses import replace
 
@@ -8,13 +8,14 @@ import torch
 from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
 from agents.activations import ACTIVATIONS
-from agents.actors import Greedy, Sampling, policy_on_host, q_on_host
+from agents.actors import Greedy, Sampling
+from agents.host_policy import policy_on_host, q_on_host
 from agents.network_settings import PLAIN
 from agents.networks import QNetwork
 
 
 def both(agent):
-    """Return an actor in NumPy and one on the network's device, with noise that is the same."""
+    """Return an actor on the host and one on the network's device, with noise that is the same."""
     module, head = agent._learner.network.module, agent._head
     options = dict(rows=16, num_envs=3, device=CPU, seed=5, fresh=lambda: False)
     return [Sampling(module, head, host, **options) for host in (policy_on_host(module), None)]
@@ -25,7 +26,7 @@ def both(agent):
     ("activation", "layer_norm"), [("tanh", False), ("relu", False), ("silu", True)]
 )
 @pytest.mark.parametrize("name", SPACES)
-def test_numpy_decides_what_the_network_decides(name, activation, layer_norm, shape):
+def test_machine_code_decides_what_the_network_decides(name, activation, layer_norm, shape):
     agent = build(
         action=SPACES[name],
         activation=activation,
@@ -99,7 +100,7 @@ def test_there_is_one_exploring_actor_and_it_knows_its_environments():
     assert agent.actor(4, explore=False).state_dict() == {}
 
 
-def test_a_distribution_over_returns_is_read_by_the_network_not_by_numpy():
+def test_a_distribution_over_returns_is_read_by_the_network_itself():
     scalar = QNetwork((4,), "float32", 3, (8,), dueling=False)
     spread = QNetwork((4,), "float32", 3, (8,), dueling=False, shape=(5,))
     assert q_on_host(scalar) is not None
@@ -107,7 +108,7 @@ def test_a_distribution_over_returns_is_read_by_the_network_not_by_numpy():
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_values_of_actions_are_the_same_in_numpy(activation):
+def test_values_of_actions_are_the_same_as_machine_code(activation):
     options = {"activation": activation, "network": replace(PLAIN, layer_norm=True)}
     network = QNetwork((4,), "float32", 3, (16, 8), dueling=False, **options)
     for parameter in network.parameters():

@@ -1,16 +1,10 @@
 """A run that is continued from its state tells the same story as one that never stopped."""
 
-from types import SimpleNamespace
-
 import pytest
 from opened import job
+from told_runs import Lines, opened, train
 
-from train import loop
-from training.evaluation import Evaluation
-from training.instruments import Instruments
 from training.opening import build
-from training.run import Run
-from training.summary import Summary
 from training.timing import Interval, Pace, Stopwatch
 
 DQN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3")
@@ -24,67 +18,6 @@ PPO = (
     "agent.epochs=2",
     "agent.minibatches=1",
 )
-
-
-class Lines(list):
-    def write(self, step, scalars, wall_seconds, episodes, returns):
-        timeless = {
-            tag: value for tag, value in scalars.items() if not tag.startswith(("time/", "memory/"))
-        }
-        self.append((step, timeless, episodes, returns))
-
-
-class Played:
-    """An evaluator whose score tells how much was learned."""
-
-    def run(self, agent, stopped):
-        return Evaluation((float(-agent.updates),) * 3, (9,) * 3)
-
-
-def opened(job, agent, lines):
-    """Return a run that writes to a list."""
-    nothing = SimpleNamespace(
-        on_update=lambda count: None,
-        on_rollout=lambda: None,
-        on_episodes=lambda count: None,
-        measure=lambda step: {"memory/rss_mb": 0.0},
-        refuse_lost=lambda: None,
-        show=lambda status: None,
-        received=None,
-        after_row=lambda step, score, best, asked: None,
-        save_requested=False,
-        reached=lambda: None,
-        write_policy=lambda name, step, score: None,
-        finish=lambda step, score: None,
-        next=None,
-        shoot=lambda agent, step, stopped: None,
-        continue_at=lambda step: None,
-    )
-    instruments = Instruments(nothing, lines, nothing, Played(), *[nothing] * 4)
-    return Run(job.settings, agent, instruments, Summary("failed", "", "", "", 0))
-
-
-class Part:
-    """A run up to some step, as the loop sees it."""
-
-    def __init__(self, run, until):
-        self.run, self.until = run, until
-        self.record, self.report, self.kept = run.record, run.report, run.kept
-        self.agree = run.agree
-        self.stopped = False
-
-    @property
-    def done(self):
-        return self.run.steps >= self.until
-
-    @property
-    def due(self):
-        return self.run.due
-
-
-def train(run, env, agent, until):
-    """Go on to some step."""
-    loop(Part(run, until), env, agent, agent.actor(env.spec.num_envs, explore=True))
 
 
 @pytest.mark.parametrize(("overrides", "quick"), [(DQN, True), (PPO, False)], ids=["dqn", "ppo"])

@@ -1,0 +1,167 @@
+"""Stochastic policies as machine code, for those who act on the host."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk
+from agents.heads import BoxHead, DiscreteHead, GaussianLayer, Head
+from agents.host_network import OUTPUTS, Floats, HostNetwork, Layer, forward
+from agents.networks import QNetwork
+from agents.normaliser import CLIP
+from agents.trunks import Dense
+from memory.compiled import compiled
+
+LIMIT = np.float32(CLIP)
+NOTHING: Floats = np.zeros(0, np.float32)
+
+
+class Drawing(NamedTuple):
+    """What compiled code draws actions by; what is not there is empty."""
+
+    plan: NDArray[np.int64]  # of the network
+    activation: int
+    shift: Floats  # [D] of observations
+    scale: Floats  # [D]
+    log_std: Floats  # [A] of a Gaussian; without one it is one choice out of many
+    half_width: Floats  # [A] of the environment's bounds, where its units are others
+    middle: Floats  # [A]
+
+
+@compiled
+def parametrise(drawing: Drawing, obs: Any, parameters: Any) -> None:
+    """Write the last layer's output [N, K] for observations [N, D]."""
+    if not len(drawing.shift):
+        forward(drawing.plan, drawing.activation, obs, parameters)
+        return
+    x = np.empty_like(obs)
+    for n in range(obs.shape[0]):
+        for i in range(obs.shape[1]):
+            value = (obs[n, i] - drawing.shift[i]) * drawing.scale[i]
+            x[n, i] = min(max(value, -LIMIT), LIMIT)
+    forward(drawing.plan, drawing.activation, x, parameters)
+
+
+@compiled
+def draw(drawing: Drawing, obs: Any, noise: Any, chosen: Any, sent: Any) -> None:
+    """Draw actions [N, A] for observations [N, D]: as `chosen`, and as the environment is sent.
+
+    One out of many is argmax(logit − noise), a Gaussian's is μ + σ·noise (`agents/heads.py`).
+    """
+    parameters = np.empty((len(obs), drawing.plan[-1, OUTPUTS]), np.float32)
+    parametrise(drawing, obs, parameters)
+    for n in range(len(obs)):
+        if not len(drawing.log_std):
+            best = 0
+            for k in range(1, parameters.shape[1]):
+                if parameters[n, k] - noise[n, k] > parameters[n, best] - noise[n, best]:
+                    best = k
+            chosen[n, 0] = sent[n, 0] = best
+            continue
+        for a in range(parameters.shape[1]):
+            action = parameters[n, a] + math.exp(drawing.log_std[a]) * noise[n, a]
+            chosen[n, a] = sent[n, a] = action
+            if len(drawing.middle):
+                sent[n, a] = drawing.middle[a] + action * drawing.half_width[a]
+
+
+@compiled
+def explore(
+    plan: Any, activation: int, obs: Any, coins: Any, choices: Any, epsilon: float, action: Any
+) -> None:
+    """Write actions [N, 1] for observations [N, D]: one's choice [N] where its coin [N] is below ε.
+
+    Elsewhere it is the first of those whose output is the largest.
+    """
+    values = np.empty((1, plan[-1, OUTPUTS]), np.float32)
+    for n in range(len(obs)):
+        if coins[n] < epsilon:
+            action[n, 0] = choices[n]
+            continue
+        forward(plan, activation, obs[n : n + 1], values)
+        best = 0
+        for k in range(1, values.shape[1]):
+            if values[0, k] > values[0, best]:
+                best = k
+        action[n, 0] = best
+
+
+class HostPolicy:
+    """What parametrises the actions of an actor-critic network."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        trunk, policy = network.trunk, network.policy
+        assert isinstance(trunk, TwinTrunk)
+        log_std = NOTHING
+        if isinstance(policy, GaussianLayer):
+            log_std, policy = _array(policy.log_std), policy.mean
+        hidden = [_first_of_two(layer) for layer in trunk.twins]
+        self._network = HostNetwork([*hidden, _layer(policy)], trunk.activation)
+        n = network.normaliser
+        statistics = (NOTHING,) * 2 if n is None else (_flat(n.shift), _flat(n.scale))
+        plan, activation = self._network.plan, self._network.activation
+        self._drawing = Drawing(plan, activation, *statistics, log_std, NOTHING, NOTHING)
+
+    def __call__(self, obs: NDArray[Any]) -> Floats:
+        """Return parameters [N, P] for observations [N, …]."""
+        given = np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
+        mean = np.empty((len(obs), self._network.outputs), np.float32)
+        parametrise(self._drawing, given, mean)
+        log_std = self._drawing.log_std
+        if not len(log_std):
+            return mean
+        return np.concatenate((mean, np.broadcast_to(log_std, mean.shape)), axis=1)
+
+    def drawing(self, head: Head) -> Drawing | None:
+        """Return what compiled code draws by; None where actions are of other kinds."""
+        if isinstance(head, BoxHead) and head.units is not None:
+            half_width, middle = map(_array, head.units)
+            return self._drawing._replace(half_width=half_width, middle=middle)
+        return self._drawing if type(head) in (BoxHead, DiscreteHead) else None
+
+
+def q_on_host(network: QNetwork) -> HostNetwork | None:
+    """Return a network whose largest output is the best action, or None where there is none."""
+    one_number, on_host = network.shape == (), network.advantage.weight.is_cpu
+    if not (one_number and on_host and isinstance(network.trunk, Dense)):
+        return None
+    # The value of a dueling network is the same for all actions and cannot change the best.
+    trunk = network.trunk
+    norms = trunk.norms or [None] * len(trunk.layers)
+    hidden = [_layer(layer, norm) for layer, norm in zip(trunk.layers, norms, strict=True)]
+    return HostNetwork([*hidden, _layer(network.advantage)], trunk.activation)
+
+
+def policy_on_host(network: ActorCritic) -> HostPolicy | None:
+    """Return the policy as machine code, or None where torch is as fast."""
+    suits = isinstance(network.trunk, TwinTrunk) and network.value.weight.is_cpu
+    return HostPolicy(network) if suits else None
+
+
+def _layer(layer: nn.Module, norm: nn.Module | None = None) -> Layer:
+    assert isinstance(layer, nn.Linear)
+    after = None
+    if norm is not None:
+        assert isinstance(norm, nn.LayerNorm)
+        after = _array(norm.weight), _array(norm.bias)
+    return Layer(_array(layer.weight), _array(layer.bias), transposed=True, norm=after)
+
+
+def _first_of_two(layer: TwinLayer) -> Layer:
+    norm = layer.norm
+    after = None if norm is None else (_array(norm.weight[0, 0]), _array(norm.bias[0, 0]))
+    return Layer(_array(layer.weight[0]), _array(layer.bias[0, 0]), norm=after)
+
+
+def _array(tensor: Tensor) -> Floats:
+    array: Floats = tensor.detach().numpy()
+    return array
+
+
+def _flat(tensor: Tensor) -> Floats:
+    return _array(tensor).reshape(-1)

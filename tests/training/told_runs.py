@@ -1,0 +1,74 @@
+"""Runs that write to a list, as far as the loop is asked to go."""
+
+from types import SimpleNamespace
+
+from train import loop
+from training.evaluation import Evaluation
+from training.instruments import Instruments
+from training.run import Run
+from training.summary import Summary
+
+
+class Lines(list):
+    def write(self, step, scalars, wall_seconds, episodes, returns):
+        timeless = {
+            tag: value for tag, value in scalars.items() if not tag.startswith(("time/", "memory/"))
+        }
+        self.append((step, timeless, episodes, returns))
+
+
+class Played:
+    """An evaluator whose score tells how much was learned."""
+
+    def run(self, agent, stopped):
+        return Evaluation((float(-agent.updates),) * 3, (9,) * 3)
+
+
+def opened(job, agent, lines):
+    """Return a run that writes to a list."""
+    nothing = SimpleNamespace(
+        on_update=lambda count: None,
+        on_rollout=lambda: None,
+        on_episodes=lambda count: None,
+        measure=lambda step: {"memory/rss_mb": 0.0},
+        refuse_lost=lambda: None,
+        show=lambda status: None,
+        received=None,
+        after_row=lambda step, score, best, asked: None,
+        save_requested=False,
+        reached=lambda: None,
+        write_policy=lambda name, step, score: None,
+        finish=lambda step, score: None,
+        next=None,
+        shoot=lambda agent, step, stopped: None,
+        continue_at=lambda step: None,
+    )
+    instruments = Instruments(nothing, lines, nothing, Played(), *[nothing] * 4)
+    return Run(job.settings, agent, instruments, Summary("failed", "", "", "", 0))
+
+
+class Part:
+    """A run up to some step, as the loop sees it."""
+
+    def __init__(self, run, until):
+        self.run, self.until = run, until
+        self.record, self.report, self.kept = run.record, run.report, run.kept
+        self.agree = run.agree
+        self.stopped = False
+
+    @property
+    def done(self):
+        return self.run.steps >= self.until
+
+    @property
+    def due(self):
+        return self.run.due
+
+    @property
+    def left(self):
+        return min(self.run.left, self.until - self.run.steps)
+
+
+def train(run, env, agent, until):
+    """Go on to some step."""
+    loop(Part(run, until), env, agent, agent.actor(env.spec.num_envs, explore=True))
