@@ -84,5 +84,4 @@ def sampling(
 ) -> Sampling:
     """Return who draws actions, with noise for so many rows at once."""
     on_host = policy_on_host(network)
-    shape = {"rows": rows, "num_envs": num_envs}
-    return Sampling(network, head, on_host, **shape, device=device, seed=seed)
+    return Sampling(network, head, on_host, rows=rows, num_envs=num_envs, device=device, seed=seed)

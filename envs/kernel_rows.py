@@ -15,7 +15,7 @@ from envs.kernel_steps import Outcome, Simulation
 from envs.types import BROKEN, OVER, ROW, SEEN, Episode, Rows, RunRows
 from envs.vector import VectorEnv
 from memory.compiled import compiled
-from memory.machine_code import Held, address_of, call
+from memory.machine_code import Held, address_of, call, is_kept
 
 # Of the counters, after those that agents know.
 ROWS, LEFT_ROWS, STEPS, LEFT_STEPS, EPISODES, COUNTERS = range(BROKEN + 1, BROKEN + 7)
@@ -116,6 +116,9 @@ class KernelVectorEnv(VectorEnv):
         self._counters = np.zeros(COUNTERS, np.int64)
         self._ended = np.zeros((max(64, 2 * n), 4))
         self._most = FIRST_ROWS
+        # Compiling takes longer than most runs gain by it: only what is kept is compiled.
+        kept = is_kept(advance) and bool(backend.address())
+        self._able = kept and self.spec.dtype == "float32"
         self._advance = 0  # the address of `advance`
         self._held: Any = None  # the stage
         self._held_sim: Any = None  # what it is a stage for
@@ -123,8 +126,7 @@ class KernelVectorEnv(VectorEnv):
     @property
     @override
     def run(self) -> RunRows | None:
-        vectors = self.spec.dtype == "float32"
-        return self._run if vectors and self._under_way and self._kernel.address() else None
+        return self._run if self._able and self._under_way else None
 
     def _run(self, function: Callable[..., None], steps: int, arguments: Any) -> Rows:
         if self._held_sim is not self._kernel.sim:

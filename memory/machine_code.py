@@ -33,6 +33,11 @@ def address_of(function: Callable[..., Any], *arguments: Any) -> int | None:
     return address
 
 
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Tell whether the next process need not compile `function` again."""
+    return isinstance(function, Dispatcher) and function.stats.cache_path is not None
+
+
 def _declare_call(typing_context: Any, address: Any, arguments: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         given = cgutils.unpack_tuple(builder, values[1], len(arguments))
