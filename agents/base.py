@@ -145,9 +145,9 @@ class Agent(Stateful, ABC):
     def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
         """Go on among another number of ranks, without what had a meaning among those only.
 
-        This one takes over what it can of the states of ranks that are `lost`.
+        This one takes over what it can of the states of ranks that are `lost`. A replay is empty
+        afterwards: it is shared out anew.
         """
-        self.lose_replay()
 
     def lose_replay(self) -> None:
         """Go on without what the replay held."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,6 +124,11 @@ class DQN(Agent):
         super().join(world)
         drawn = self._settings.batch_size * self._settings.grad_accumulation
         self._learner.share = 1 / sum(world.gather(drawn))
+
+    @override
+    def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
+        self._replay.clear()
+        self._started = self._filled = False
 
     @override
     def lose_replay(self) -> None:

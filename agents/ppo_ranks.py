@@ -11,7 +11,7 @@ from torch import Tensor
 from agents.normaliser import ObservationNormaliser
 from agents.ppo_loss import explained_variance as explained_by_one
 from agents.world import World
-from buffers.rollout import RolloutBatch, RolloutBuffer
+from buffers.rollout import RolloutBatch, RolloutBuffer, pick
 
 
 class Part(NamedTuple):
@@ -32,15 +32,14 @@ def minibatches(
     if world.alone:
         yield from (Part(batch, None) for batch in rollout.minibatches(count, generator))
         return
-    order = rollout.shuffled(generator).tensor_split(count)
-    advantage = rollout.advantage.flatten()
-    moments = torch.stack([_moments(advantage.index_select(0, rows)) for rows in order])
+    order, flat = rollout.shuffled(generator).tensor_split(count), rollout.flat()
+    moments = torch.stack([_moments(flat.advantage.index_select(0, rows)) for rows in order])
     for rows, (total, first, second) in zip(order, world.sum_(moments).tolist(), strict=True):
         if not total:
             continue
         mean = first / total
         std = max(0.0, second / total - mean**2) ** 0.5
-        batch = rollout.batch(rows if len(rows) else rows.new_zeros(1))
+        batch = pick(flat, rows if len(rows) else rows.new_zeros(1))
         normal = (batch.advantage - mean) / (std + 1e-8)
         yield Part(batch._replace(advantage=normal), 1 / total if len(rows) else 0.0)
 

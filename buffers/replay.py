@@ -94,6 +94,12 @@ class ReplayBuffer(Stateful, ABC):
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
         """Set priorities from TD errors [B]; drawn transitions that are gone are left out."""
 
+    def stacked(self, frame: NDArray) -> NDArray:
+        """Return an observation [N, *stacked shape] whose newest frame, the one kept, is this."""
+        obs = np.zeros(self._expected, self._layout.dtype)
+        obs[:, self._newest :] = frame
+        return obs
+
     # What replays that are learned from together must know of each other.
 
     @property

@@ -152,10 +152,10 @@ class RolloutBuffer(Stateful):
 
         With fewer valid rows than parts there are fewer parts: none is empty.
         """
-        order = self.shuffled(generator)
+        order, flat = self.shuffled(generator), self.flat()
         for rows in order.tensor_split(max(1, min(count, len(order)))):
             if len(rows):
-                yield self.batch(rows)
+                yield pick(flat, rows)
 
     def shuffled(self, generator: torch.Generator) -> Tensor:
         """Return the indices [M] of the valid rows in a new order."""
@@ -163,11 +163,10 @@ class RolloutBuffer(Stateful):
         order = torch.randperm(len(valid), generator=generator, device=generator.device)
         return valid[order.to(self._device)]
 
-    def batch(self, rows: Tensor) -> RolloutBatch:
-        """Return these rows [M], of all T·N."""
+    def flat(self) -> RolloutBatch:
+        """Return all T·N rows, valid or not, sharing memory."""
         parts = (self.obs, self.action, self.log_prob, self.value[:-1])
-        flat = (part.flatten(0, 1) for part in (*parts, self.advantage, self.return_))
-        return RolloutBatch(*(part.index_select(0, rows) for part in flat))
+        return RolloutBatch(*(p.flatten(0, 1) for p in (*parts, self.advantage, self.return_)))
 
     def clear(self) -> None:
         """Forget the rows; the memory stays."""
@@ -196,6 +195,11 @@ class RolloutBuffer(Stateful):
             getattr(self, name)[:t] = state[name]
         self.flags[:, :t] = state["flags"]
         self.position = t
+
+
+def pick(flat: RolloutBatch, rows: Tensor) -> RolloutBatch:
+    """Return these rows [M] of a batch."""
+    return RolloutBatch(*(part.index_select(0, rows) for part in flat))
 
 
 def touched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:

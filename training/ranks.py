@@ -32,7 +32,8 @@ c10d: Any = dist  # which says of few names that they are for others
 POLL = 0.02  # seconds
 # Whoever dies closes its connections, whoever hangs is found by its heart: patience is endless,
 # because rank 0 may evaluate for hours.
-PATIENCE = timedelta(days=30)
+PATIENCE, CONNECTING = timedelta(days=30), timedelta(seconds=60)
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 class PeerLostError(ExpectedError):
@@ -51,14 +52,18 @@ class Ranks(World, Stateful):
         self.rank, self.size = place.rank, place.size
         self._device = device
         self._pending = self._before = self._total = 0
-        launchers, *_ = next(c10d.rendezvous("env://", timeout=PATIENCE))
-        self.store = _own_store(launchers, self.rank)
+        launchers, *_ = next(c10d.rendezvous("env://", timeout=CONNECTING))
+        # Of the start before this one the launcher's store may hold all that was said.
+        launchers = c10d.PrefixStore(f"steadyrl-{os.environ.get(RESTARTS, 0)}", launchers)
+        self._keeper, port = _kept_by_first(launchers, self.rank)
+        # One who waits in a store holds up all who use the same connection.
+        self.store, of_group = (_connected(port) for _ in range(2))
         people = self._meet(launchers)
         self.heart = Heartbeat(self.store, self.rank, people, row_seconds)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
-            store=c10d.PrefixStore("group", self.store),
+            store=of_group,
             rank=self.rank,
             world_size=self.size,
             timeout=PATIENCE,
@@ -66,7 +71,7 @@ class Ranks(World, Stateful):
 
     def _meet(self, launchers: Any) -> list[tuple[str, int]]:
         """Wait, in a way that signals can end, until all are there; return hosts and processes."""
-        keys = [f"steadyrl/here/{rank}" for rank in range(self.size)]
+        keys = [f"here/{rank}" for rank in range(self.size)]
         launchers.set(keys[self.rank], json.dumps([socket.gethostname(), os.getpid()]))
         missing = keys.copy()
         while missing:
@@ -168,14 +173,18 @@ class Ranks(World, Stateful):
             self.heart.close()
 
 
-def _own_store(launchers: Any, rank: int) -> Any:
-    """Return the store that rank 0 keeps."""
-    host, key = os.environ["MASTER_ADDR"], "steadyrl/port"
+def _kept_by_first(launchers: Any, rank: int) -> tuple[Any, int]:
+    """Return the store that rank 0 keeps, or nothing, and where it listens."""
     if rank == 0:
-        store = c10d.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-        launchers.set(key, str(store.port))
-        return store
-    while not launchers.check([key]):
+        host = os.environ["MASTER_ADDR"]
+        store = c10d.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECTING)
+        launchers.set("port", str(store.port))
+        return store, store.port
+    while not launchers.check(["port"]):
         time.sleep(POLL)
-    port = int(launchers.get(key))
-    return c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+    return None, int(launchers.get("port"))
+
+
+def _connected(port: int) -> Any:
+    host = os.environ["MASTER_ADDR"]
+    return c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECTING)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from agents.base import Agent
 from agents.world import World
+from buffers.taking_over import take_over
 from envs.vector import VectorEnv
 from memory.state import Stateful
 from training.archive import read_part
-from training.manifest import manifest_facts
+from training.manifest import manifest_facts, part_names
+from training.replay_blocks import OUTLINE, held_rows
 
 log = logging.getLogger("steadyrl")
 
@@ -47,15 +49,32 @@ def regroup(
     lost = range(rank + world.size, before, world.size)
     agent.regroup([read_part(path, f"{prefix_of(other)}agent") for other in lost])
     run.load_state_dict(counts)
+    if agent.replay is not None:
+        _share_out(path, before, world, agent)
     if old:
         env.load_state_dict(read_part(path, f"{prefix}env"))
     else:
         env.reset()
     log.warning(
         "saved by %d rank%s, continued by %d: weights, optimiser, normalisers and counters are "
-        "kept; what was collected and not yet learned from is lost, and so is the replay: the run "
-        "is not what it would have been",
+        "kept, a replay is shared out anew without its priorities; lost are a rollout under way "
+        "and the environments of ranks that are no more: the run is not what it would have been",
         before,
         "" if before == 1 else "s",
         world.size,
     )
+
+
+def _share_out(path: Path, before: int, world: World, agent: Agent) -> None:
+    """Give this rank's replay the rows of whole ranks, or a stretch of one's."""
+    assert agent.replay is not None
+    if OUTLINE not in part_names(path):
+        agent.lose_replay()
+        return
+    if world.size <= before:
+        parts = [(old, 0, 1) for old in range(world.rank, before, world.size)]
+    else:
+        old = world.rank % before
+        parts = [(old, world.rank // before, len(range(old, world.size, before)))]
+    for old, share, shares in parts:
+        take_over(agent.replay, held_rows(path, prefix_of(old), share, shares))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from buffers.replay import ReplayBuffer
+from buffers.taking_over import HeldRow
 from training.archive import Existing, read_part
 from training.manifest import CheckpointError, part_names
 
@@ -85,6 +86,23 @@ class ReplaySave:
             return
         with self._written:
             self._written.wait_for(lambda: self._over or overwritten < self._safe)
+
+
+def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[HeldRow]:
+    """Yield one of so many equal stretches of the rows that a saved replay holds."""
+    outline = read_part(path, prefix + OUTLINE)
+    flags, row = outline["timeline"]["flags"].numpy(), outline["timeline"]["row"]
+    size, oldest = outline["block_rows"], max(0, row - len(flags) + 1)
+    begin, end = (oldest + (row + 1 - oldest) * part // shares for part in (share, share + 1))
+    for number in range(begin // size, -(-end // size)):
+        name = TAIL if number == row // size else block_name(number)
+        held = {
+            k: v if k == "begin" else v.numpy() for k, v in read_part(path, prefix + name).items()
+        }
+        first = held["begin"]
+        for each in range(max(begin, first), min(end, first + len(held["reward"]))):
+            frame, action, reward = (held[k][each - first] for k in ("frames", "action", "reward"))
+            yield HeldRow(frame, action, reward, flags[each % len(flags)])
 
 
 def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:

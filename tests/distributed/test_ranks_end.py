@@ -100,3 +100,5 @@ def test_another_number_of_ranks_goes_on_with_what_has_a_meaning_there(tmp_path,
     after = summary(tmp_path)
     assert after["resumed_from_step"] == before["steps"]
     assert after["steps"] >= 1400
+    # It goes on to learn at once, from the rows there were.
+    assert after["updates"] - before["updates"] >= 20

@@ -22,7 +22,7 @@ ENDLESS = (*QUICK, *OWN, "total_steps=1e8", "checkpoint.every=200", "run_dir=run
 def launch(folder, *overrides, ranks=2, options=()):
     return subprocess.Popen(
         [
-            sys.executable, LAUNCHER, f"--nproc-per-node={ranks}", "--master-port=0", *options,
+            sys.executable, LAUNCHER, f"--nproc-per-node={ranks}", "--standalone", *options,
             str(ROOT / "train.py"), *overrides,
         ],
         cwd=folder,
@@ -198,3 +198,22 @@ def test_one_rank_is_the_program_without_torchrun(tmp_path, agent):
     subprocess.run(program, cwd=tmp_path, env=os.environ, check=True, capture_output=True)
     alone = json.loads((tmp_path / "alone" / "summary.json").read_text())
     assert one["weights_sha256"] == alone["weights_sha256"]
+
+
+# As `tests/test_learning.py` asks of one process; here both ranks have half of the environments.
+GATES = [("cartpole_ppo", ("env.num_envs=4",), 495), ("cartpole_dqn", (), 490)]
+
+
+@pytest.mark.parametrize(("experiment", "halved", "target"), GATES)
+def test_two_ranks_learn_cartpole_in_the_steps_of_one(tmp_path, experiment, halved, target):
+    returns = []
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        chosen = (f"experiment={experiment}", f"seed={seed}", "device=cpu", *halved)
+        launcher = launch(folder, *chosen, "run_dir=run")
+        _, err = launcher.communicate()
+        assert launcher.returncode == 0, err
+        returns.append(summary(folder)["eval_return_mean"])
+    print(experiment, returns)
+    assert sum(returns) / 3 >= target, returns

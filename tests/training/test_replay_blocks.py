@@ -19,10 +19,11 @@ from traffic import Row, Scene, Traffic
 
 import training.replay_blocks
 from buffers.replay import ReplayBuffer
+from buffers.taking_over import take_over
 from training.archive import write_archive
 from training.files import Files
 from training.manifest import CheckpointError
-from training.replay_blocks import ReplaySave, load_replay
+from training.replay_blocks import ReplaySave, held_rows, load_replay
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +189,38 @@ def test_blocks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     write_archive(Files(), tmp_path / "missing", missing.items(), {})
     with pytest.raises(CheckpointError, match="holds no"):
         load_replay(make_replay("host", scene, 100, 1, 0.9, False)[0], tmp_path / "missing")
+
+
+def transitions(*replays: ReplayBuffer) -> set[tuple[float, ...]]:
+    """Draw until everything is drawn."""
+    found = set()
+    for replay in replays:
+        for _ in range(40):
+            obs, action, reward, discount, following, *_ = replay.sample(64, beta=1.0)
+            parts = (obs, action[:, None], reward[:, None], discount[:, None], following)
+            rows = torch.cat([part.double().flatten(1) for part in parts], 1)
+            found |= {tuple(row) for row in rows.tolist()}
+    return found
+
+
+@pytest.mark.parametrize("rows", [30, 90], ids=["not full", "overwritten"])
+def test_a_replay_is_shared_out_among_others(tmp_path: Path, rows: int) -> None:
+    scene = Scene(num_envs=2, mean_length=6.0)
+    shape = {"n_step": 2, "gamma": 0.9, "prioritized": True}
+    replay, _ = make_replay("host", scene, capacity=80, **shape)
+    traffic = Traffic(scene, seed=1)
+    replay.start(traffic.first())
+    feed(replay, [traffic.step() for _ in range(rows)])
+    path = tmp_path / "step-000000000001"
+    write_archive(Files(), path, ReplaySave(replay, None, "rank0001-").parts(), {})
+
+    whole, _ = make_replay("host", scene, capacity=100, **shape)
+    take_over(whole, held_rows(path, "rank0001-", 0, 1))
+    assert transitions(whole) == transitions(replay)
+    halves = [make_replay("host", scene, capacity=50, **shape)[0] for _ in range(2)]
+    for share, half in enumerate(halves):
+        take_over(half, held_rows(path, "rank0001-", share, 2))
+    # What reaches from one stretch to the other is in neither.
+    missing = transitions(replay) - transitions(*halves)
+    assert transitions(*halves) <= transitions(replay)
+    assert len(missing) <= 2 * scene.num_envs

@@ -1,0 +1,50 @@
+"""A step that is cut in two around what ranks share is the step, whatever runs its halves."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ppo_agents import SETTINGS, SPACES, Episodes, learn
+
+from agents.ppo import PPO
+from agents.world import World
+from envs.types import EnvSpec
+
+
+class Echo(World):
+    """Nobody else, but asked for everything as if there were."""
+
+    alone = False
+    asked = 0
+
+    def sum_(self, tensor):
+        self.asked += 1
+        return tensor
+
+
+def trained(device, mode, world):
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
+    changes = {"compile": mode, "normalize_obs": True, "target_kl": 0.01, "epochs": 3}
+    agent = PPO(replace(SETTINGS, **changes), spec, device=device, seed=0, total_steps=10_000)
+    if world is not None:
+        agent.join(world)
+    env = Episodes()
+    learn(agent, env, env.reset(), 4)
+    return agent._learner.network.weights.detach().cpu()
+
+
+@pytest.mark.parametrize(
+    ("device", "mode"),
+    [
+        ("cpu", "false"),
+        pytest.param("cpu", "true", marks=pytest.mark.slow),
+        pytest.param("cuda", "false", marks=pytest.mark.gpu),
+        pytest.param("cuda", "true", marks=pytest.mark.gpu),
+        pytest.param("cuda", "cudagraph", marks=pytest.mark.gpu),
+    ],
+)
+def test_two_halves_are_one_step(device, mode):
+    world = Echo()
+    whole, halves = (trained(torch.device(device), mode, each) for each in (None, world))
+    assert world.asked > 4 * 3
+    torch.testing.assert_close(halves, whole, rtol=1e-4, atol=1e-5)
