@@ -165,12 +165,14 @@ class Ranks(World, Stateful):
             raise
 
     def leave(self, *, together: bool) -> None:
-        """Beat no more; together: once all are here."""
+        """Beat no more; together: once all are here, and with nothing left that runs."""
         try:
             if together:
                 self.gather(None)
         finally:
             self.heart.close()
+        if together:
+            dist.destroy_process_group()
 
 
 def _kept_by_first(launchers: Any, rank: int) -> tuple[Any, int]:

@@ -43,8 +43,12 @@ def ended_by_signals() -> Iterator[None]:
     except KeyboardInterrupt as error:
         _leave(getattr(error, "exit_code", SIGNAL_EXIT + signal.SIGINT))
     except SystemExit as ended:
-        if isinstance(ended.code, int) and ended.code > SIGNAL_EXIT:
-            _leave(ended.code)
+        from training.launch import place  # loads more than this module may
+
+        code = ended.code
+        # A rank that fails leaves connections behind on which the interpreter would stumble.
+        if isinstance(code, int) and (code > SIGNAL_EXIT or (code and place().size > 1)):
+            _leave(code)
         raise
     finally:
         # The interpreter takes its time to end; nobody wants a traceback of that.
