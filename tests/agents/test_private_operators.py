@@ -12,8 +12,8 @@ import torch
 PRIVATE = {
     ("torch", "_fused_adam_"): "agents/adam.py",
     ("torch._inductor", "compile"): "agents/compiling.py",
-    ("torch.fx.experimental.proxy_tensor", "make_fx"): "agents/compiling.py",
-    ("torch.fx.experimental.proxy_tensor", "get_proxy_mode"): "agents/compiling.py",
+    ("torch.fx.experimental.proxy_tensor", "make_fx"): "agents/tracing.py",
+    ("torch.fx.experimental.proxy_tensor", "get_proxy_mode"): "agents/tracing.py",
 }
 
 
