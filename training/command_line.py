@@ -96,8 +96,6 @@ class Task:
             return self._train(job)
         except Exception as error:
             expected = error if isinstance(error, ExpectedError) else explained(error, job)
-            if job is None and place().local_rank:
-                expected.silent = True  # the first rank of the machine says it
             raise expected from error
 
 
@@ -229,8 +227,8 @@ def accept(
         spec = probe(settings.run.env)
     except SettingError as error:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
-    settings.agent.refuse_unfit(spec, settings.run.total_steps)
-    of_rank(settings.agent, place().rank, place().size)
+    here = place()
+    of_rank(settings.agent, here.rank, here.size).refuse_unfit(spec, settings.run.total_steps)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
 
 

@@ -73,9 +73,10 @@ class Heartbeat:
         """Leave word of what was lost; the first word stands: return whether this is it."""
         self.lost = self.lost or told
         word = json.dumps(told)
-        with suppress(RuntimeError):  # the store may be what is lost
+        try:
             return bool(self._store.compare_set(FAILED, "", word) == word.encode())
-        return True
+        except RuntimeError:  # the store went with rank 0, of which all hear
+            return False
 
     def ask(self) -> Told | None:
         """Return what was lost, once that is known: it may take a moment."""
