@@ -10,7 +10,7 @@ from typing import Any
 from training.signals import ended_by_signals
 
 # Each is scripts/<name>.py as well; everything else is for training.
-PROGRAMS = ("evaluate", "plot", "compare", "checkpoint", "tune")
+PROGRAMS = ("evaluate", "plot", "compare", "checkpoint", "tune", "population")
 
 
 def command() -> None:

@@ -33,7 +33,7 @@ NOT_RUN = {
     r"python docs/configuration.py": "writes a page; tests/test_configuration_page.py compares it",
 }
 # Hours, or nobody's time: that their arguments are read is enough here.
-LONG = ("benchmark.py", "soak.py", "tune.py")
+LONG = ("benchmark.py", "soak.py", "tune.py", "population.py")
 SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100", "agent.compile=false")
 LITTLE = {
     "dqn": ("total_steps=300", "agent.learning_starts=100", "agent.replay.capacity=2000"),

@@ -30,7 +30,8 @@ HELP = """Train DQN or PPO on a Gymnasium environment.
 {groups}
 
 Runs go to outputs/; watch them with: tensorboard --logdir outputs
-More: python scripts/evaluate.py (plot, compare, checkpoint, tune), installed: steadyrl evaluate
+More: python scripts/evaluate.py (plot, compare, checkpoint, tune, population)
+Installed: steadyrl evaluate
 """
 # Mappings whose keys nobody can list: they go to the environment as they are.
 FREE_FORM = ("env.kwargs.", "env.kwargs=")

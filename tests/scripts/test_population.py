@@ -1,0 +1,107 @@
+"""A population is refused before its first member, and its members go on from one another."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import ROOT, environment
+
+from scripts import population
+from training.manifest import CheckpointError, checked_facts, manifest_of, saved_below
+from training.members import Member, ancestors, draw_lineage, live_one_generation, read_members
+
+PLAN = {
+    "name": "test",
+    "overrides": ["agent=ppo", "env=cartpole", "agent.rollout_steps=64", "eval.episodes=2"],
+    "space": {"agent.learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}},
+    "interval": 256,
+    "members": 2,
+    "generations": 2,
+}
+OWN = [
+    *PLAN["overrides"],
+    "eval.every=256",
+    "agent.anneal_learning_rate=false",
+    "agent.hidden=[16]",
+]
+
+
+def written(folder, **changes):
+    path = folder / "population.yaml"
+    path.write_text(json.dumps(PLAN | {"folder": str(folder / "all")} | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"space": {"agent.lerning_rate": {"low": 0.1, "high": 1.0}}}, 2, ["agent.learning_rate"]),
+        ({"space": {"agent.gamma": {"low": 0.5, "high": 7.0}}}, 2, ["agent.gamma=7", "between"]),
+        ({"space": {"agent.rollout_steps": {"low": 8, "high": 64}}}, 2, ["leave its meaning"]),
+        ({"space": {"agent.hidden": [[8], [16]]}}, 2, ["leave its meaning"]),
+        ({"members": 1}, 2, ["members=1", "2 or more"]),
+        ({"method": "magic"}, 2, ["method=magic", "evolution"]),
+        ({"quantile": 0.9}, 2, ["quantile=0.9"]),
+        ({"members": 20_000, "workers": 20_000}, 7, ["20000 members at once", "available"]),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, code, words):
+    with pytest.raises(SystemExit) as ended:
+        population.main([str(written(tmp_path, **changes))])
+    printed = capsys.readouterr().err
+    assert (ended.value.code, len(printed.splitlines())) == (code, 1)
+    for word in words:
+        assert word in printed
+    assert not (tmp_path / "all").exists()
+
+
+def test_ray_that_is_missing_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SystemExit) as ended:
+        population.main([str(written(tmp_path))])
+    assert ended.value.code == 2
+    assert 'pip install -e ".[ray]"' in capsys.readouterr().err
+
+
+def test_a_line_of_ancestors_leads_to_the_first_generation(tmp_path):
+    pytest.importorskip("matplotlib")
+    members = [
+        Member("a", 1, 1.0, {}, None, "1a"), Member("b", 1, 5.0, {}, None, "1b"),
+        Member("a", 2, 6.0, {}, "1b", "2a"), Member("b", 2, 4.0, {}, "1b", "2b"),
+    ]  # fmt: skip
+    assert [(m.name, m.generation) for m in ancestors(members, members[2])] == [("b", 1), ("a", 2)]
+    draw_lineage(members, tmp_path / "lineage.png")
+    assert (tmp_path / "lineage.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_member_goes_on_from_another_with_other_settings(tmp_path):
+    slow, fast = {"agent.learning_rate": 5e-4}, {"agent.learning_rate": 1e-3}
+    first = live_one_generation(tmp_path, "a", 1, None, OWN, fast, 256)
+    second = live_one_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
+    again = live_one_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
+    assert (again, second.parent) == (second, first.run_dir)  # what is over is not done again
+    assert {m.run_dir for m in read_members(tmp_path)} == {first.run_dir, second.run_dir}
+    saved = saved_below(Path(second.run_dir) / "checkpoints")
+    assert checked_facts(saved[0].path)["config"]["agent"]["learning_rate"] == 5e-4
+    summaries = [
+        json.loads((Path(m.run_dir) / "summary.json").read_text()) for m in (first, second)
+    ]
+    assert saved[-1].step >= summaries[0]["steps"] >= 256  # it never began anew
+    assert summaries[1]["steps"] >= 512
+    with pytest.raises(CheckpointError):
+        manifest_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_small_population_comes_to_its_end(tmp_path):
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "population.py"), str(written(tmp_path))],
+        env=environment(), capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "population: 4/4 generations of members done" in done.stdout
+    assert len(json.loads((tmp_path / "all" / "lineage.json").read_text())) == 4

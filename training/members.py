@@ -1,0 +1,114 @@
+"""The members of a population: each generation of one is a run that goes on from its parent's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memory.errors import ExpectedError
+from training.branching import branch
+from training.child import Child, last_error
+from training.files import write_whole
+from training.run_directory import in_use
+from training.search_space import job_of, typed
+
+KEPT = 2  # generations whose checkpoints stay: no member goes on from an older one
+PATIENCE = 120  # seconds for the run of a lost worker to save and end
+
+
+class MemberError(ExpectedError):
+    """A member's run did not come to the end of its generation."""
+
+
+class Member(NamedTuple):
+    """A member at the end of a generation: how good, with which settings, and whose child."""
+
+    name: str
+    generation: int
+    score: float
+    settings: dict[str, Any]
+    parent: str | None  # the run it went on from: its own of before, unless it was replaced
+    run_dir: str
+
+
+def live_one_generation(
+    folder: Path,
+    name: str,
+    generation: int,
+    parent: str | None,
+    overrides: Sequence[str],
+    settings: Mapping[str, Any],
+    steps: int,
+) -> Member:
+    """Run a member for a generation, from its parent's end; what was begun before goes on."""
+    # A member that is replaced may live a generation twice, as another's child.
+    kind = hashlib.sha256(json.dumps([parent, dict(settings)]).encode()).hexdigest()[:6]
+    place = folder / f"generation-{generation:03d}" / f"{name}-{kind}"
+    own = [*overrides, *(typed(key, value) for key, value in settings.items())]
+    own += [f"total_steps={steps * generation}"]
+    end = time.monotonic() + PATIENCE
+    while in_use(place) and time.monotonic() < end:
+        time.sleep(0.5)
+    if parent is not None and not (place / "config.yaml").exists():
+        branch(Path(parent), place, job_of(own).config)
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "out.log").open("ab") as output:
+        child = Child(own, place, output=output.fileno(), threads=1)
+        outcome = child.wait()
+    if outcome.status != "finished" or outcome.score is None:
+        why = last_error((place / "out.log").read_text(errors="replace").splitlines())
+        raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
+    member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
+    write_whole(place / "member.json", json.dumps(member._asdict()) + "\n")
+    old = folder / f"generation-{generation - KEPT - 1:03d}"
+    for checkpoints in old.glob(f"{name}-*/checkpoints"):
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    return member
+
+
+def read_members(folder: Path) -> list[Member]:
+    """Return every member of every generation that has come to its end."""
+    found = sorted(folder.glob("generation-*/*/member.json"))
+    return [Member(**json.loads(path.read_bytes())) for path in found]
+
+
+def ancestors(members: Sequence[Member], last: Member) -> list[Member]:
+    """Return a member's line from the first generation to itself."""
+    known = {member.run_dir: member for member in members}
+    line = [last]
+    while line[-1].parent in known:
+        line.append(known[line[-1].parent or ""])
+    return line[::-1]
+
+
+def draw_lineage(members: Sequence[Member], out: Path) -> None:
+    """Draw scores over the generations, joined to those of parents; the best one's line is bold."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    known = {member.run_dir: member for member in members}
+    last = max(member.generation for member in members)
+    best = max((m for m in members if m.generation == last), key=lambda member: member.score)
+    line = {member.run_dir for member in ancestors(members, best)}
+    for member in members:
+        parent = known.get(member.parent or "")
+        bold = member.run_dir in line
+        colour = "#D55E00" if bold else "#0072B2"
+        if parent is not None:
+            copied = parent.name != member.name
+            axes.plot(
+                [parent.generation, member.generation], [parent.score, member.score],
+                ":" if copied else "-", color=colour, alpha=1 if bold else 0.5,
+                linewidth=2 if bold else 1,
+            )  # fmt: skip
+        axes.plot(member.generation, member.score, "o", color=colour, markersize=4)
+    axes.set_xlabel("generation")
+    axes.set_ylabel("evaluated return")
+    axes.set_title("dotted: went on from a copy of another member; orange: the best one's line")
+    figure.savefig(out)
