@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,15 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _made_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Name what else the machine code consists of: constants, functions, and what those are of."""
+    whole = function.__code__
+    within = [code for code in whole.co_consts if isinstance(code, CodeType)]  # comprehensions
     found = set()
-    for name in function.__code__.co_names:
+    for name in {name for code in (whole, *within) for name in code.co_names}:
         value = function.__globals__.get(name)
         file = getattr(sys.modules.get(getattr(value, "__module__", "")), "__file__", None)
         if isinstance(value, CONSTANTS):
             found.add(f"{name} = {value!r}")
-        elif file is not None:
+        elif file is not None and os.path.exists(file):  # not within an archive
             status = os.stat(file)
             found |= {
                 f"{file} {status.st_mtime_ns} {status.st_size}",

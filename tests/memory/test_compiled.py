@@ -84,7 +84,7 @@ from memory.compiled import compiled
 
 @compiled
 def caller(x):
-    return FACTOR * between(x)
+    return sum([FACTOR * between(each) for each in (x,)])
 """,
 }
 
