@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,16 @@ from agents.actors import Greedy
 from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
 from agents.dqn_building import (
-    build_head,
     build_network,
     exploring,
     greedy,
+    recipe,
     start_network,
     start_replay,
 )
-from agents.dqn_loss import METRICS, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.dqn_stretch import explorer
-from agents.learner import Learner, Recipe
+from agents.learner import Learner
 from agents.network_settings import is_large_image
 from agents.networks import QNetwork, with_memory
 from agents.schedules import linear
@@ -37,19 +35,6 @@ from memory.cache import reclaim
 from memory.metrics import Metrics
 
 log = logging.getLogger("steadyrl")
-
-ADAM_EPSILON = 1e-8
-
-
-def recipe(settings: DQNSettings) -> Recipe:
-    """Return how the learner takes a step of DQN."""
-    return Recipe(
-        loss=partial(td_loss, head=build_head(settings), double=settings.double),
-        metrics=METRICS,
-        epsilon=ADAM_EPSILON,
-        max_grad_norm=settings.max_grad_norm,
-        grad_accumulation=settings.grad_accumulation,
-    )
 
 
 class DQN(Agent):
@@ -96,7 +81,7 @@ class DQN(Agent):
         expected = total_steps // settings.train_every * settings.updates_per_train
         large = is_large_image(spec.observation_shape)
         mode = compile_mode(settings.compile, device, expected, large_images=large)
-        self._learner = Learner(recipe(settings), online, mode, frozen=(self._target,))
+        self._learner = Learner(recipe(settings, device), online, mode, frozen=(self._target,))
         assert isinstance(online.module, QNetwork)
         self._greedy = greedy(settings, online.module, device)
         self._actor = exploring(self._greedy, spec, lambda: self.epsilon, seeds[0])

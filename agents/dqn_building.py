@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from agents.actors import EpsilonGreedy, Greedy
-from agents.dqn_loss import QHead, ScalarHead
+from agents.dqn_loss import METRICS, Munchausen, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.host_policy import q_on_host
+from agents.learner import Recipe
 from agents.networks import FlatNetwork, QNetwork, with_memory
+from agents.return_distributions import CategoricalHead, QuantileHead
 from buffers.replay import ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec
 from memory.budget import require
 
+HOST = torch.device("cpu")
+ADAM_EPSILON = 1e-8
 
-def build_head(settings: DQNSettings) -> QHead:
+
+def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
     """Return what the network says of each action, and how that is learned."""
-    return ScalarHead(huber=settings.loss == "huber")
+    s = settings
+    if s.distribution == "c51":
+        return CategoricalHead(s.atoms, s.v_min, s.v_max, device)
+    if s.distribution == "quantile":
+        return QuantileHead(s.atoms, device)
+    return ScalarHead(huber=s.loss == "huber")
+
+
+def build_munchausen(settings: DQNSettings) -> Munchausen | None:
+    """Return what makes the maxima soft, where they are."""
+    if not settings.munchausen:
+        return None
+    return Munchausen(
+        alpha=settings.munchausen_alpha,
+        temperature=settings.munchausen_temperature,
+        lowest=settings.munchausen_lowest,
+    )
+
+
+def recipe(settings: DQNSettings, device: torch.device = HOST) -> Recipe:
+    """Return how the learner takes a step of DQN."""
+    loss = partial(
+        td_loss,
+        head=build_head(settings, device),
+        double=settings.double,
+        munchausen=build_munchausen(settings),
+    )
+    return Recipe(
+        loss=loss,
+        metrics=METRICS,
+        epsilon=ADAM_EPSILON,
+        max_grad_norm=settings.max_grad_norm,
+        grad_accumulation=settings.grad_accumulation,
+    )
 
 
 def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
@@ -68,7 +107,7 @@ def start_replay(
 
 def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Greedy:
     """Return an actor that takes the actions with the highest expected return."""
-    head = build_head(settings)
+    head = build_head(settings, device)
     return Greedy(network, q_on_host(network), device, lambda q: head.values(q).argmax(1))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
+from typing_extensions import override
 
 from agents.learner import RowLoss
 from buffers.replay import ReplayBatch
@@ -22,15 +24,23 @@ class QHead(ABC):
     shape: tuple[int, ...]
 
     @abstractmethod
+    def returns(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the M returns […, M] that outputs […, *shape] tell of, and how likely each is.
+
+        None says that all are equally likely.
+        """
+
     def values(self, outputs: Tensor) -> Tensor:
         """Return the expected returns […] that outputs […, *shape] stand for."""
+        returns, likely = self.returns(outputs)
+        return returns.mean(-1) if likely is None else (returns * likely).sum(-1)
 
     @abstractmethod
-    def loss(self, chosen: Tensor, successor: Tensor, batch: ReplayBatch) -> tuple[Tensor, Tensor]:
+    def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return each row's loss [B], and its TD error [B], detached.
 
-        `chosen` [B, *shape] is said of the action taken, `successor` [B, *shape], without a
-        gradient, of the best action in the state it led to.
+        `chosen` [B, *shape] is said of the action taken; `goals` [B, M], so likely [B, M], are
+        what its return should be.
         """
 
 
@@ -42,17 +52,47 @@ class ScalarHead(QHead):
     def __init__(self, *, huber: bool) -> None:
         self._distance = F.smooth_l1_loss if huber else F.mse_loss
 
+    @override
+    def returns(self, outputs: Tensor) -> tuple[Tensor, None]:
+        return outputs.unsqueeze(-1), None
+
+    @override
     def values(self, outputs: Tensor) -> Tensor:
-        """Return them as they are."""
         return outputs
 
-    def loss(self, chosen: Tensor, successor: Tensor, batch: ReplayBatch) -> tuple[Tensor, Tensor]:
-        """Return ℓ(Q(s, a) − y), ℓ Huber with δ = 1 or the square, y = R + discount · Q⁻(s', a*).
-
-        `discount` is γ^m, or 0 after a termination.
-        """
-        goal = batch.reward + batch.discount * successor
+    @override
+    def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return ℓ(Q(s, a) − y), ℓ Huber with δ = 1 or the square, y the expected goal."""
+        goal = goals.squeeze(1) if likely is None else (goals * likely).sum(1)
         return self._distance(chosen, goal, reduction="none"), chosen.detach() - goal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Munchausen:
+    """Rewards for what the policy is sure of, and soft maxima (Vieillard et al. 2020)."""
+
+    alpha: float
+    temperature: float
+    lowest: float  # of τ ln π(a|s), which has no bound
+
+    def log_policy(self, values: Tensor) -> Tensor:
+        """Return τ ln π(·|s) [B, A] by values [B, A]."""
+        return self.temperature * F.log_softmax(values / self.temperature, 1)
+
+    def returns(self, outputs: Tensor, values: Tensor, head: QHead) -> tuple[Tensor, Tensor]:
+        """Return what outputs [B, A, *shape] say of all actions, less τ ln π, each so likely.
+
+        π is that of values [B, A]. The result is a mixture: [B, A · M] returns with probabilities.
+        """
+        returns, likely = head.returns(outputs)
+        log_policy = self.log_policy(values).unsqueeze(2)
+        policy = (log_policy / self.temperature).exp()
+        shares = policy / returns.shape[2] if likely is None else policy * likely
+        return (returns - log_policy).flatten(1), shares.expand_as(returns).flatten(1)
+
+    def bonus(self, values: Tensor, action: Tensor) -> Tensor:
+        """Return α τ ln π(a|s) [B], cut off below."""
+        return self.alpha * said_of(self.log_policy(values), action).clamp(self.lowest, 0)
 
 
 def said_of(outputs: Tensor, action: Tensor) -> Tensor:
@@ -64,18 +104,35 @@ def said_of(outputs: Tensor, action: Tensor) -> Tensor:
     return outputs.gather(1, index).squeeze(1)
 
 
-def td_loss(online: Q, target: Q, batch: ReplayBatch, *, head: QHead, double: bool) -> RowLoss:
+def td_loss(
+    online: Q,
+    target: Q,
+    batch: ReplayBatch,
+    *,
+    head: QHead,
+    double: bool,
+    munchausen: Munchausen | None = None,
+) -> RowLoss:
     """Return w · ℓ of every row, its TD errors as reports.
 
-    a* is the best action by the online network (van Hasselt et al. 2016), or by the target
-    network when not double.
+    The goals are R + discount · Z⁻(s', a*): `discount` is γ^m, or 0 after a termination, and a* the
+    best action by the online network (van Hasselt et al. 2016), or by the target network when not
+    double.
     """
     outputs = online(batch.obs)
     with torch.no_grad():
-        after = target(batch.next_obs)
-        judge = online(batch.next_obs) if double else after
-        successor = said_of(after, head.values(judge).argmax(1))
+        if munchausen is None:
+            after = target(batch.next_obs)
+            judge = online(batch.next_obs) if double else after
+            returns, likely = head.returns(said_of(after, head.values(judge).argmax(1)))
+            reward = batch.reward
+        else:
+            before, after = target(torch.cat((batch.obs, batch.next_obs))).chunk(2)
+            judge = online(batch.next_obs) if double else after
+            returns, likely = munchausen.returns(after, head.values(judge), head)
+            reward = batch.reward + munchausen.bonus(head.values(before), batch.action)
+        goals = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * returns
     chosen = said_of(outputs, batch.action)
-    each, td_error = head.loss(chosen, successor, batch)
+    each, td_error = head.loss(chosen, goals, likely)
     metrics = (td_error.abs(), head.values(chosen.detach()))
     return RowLoss(batch.weight * each, metrics, (td_error,))

@@ -34,6 +34,14 @@ class DQNSettings:
     double: bool
     dueling: bool
     loss: Literal["huber", "squared"]
+    distribution: Literal["none", "c51", "quantile"]
+    atoms: int
+    v_min: float
+    v_max: float
+    munchausen: bool
+    munchausen_alpha: float
+    munchausen_temperature: float
+    munchausen_lowest: float
     clip_reward: bool
     learning_starts: int
     train_every: int
@@ -55,6 +63,7 @@ class DQNSettings:
         at_most(self, 1_000, "learning_rate", "learning_rate_end")
         scheduled(self, "learning_rate")
         self._refuse_contradictory_epsilon()
+        self._refuse_odd_distributions()
         at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
         at_most(self, 1e30, "max_grad_norm")
         drawn = self.batch_size * self.grad_accumulation
@@ -78,6 +87,27 @@ class DQNSettings:
                 f"agent.anneal_epsilon={str(self.anneal_epsilon).lower()}: make both the same, or "
                 "anneal",
             )
+
+    def _refuse_odd_distributions(self) -> None:
+        at_most(self, 10_000, "atoms")
+        if self.atoms < 2:
+            raise SettingError("atoms", self.atoms, "must be at least 2")
+        at_most(self, 1e6, "v_max", "munchausen_temperature")
+        if not -1e6 <= self.v_min < self.v_max:
+            reason = f"must lie below v_max={self.v_max:g}, and be -1e6 at least"
+            raise SettingError("v_min", self.v_min, reason)
+        if self.distribution != "none" and self.loss == "squared":
+            reason = (
+                f"is not for agent.distribution={self.distribution}, which has a loss of its own"
+            )
+            raise SettingError("loss", self.loss, reason)
+        fraction(self, "munchausen_alpha")
+        if not self.munchausen_temperature >= 1e-6:
+            reason = "must be at least 1e-6"
+            raise SettingError("munchausen_temperature", self.munchausen_temperature, reason)
+        if not -1e6 <= self.munchausen_lowest <= 0:
+            reason = "must lie between -1e6 and 0"
+            raise SettingError("munchausen_lowest", self.munchausen_lowest, reason)
 
     def learning_rates(self, total_steps: int) -> Schedule:
         """Return Adam's step size over a run."""

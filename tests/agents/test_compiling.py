@@ -11,7 +11,7 @@ import torch
 from test_dqn_agent import SETTINGS
 
 from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled
-from agents.dqn import recipe
+from agents.dqn_building import build_head, recipe
 from agents.learner import Learner
 from agents.networks import FlatNetwork, QNetwork, uniform_
 from buffers.replay import ReplayBatch
@@ -42,9 +42,10 @@ def test_large_images_are_left_to_their_convolutions_on_the_host():
     assert compile_mode("auto", CUDA, 1, large_images=True) == "cudagraph"
 
 
-def network(seed, dueling, device):
+def network(seed, settings, device):
     with torch.device("meta"):
-        module = QNetwork((4,), "float32", 2, (24, 16), dueling)
+        shape = build_head(settings).shape
+        module = QNetwork((4,), "float32", 2, (24, 16), settings.dueling, shape)
     module.to_empty(device="cpu")
     uniform_(module, torch.Generator().manual_seed(seed))
     return FlatNetwork(module, device)
@@ -53,7 +54,7 @@ def network(seed, dueling, device):
 def train(mode, updates, device=CPU, **changes):
     """Return the weights and the metrics after some updates on fixed batches."""
     settings = replace(SETTINGS, **changes)
-    online, target = (network(seed, settings.dueling, device) for seed in (0, 1))
+    online, target = (network(seed, settings, device) for seed in (0, 1))
     learner = Learner(recipe(settings), online, mode, frozen=(target,))
     g = torch.Generator().manual_seed(3)
     for i in range(updates):
@@ -73,7 +74,15 @@ def train(mode, updates, device=CPU, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"dueling": True, "grad_accumulation": 2, "n_step": 3}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dueling": True, "grad_accumulation": 2, "n_step": 3},
+        {"distribution": "c51", "dueling": True},
+        {"distribution": "quantile", "munchausen": True},
+    ],
+)
 def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog):
     for eager, graph in zip(
         train("eager", 200, **changes), train("compiled", 200, **changes), strict=True

@@ -9,7 +9,7 @@ from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
 from agents.compiling import Padding, _CudaGraph
-from agents.dqn import recipe
+from agents.dqn_building import recipe
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.learner import Learner, Recipe, RowLoss
 from agents.networks import FlatNetwork, QNetwork
