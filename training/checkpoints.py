@@ -49,15 +49,29 @@ class Checkpoints:
             self._files.sync_directory(self.directory.parent)
         remove_unfinished(self._files, self.directory)
 
-    def save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
-        """Write a checkpoint in a thread, after the one under way; a failure is one warning."""
+    def save(
+        self,
+        step: int,
+        parts: Iterable[tuple[str, Any]],
+        facts: Mapping[str, Any],
+        after: Callable[[], object] = bool,
+    ) -> None:
+        """Write a checkpoint in a thread, after the one under way; a failure is one warning.
+
+        `after` is called there when it is over, also if no part was ever asked for.
+        """
         self.wait()
-        arguments = (step, parts, {"step": step, **facts})
+
+        def write() -> None:
+            try:
+                self._save(step, parts, {"step": step, **facts})
+            finally:
+                after()
+
         share_one_heap()
-        self._thread = threading.Thread(
-            target=self._save, args=arguments, name="checkpoint", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=write, name="checkpoint", daemon=True)
+        thread.start()  # which fails where there may be no more of them
+        self._thread = thread
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written."""

@@ -38,7 +38,13 @@ class RankCheckpoints(Checkpoints):
         self._path, self._refused = directory, ""
 
     @override
-    def save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        parts: Iterable[tuple[str, Any]],
+        facts: Mapping[str, Any],
+        after: Callable[[], object] = bool,
+    ) -> None:
         """Together: begin a directory, and write into it in a thread."""
         with self._ranks.waits():
             self.wait()
@@ -54,7 +60,7 @@ class RankCheckpoints(Checkpoints):
         begun = [name, refused, str(self.last) if self.last else ""]
         agreed, self._refused, last = self._ranks.gather(begun)[0]
         self._path, self.last = Path(agreed), Path(last) if last else None
-        super().save(step, parts, {**facts, "ranks": self._ranks.size})
+        super().save(step, parts, {**facts, "ranks": self._ranks.size}, after)
 
     @override
     def _free_name(self, step: int) -> Path:

@@ -99,18 +99,16 @@ class Saver:
         # Some parts give views of memory that they go on writing to: what is written is a copy.
         parts["agent"] = give(state)
         facts = {**self._facts, "eval_return_mean": score, "replay": self._replay is not None}
-        self.checkpoints.save(step, self._parts(parts, self._replay), facts)
+        # The replay is let go of also by a save that fails before its first part.
+        release = bool if self._replay is None else self._replay.close
+        self.checkpoints.save(step, self._parts(parts, self._replay), facts, release)
         self._saved = step, self._agent.updates
 
     def _parts(self, parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
-        try:
-            # Its rows first: training waits for those that it is about to overwrite.
-            if replay is not None:
-                yield from replay.parts()
-            yield from ((self._prefix + name, part) for name, part in parts.items())
-        finally:
-            if replay is not None:
-                replay.close()
+        # Its rows first: training waits for those that it is about to overwrite.
+        if replay is not None:
+            yield from replay.parts()
+        yield from ((self._prefix + name, part) for name, part in parts.items())
 
     def _more(self) -> dict[str, Any]:
         """Return further parts of a checkpoint."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,10 +21,13 @@ from traffic import Row, Scene, Traffic
 import training.replay_blocks
 from buffers.replay import ReplayBuffer
 from buffers.taking_over import take_over
+from memory.state import Stateful
 from training.archive import write_archive
 from training.files import Files
 from training.manifest import CheckpointError
 from training.replay_blocks import ReplaySave, held_rows, load_replay
+from training.saving import Saver
+from training.settings import CheckpointSettings
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +175,50 @@ def test_a_failed_write_does_not_hold_the_loop_up(tmp_path: Path) -> None:
     for row in traffic.rows(200):
         save.keep_up()
         replay.add(*row)
+
+
+class NoRoom(Files):
+    """A disk that has no room for another directory."""
+
+    def make_directory(self, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+class Weightless(Stateful):
+    """All that a saver asks of an agent."""
+
+    updates = 0
+    state_names = ()
+
+    def __init__(self, replay: ReplayBuffer) -> None:
+        self.replay = replay
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+def test_a_save_that_fails_at_once_does_not_hold_the_loop_up(tmp_path: Path) -> None:
+    scene = Scene()
+    replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
+    traffic = Traffic(scene, 0)
+    replay.start(traffic.first())
+    feed(replay, list(traffic.rows(200)))  # full: every row overwrites one
+    saver = Saver(
+        CheckpointSettings(every=1, seconds=0, keep=1, replay=True), tmp_path, {}, files=NoRoom()
+    )
+    agent = Weightless(replay)
+    saver.attach(agent, agent, agent)  # type: ignore[arg-type]
+    saver.save(200, None)
+
+    def go_on() -> None:
+        for row in traffic.rows(60):
+            saver.after_row(0, None, best=False, asked=False)
+            replay.add(*row)
+
+    loop = threading.Thread(target=go_on, daemon=True)
+    loop.start()
+    loop.join(60)
+    assert not loop.is_alive(), "waits for a save that is over"
 
 
 def test_blocks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
