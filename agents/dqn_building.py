@@ -83,6 +83,7 @@ def start_network(
     module = build_network(settings, spec)
     # Asked for twice: weights, gradient and optimiser, and the target's.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
+    require("the loss of agent.atoms", loss_bytes(settings, spec))
     with_memory(module, torch.device("cpu"))
     module.start_(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(module, device)
@@ -103,6 +104,16 @@ def start_replay(
         device=device,
         seed=seed,
     )
+
+
+def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
+    """Return what a distribution's loss takes: every atom of a row is held against every goal."""
+    if settings.distribution == "none":
+        return 0
+    assert isinstance(spec.action, DiscreteActions)
+    goals = settings.atoms * (spec.action.n if settings.munchausen else 1)
+    # Differences, their losses, shares and products, and what their gradients take.
+    return 8 * 4 * settings.batch_size * settings.atoms * goals
 
 
 def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Greedy:

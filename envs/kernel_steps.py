@@ -60,6 +60,8 @@ def seed_words(seed: int | None) -> NDArray[np.uint64]:
     """Return a seed in words of 32 bits, the lowest first, as `np.random.SeedSequence` does."""
     if seed is None:
         return np.zeros(0, np.uint64)
+    if seed < 0:  # out of a file: its bits have no end
+        raise ValueError(f"a seed is 0 or more, not {seed}")
     words = [seed & 0xFFFFFFFF]
     while seed := seed >> 32:
         words.append(seed & 0xFFFFFFFF)

@@ -53,3 +53,8 @@ def test_small_angles_have_the_sine_and_cosine_of_numpy():
     angles = np.random.default_rng(0).uniform(-0.78, 0.78, 5_000).astype(np.float32)
     assert [small_sin(angle) for angle in angles] == list(np.sin(angles))
     assert [small_cos(angle) for angle in angles] == list(np.cos(angles))
+
+
+def test_a_seed_below_zero_is_refused_although_its_bits_have_no_end():
+    with pytest.raises(ValueError, match="not -1"):
+        seed_words(-1)
