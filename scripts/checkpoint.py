@@ -34,6 +34,8 @@ CHECKED_WITH = 64  # random observations that an exported policy must decide ali
 
 def archives(path: Path) -> list[Path]:
     """Return a run's checkpoints, newest first, and its policies; or what `path` itself is."""
+    if not os.path.exists(path):
+        raise CheckpointError(f"{path}: there is no such run")
     if (path / MANIFEST).exists():
         return [path]
     checkpoints = [saved.path for saved in saved_below(path / "checkpoints")]

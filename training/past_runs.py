@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping
 from glob import glob
 from pathlib import Path
@@ -44,7 +45,7 @@ class PastRun(NamedTuple):
 
 def find_runs(place: str) -> tuple[list[Path], list[Path]]:
     """Return the run directories at a path or a pattern, or below it, and what holds none."""
-    found = [Path(place)] if Path(place).exists() else list(map(Path, sorted(glob(place))))
+    found = [Path(place)] if os.path.exists(place) else list(map(Path, sorted(glob(place))))
     if not found:
         raise NoRunError(f"{place}: no such run: no run directory matches")
     below = {path: _runs_below(path) for path in found if path.is_dir()}

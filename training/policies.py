@@ -5,6 +5,7 @@ Nothing slow is imported, so that a wrong name or setting is refused at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Policy(NamedTuple):
 def find_policy(path: Path, *, best: bool = False) -> Policy:
     """Return the policy of a run's directory (the last one, or the best), or the one in `path`."""
     path = path if path.name else path.resolve()
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path's, it takes a name that can be none
         raise PolicyError(f"{path}: there is no such run or policy")
     if not path.is_dir():
         raise PolicyError(f"{path}: is a file; name a run's directory, or its {LAST}/")

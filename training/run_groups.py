@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -65,7 +66,7 @@ def _title(telling: Config, run: PastRun) -> str:
 
 def _split(text: str) -> tuple[str | None, str]:
     name, equals, place = text.partition("=")
-    if not equals or Path(text).exists() or glob(text):  # Hydra names folders a=1,b=2
+    if not equals or os.path.exists(text) or glob(text):  # Hydra names folders a=1,b=2
         return None, text
     return name, place
 

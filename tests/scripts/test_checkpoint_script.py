@@ -72,7 +72,9 @@ def test_damage_is_found_and_so_is_nothing(
     (run / "policy" / "policy.safetensors").write_bytes(b"")
     assert "1 of what it holds" in refused(capsys, "verify", run)
     assert "has 0 bytes" in refused(capsys, "export", run, "--out", tmp_path / "x")
-    assert "neither checkpoints nor a policy" in refused(capsys, "list", tmp_path / "nothing")
+    assert "neither checkpoints nor a policy" in refused(capsys, "list", tmp_path)
+    assert "there is no such run" in refused(capsys, "list", tmp_path / "nothing")
+    assert "there is no such run" in refused(capsys, "list", tmp_path / ("x" * 300))
     (run / "policy" / "manifest.json").write_text("{}")
     assert "is damaged" in printed(capsys, "list", run)
 

@@ -107,6 +107,8 @@ def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, caps
     ("arguments", "said"),
     [
         (["nowhere"], "nowhere: no such run"),
+        (["x" * 300], "no such run"),
+        (["name=" + "x" * 300], "no such run"),
         (["empty"], "empty: holds no run"),
         (["young"], "young has no evaluations"),
         (["run", "--by", "agent.lr"], "no such key"),

@@ -142,6 +142,7 @@ def test_bad_environments_are_refused(dqn, refused, override, reason):
 def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
     run, _ = dqn
     assert "no such run" in refused(tmp_path / "nowhere")
+    assert "no such run" in refused(tmp_path / ("x" * 300))
     assert "holds neither a run nor a policy" in refused(tmp_path)
     assert "is a file" in refused(run / "summary.json")
     assert "is a checkpoint" in refused(next((run / "checkpoints").iterdir()))
