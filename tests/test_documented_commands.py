@@ -29,6 +29,8 @@ NOT_RUN = {
     r"tensorboard": "a server; tests/training/test_tensorboard.py reads what it shows",
     r"steadyrl \w+$": "names a program only",
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
+    r"(srun )?torchrun": "tests/distributed/test_torchrun.py starts runs with it",
+    r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
     r".*--watch": "opens a window; tests/scripts/test_evaluate.py tells what it needs",
     r"python docs/configuration.py": "writes a page; tests/test_configuration_page.py compares it",
 }
