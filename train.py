@@ -50,13 +50,13 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
                 metrics = agent.update() if agent.overlaps else None
             with block("collect"):
                 rows = None if run.stopped else agent.collect(decision, env.run, run.left)
-                if rows is None:
-                    step = env.receive()
             if rows is None:
+                with block("collect"):
+                    step = env.receive()
                 run.agree(step)
-            if rows is None and run.stopped and (run.due or agent.behind):
-                run.keep(decision, step, metrics)
-                break
+                if run.stopped and (run.due or agent.behind):
+                    run.keep(decision, step, metrics)
+                    break
         if rows is None:
             with block("collect"):
                 agent.observe(decision, step)

@@ -58,21 +58,12 @@ class Together:
 
     def build(self, args: tuple[Any, ...]) -> None:
         """Compile both halves for arguments like these, which are left as they are."""
+        weights, adam, numbers, batch, share = args
         with self._world.waits():
-            self._build(*args)
-
-    def _build(
-        self,
-        weights: tuple[Tensor, ...],
-        adam: AdamState,
-        numbers: tuple[Any, ...],
-        batch: Any,
-        share: Tensor,
-    ) -> None:
-        if isinstance(self._slope, Compiled):
-            self._slope.build((weights, numbers, batch, share))
-        if isinstance(self._finish, Compiled):
-            # What it computes from is only looked at: a gradient and metrics of nothing will do.
-            copies = tuple(network.clone() for network in weights)
-            gradient, values, *_ = self._slope(copies, numbers, batch, share)
-            self._finish.build((weights[0], gradient, adam, numbers[0], values))
+            if isinstance(self._slope, Compiled):
+                self._slope.build((weights, numbers, batch, share))
+            if isinstance(self._finish, Compiled):
+                # It only looks at what it computes from: a gradient of nothing will do.
+                copies = tuple(network.clone() for network in weights)
+                gradient, values, *_ = self._slope(copies, numbers, batch, share)
+                self._finish.build((weights[0], gradient, adam, numbers[0], values))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -77,24 +78,13 @@ def test_a_killed_rank_takes_the_others_with_it(tmp_path, victim):
     assert f"rank {victim} is lost" in err
 
 
-def test_a_killed_launcher_leaves_no_orphan_and_nothing_is_lost(tmp_path):
+@pytest.mark.parametrize(("number", "within"), [(signal.SIGKILL, 10), (signal.SIGTERM, 20)])
+def test_what_ends_the_launcher_leaves_one_checkpoint_and_no_orphan(tmp_path, number, within):
     launcher = launch(tmp_path, *ENDLESS)
     wait_for_checkpoint(tmp_path, launcher)
     ranks = ranks_of(launcher)
-    launcher.kill()
-    print(f"launcher killed: all gone after {gone(ranks, 10):.1f} s")
-    launcher.communicate()
-    found = summary(tmp_path)
-    assert found["status"] == "interrupted"
-    assert checkpoints(tmp_path)[-1].name == f"step-{found['steps']:012d}"
-
-
-def test_a_signal_to_the_launcher_gives_one_checkpoint(tmp_path):
-    launcher = launch(tmp_path, *ENDLESS)
-    wait_for_checkpoint(tmp_path, launcher)
-    ranks = ranks_of(launcher)
-    launcher.terminate()
-    print(f"SIGTERM to the launcher: all gone after {gone(ranks, 20):.1f} s")
+    launcher.send_signal(number)
+    print(f"{number.name} to the launcher: all gone after {gone(ranks, within):.1f} s")
     launcher.communicate()
     found = summary(tmp_path)
     assert found["status"] == "interrupted"
@@ -144,8 +134,9 @@ def test_max_restarts_and_resume_go_on_by_themselves(tmp_path):
     )
     for beyond in (0, 1500):
         wait_for_checkpoint(tmp_path, launcher, beyond)
-        ranks_of(launcher)[1].kill()
-        time.sleep(1)
+        ranks = ranks_of(launcher)
+        ranks[1].kill()
+        gone(ranks, 20)
     out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, err
     assert out.count("continued from step") == 2
