@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agents.kept_graphs import host_code
 from agents.tracing import flatten, traced
 from memory.errors import describe
 
@@ -18,8 +19,8 @@ Setting = Literal["false", "true", "cudagraph", "auto"]
 
 log = logging.getLogger("steadyrl")
 
-# A graph costs 10–20 s of compilation (a few from the cache) and saves a few hundred µs an
-# update on small networks: below this many updates a run is over sooner without it.
+# A graph costs 15–30 s of compilation (once on a machine) and saves a few hundred µs an update
+# on small networks: below this many updates a run is over sooner without it.
 WORTHWHILE_UPDATES = 50_000
 
 
@@ -55,22 +56,22 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], fallback: Callable[..., Any]) -> None:
         self._function = function
         self._fallback = fallback
-        self._run: Callable[..., Any] | None = None
+        self._run: Callable[[list[Tensor]], Any] | None = None
+        self._failed = False
         self._captured: list[Tensor] = []
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph, once it is built."""
-        if self._run is None:
+        if not self.built:
             self.build(args)
-        if self._run is self._fallback:
+        if self._run is None:
             return self._fallback(*args)
-        assert self._run is not None
-        return self._run(*flatten(args), *self._captured)
+        return self._run(flatten(args) + self._captured)
 
     @property
     def built(self) -> bool:
         """Whether it runs as it always will."""
-        return self._run is not None
+        return self._failed or self._run is not None
 
     def build(self, args: tuple[Any, ...]) -> None:
         """Compile for arguments like these, which are left as they are."""
@@ -81,17 +82,24 @@ class Compiled:
             log.info("compiled in %.1f s", time.perf_counter() - begin)
         except (RuntimeError, OSError) as error:
             log.warning("the update cannot be compiled here, running eagerly: %s", describe(error))
-            self._run = self._fallback
+            self._failed = True
 
-    def _compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        from torch._inductor import compile as compile_graph  # slow to import
-
-        leaves = flatten(args)
+    def _compile(self, args: tuple[Any, ...]) -> Callable[[list[Tensor]], Any]:
         graph, self._captured = traced(self._function, args)
-        run: Callable[..., Any] = compile_graph(graph, [*leaves, *self._captured])
-        # Compilation itself happens at the first call, which must not count as an update.
-        run(*(leaf.clone() for leaf in leaves), *self._captured)
-        return run
+        inputs = flatten(args) + self._captured
+        if inputs[0].device.type == "cpu":
+            return host_code(graph, inputs)
+        return device_code(graph, inputs)
+
+
+def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+    """Return what computes `graph` on a device, of tensors like these."""
+    from torch._inductor import compile as compile_graph  # slow to import
+
+    run: Callable[..., Any] = compile_graph(graph, list(inputs))
+    # Compilation itself happens at the first call, which must not count as an update.
+    run(*(tensor.clone() for tensor in inputs))
+    return lambda tensors: run(*tensors)
 
 
 class _CudaGraph:

@@ -32,6 +32,9 @@ DQN = ("agent=dqn", "agent.learning_starts=100", "agent.batch_size=16", "agent.t
 LIMIT = 60.0  # seconds; nothing here ends by itself before days
 
 
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
+
+
 class Started:
     """A run in a process group of its own, with nothing compiled before and nothing imported."""
 
@@ -39,7 +42,7 @@ class Started:
         self._process = subprocess.Popen(
             [sys.executable, str(command.ROOT / "train.py"), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-            env=command.environment() | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")},
+            env=command.environment() | dict.fromkeys(CACHES, str(folder / "cache")),
             start_new_session=True,
         )  # fmt: skip
         self.pid, self.communicate = self._process.pid, self._process.communicate

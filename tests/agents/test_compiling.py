@@ -113,6 +113,7 @@ def test_without_a_compiler_there_is_one_warning_and_eager_training(tmp_path):
         "CXX": str(tmp_path / "no-such-compiler"),
         "PATH": str(tmp_path),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "XDG_CACHE_HOME": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)]),
     }
     done = subprocess.run(

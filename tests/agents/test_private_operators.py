@@ -11,6 +11,8 @@ import torch
 # where it is → what, and which file of ours uses it
 PRIVATE = {
     ("torch", "_fused_adam_"): "agents/adam.py",
+    ("torch._C._aoti", "AOTIModelContainerRunnerCpu"): "agents/kept_graphs.py",
+    ("torch._inductor", "aot_compile"): "agents/kept_graphs.py",
     ("torch._inductor", "compile"): "agents/compiling.py",
     ("torch.fx.experimental.proxy_tensor", "make_fx"): "agents/tracing.py",
     ("torch.fx.experimental.proxy_tensor", "get_proxy_mode"): "agents/tracing.py",

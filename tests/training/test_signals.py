@@ -72,7 +72,8 @@ def test_ctrl_c_during_compilation(tmp_path):
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     # Nothing is compiled already.
-    nothing = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(compiler)}
+    caches = ("TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME")
+    nothing = dict.fromkeys(caches, str(tmp_path / "cache")) | {"CXX": str(compiler)}
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "train.py"), *QUICK, "agent.compile=true", "total_steps=1e6"],
         stdout=subprocess.PIPE,

@@ -1,0 +1,118 @@
+"""A graph is compiled once: the next time its machine code is loaded, if it is the same graph."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch._inductor
+
+from agents import kept_graphs
+from agents.kept_graphs import fingerprint, folder, host_code
+from agents.tracing import traced
+
+
+def steps(x, total):
+    total.add_(1)
+    return (x * 3 + total).tanh(), total.clone()
+
+
+def inputs(size=3):
+    return [torch.linspace(-1, 1, size), torch.zeros(())]
+
+
+def graph(function=steps, size=3):
+    made, captured = traced(function, tuple(inputs(size)))
+    assert not captured
+    return made
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Return a library that was compiled and kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        host_code(graph(), inputs())
+        (library,) = folder().iterdir()
+        yield library
+
+
+@pytest.fixture
+def compilations(kept, monkeypatch, tmp_path):
+    """Keep the library in a folder of the test's; return what is compiled, in no time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder().mkdir()
+    made = shutil.copy(kept, tmp_path / "made.so")
+    calls = []
+
+    def aot_compile(module, args):
+        calls.append(args)
+        return str(made)
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", aot_compile)
+    return calls
+
+
+def agrees(run):
+    x, total = inputs()
+    for _ in range(3):
+        expected = steps(x, total.clone())
+        for ours, theirs in zip(run([x, total]), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert total.item() == 3
+
+
+def test_what_is_kept_is_loaded_and_computes_the_same(kept, compilations):
+    shutil.copy(kept, folder())
+    agrees(host_code(graph(), inputs()))
+    assert not compilations
+
+
+def test_what_is_broken_is_compiled_again(kept, compilations):
+    broken = folder() / kept.name
+    broken.write_bytes(b"not a library")
+    agrees(host_code(graph(), inputs()))
+    assert len(compilations) == 1
+    assert broken.read_bytes() == kept.read_bytes()
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_and_runs(compilations, monkeypatch, tmp_path):
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
+    agrees(host_code(graph(), inputs()))
+    assert len(compilations) == 1
+
+
+def test_the_folder_holds_the_libraries_used_last_and_nothing_else(
+    kept, compilations, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(kept_graphs, "KEPT", 3)
+    for age in range(5):
+        old = folder() / f"{age}.so"
+        old.touch()
+        os.utime(old, (age, age))
+    host_code(graph(), inputs())
+    assert {path.name for path in folder().iterdir()} == {kept.name, "4.so", "3.so"}
+
+
+def test_another_function_size_or_number_of_threads_is_another_graph(monkeypatch):
+    def likewise(x, total):
+        total.add_(1)
+        return (x * 3.0000000000000004 + total).tanh(), total.clone()
+
+    names = {
+        fingerprint(graph(), inputs()),
+        fingerprint(graph(likewise), inputs()),
+        fingerprint(graph(size=4), inputs(4)),
+    }
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 63)
+    names.add(fingerprint(graph(), inputs()))
+    assert len(names) == 4
+    assert fingerprint(graph(), inputs()) in names
+
+
+def test_the_folder_is_the_users_own(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder() == Path(tmp_path, ".cache", "steadyrl")
