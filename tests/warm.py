@@ -21,7 +21,7 @@ from pathlib import Path
 from command import QUICK, ROOT, environment, finished
 
 LOADED = (
-    "tensorboard.summary.writer.record_writer",
+    "training.tensorboard",
     "torch.fx.experimental.symbolic_shapes",
     "training.command_line",
     "training.opening",

@@ -23,9 +23,9 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
     MultilineChartContent,
 )
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
-from tensorboard.summary.writer.record_writer import RecordWriter
 from typing_extensions import override
 
+from training.records import framed
 from training.sinks import Card, Record, Sink
 
 HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
@@ -68,13 +68,12 @@ class EventFile:
         stamp = f"{time.time():.6f}".replace(".", "")
         name = f"events.out.tfevents.{stamp}.{socket.gethostname()}.{getpid()}"
         self._stream = (directory / name).open("xb")
-        self._records = RecordWriter(self._stream)
         self.write(Event(file_version="brain.Event:2"))
 
     def write(self, event: Event) -> None:
         """Append an event and hand it to the system."""
         event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
+        self._stream.write(framed(event.SerializeToString()))
         self._stream.flush()
 
     def values(self, step: int, values: Sequence[Summary.Value]) -> None:
