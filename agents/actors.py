@@ -7,7 +7,7 @@ networks act as machine code on the host (`agents/host_network.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ class Sampling(Actor):
     is `fresh`, what is acted on counts in its statistics of observations.
     """
 
-    state_names = ("_generator", "noise", "next")
+    state_names: ClassVar[tuple[str, ...]] = ("_generator", "noise", "next")
 
     def __init__(
         self,
@@ -186,6 +186,12 @@ class Sampling(Actor):
             action = self._head.sample(parameters, noise)
             log_prob = self._head.log_prob(parameters, action)
             return Decision(observed, self._head.sent(action), log_prob, value, action)
+
+    def values(self, observed: Tensor, valid: NDArray[np.bool_]) -> Tensor:
+        """Return the values [N] of what comes after the last row, which was `valid` [N] or not."""
+        del valid
+        value: Tensor = self._network(observed)[1]
+        return value
 
     def _drawn(
         self, drawing: Drawing, obs: Observations, observed: Tensor, noise: Tensor

@@ -29,6 +29,7 @@ class Decision(NamedTuple):
     log_prob: Tensor | None = None  # [N]
     value: Tensor | None = None  # [N]
     chosen: Tensor | None = None  # [N, …] the action in the policy's own units
+    carry: Tensor | None = None  # [N, …] what was remembered of the episode before
 
 
 class Actor(Stateful, ABC):

@@ -73,7 +73,7 @@ class Learner(Stateful):
         self.updates = 0
         self.stop = Stop()
         # What one row of a batch counts for; None: its part of these rows, which are all.
-        self.share: float | None = None
+        self.share: float | Tensor | None = None  # or of each [B]
         self._recipe, self._mode = recipe, mode
         self._networks = (network, *frozen)
         # Themselves, because nothing hooks into these modules and each call costs.
@@ -142,7 +142,10 @@ class Learner(Stateful):
         self._rate.fill_(rate)
         self._set(numbers)
         if self._padding is not None:
+            assert not isinstance(self.share, Tensor)
             batch, self._share = self._padding(batch, self.share)
+        elif isinstance(self.share, Tensor):
+            self._share = self.share
         elif self.share is not None or len(self._share) != len(batch[0]):
             share = 1 / len(batch[0]) if self.share is None else self.share
             self._share = self._rate.new_full((len(batch[0]),), share)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
-from agents.actors import most_likely
 from agents.base import Actor, Agent, Decision
 from agents.compiling import compile_mode
 from agents.heads import build_head
@@ -20,9 +19,17 @@ from agents.learner import Learner
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import CLIP, RewardNormaliser
-from agents.ppo_building import build_network, drawing, finished, sampling, start_rollout
-from agents.ppo_loss import recipe
+from agents.ppo_building import (
+    build_network,
+    drawing,
+    finished,
+    likeliest,
+    recipe_of,
+    sampling,
+    start_rollout,
+)
 from agents.ppo_ranks import explained_variance, minibatches, move_on
+from agents.ppo_rows import last_valid, score, store
 from agents.ppo_settings import PPOSettings
 from agents.ppo_stretch import collector
 from agents.schedules import Schedule
@@ -68,7 +75,7 @@ class PPO(Agent):
         rows = settings.rollout_steps * spec.num_envs
         self._parts = settings.minibatches_of(rows)
         self._total_steps = total_steps
-        self._piece = -(-rows // self._parts)  # rows of the largest minibatch
+        self._piece = settings.largest_minibatch(rows)
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
         expected = total_steps // rows * settings.epochs * self._parts
         large = is_large_image(spec.observation_shape)
@@ -89,7 +96,7 @@ class PPO(Agent):
         self._actor.fresh = lambda: self._begun == 0
         self._shuffling = torch.Generator(device).manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
-        self._learner = Learner(recipe(settings, self._head, self._piece), network, mode)
+        self._learner = Learner(recipe_of(settings, self._head, self._piece), network, mode)
         seen = (spec.num_envs, *spec.observation_shape)
         self._next_obs: NDArray[Any] = np.zeros(seen, spec.dtype)
         self._fill = collector(settings, self._actor, self._rollout, self._rewards, self._next_obs)
@@ -148,7 +155,7 @@ class PPO(Agent):
     ) -> tuple[ActorCritic, Actor]:
         """Build the network of a finished policy, and who takes its most likely actions."""
         network, head = finished(settings, spec, device)
-        return network, most_likely(network, head, device)
+        return network, likeliest(network, head, device)
 
     @override
     @classmethod
@@ -163,7 +170,7 @@ class PPO(Agent):
         if not explore:
             network = self._learner.network.module
             assert isinstance(network, ActorCritic)
-            return most_likely(network, self._head, self._device)
+            return likeliest(network, self._head, self._device)
         if num_envs != len(self._next_obs):
             raise ValueError(f"rollouts are of {len(self._next_obs)} environments, not {num_envs}")
         return self._actor
@@ -171,21 +178,11 @@ class PPO(Agent):
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
         reward = np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward
-        assert decision.chosen is not None
         obs = decision.obs
         if self._observations is not None and self._begun == 0:
             obs = self._observations(obs)
             self._observations.update(decision.obs[torch.from_numpy(step.valid).to(obs.device)])
-        self._rollout.add(
-            obs,
-            decision.chosen,
-            decision.log_prob,
-            decision.value,
-            reward,
-            step.terminated,
-            step.truncated,
-            step.valid,
-        )
+        store(self._rollout, obs, decision, reward, step)
         if self._settings.normalize_reward:
             self._rewards.add(step.reward, step.valid)
         self._steps += self._world.counted(step.valid)
@@ -241,23 +238,9 @@ class PPO(Agent):
                 obs = self._observations(obs)
                 self._observations.rest_()
             if not self._actor.complete:
-                self._score()
-            _, last_value = self._learner.network.module(obs)
+                score(rollout, self._learner.network.module, self._head, self._piece)
+            last_value = self._actor.values(obs, last_valid(rollout))
         rollout.finish(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
-
-    def _score(self) -> None:
-        """Complete the rollout's log-probabilities and values, a minibatch's rows at a time.
-
-        They come from the network that the update uses, so that its first ratio is 1 although
-        NumPy's sums may differ from torch's in the last digit.
-        """
-        r = self._rollout
-        stored = (r.obs, r.action, r.log_prob, r.value[:-1])
-        pieces = (tensor.flatten(0, 1).split(self._piece) for tensor in stored)
-        for obs, action, log_prob, value in zip(*pieces, strict=True):
-            parameters, values = self._learner.network.module(obs)
-            log_prob.copy_(self._head.log_prob(parameters, action))
-            value.copy_(values)
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from agents.actor_critic import ActorCritic
-from agents.actors import Sampling
+from agents.actors import Sampling, most_likely
 from agents.base import Actor
 from agents.heads import Head, build_head
 from agents.host_policy import policy_on_host
+from agents.learner import Recipe
 from agents.networks import with_memory
+from agents.ppo_loss import recipe
 from agents.ppo_settings import PPOSettings
+from agents.recurrent import RecurrentActorCritic
+from agents.recurrent_actors import RecurrentGreedy, RecurrentSampling
+from agents.sequences import sequence_recipe
 from buffers.rollout import RolloutBuffer
+from buffers.sequences import SequenceRollout, bytes_of_sequences
 from envs.types import EnvSpec
 
 
 def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
     """Build the network without its memory."""
+    kind: Callable[..., ActorCritic] = ActorCritic
+    if settings.recurrent != "none":
+        size = settings.recurrent_size
+        kind = partial(RecurrentActorCritic, recurrent=settings.recurrent, size=size)
     with torch.device("meta"):
-        return ActorCritic(
+        return kind(
             spec.observation_shape,
             spec.dtype,
             head,
@@ -31,6 +43,13 @@ def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCrit
             log_std=settings.log_std_init,
             network=settings.network,
         )
+
+
+def recipe_of(settings: PPOSettings, head: Head, rows: int) -> Recipe:
+    """Return how the learner takes a step on minibatches of at most `rows` rows."""
+    if settings.recurrent != "none":
+        return sequence_recipe(settings, head)
+    return recipe(settings, head, rows)
 
 
 def start_rollout(
@@ -51,7 +70,16 @@ def start_rollout(
     row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
     noise = 4 * settings.rollout_steps * spec.num_envs * math.prod(head.noise_shape)
     networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
-    return RolloutBuffer(
+    beside = copies * row + noise + networks
+    kind: Callable[..., RolloutBuffer] = RolloutBuffer
+    if isinstance(network, RecurrentActorCritic):
+        length, carry = settings.length, network.memory.carry_shape
+        size = 4 * math.prod(carry)
+        beside += bytes_of_sequences(settings.rollout_steps, spec.num_envs, length, size)
+        rows = settings.rollout_steps * spec.num_envs
+        together = settings.largest_minibatch(rows) // length
+        kind = partial(SequenceRollout, length=length, together=together, carry=carry)
+    return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,
         observation_shape=spec.observation_shape,
@@ -59,7 +87,7 @@ def start_rollout(
         action_shape=head.action_shape,
         action_dtype=head.action_dtype,
         device=device,
-        beside=copies * row + noise + networks,
+        beside=beside,
     )
 
 
@@ -69,6 +97,13 @@ def finished(
     """Return the network of a finished policy, its weights not set yet, and what it puts out."""
     head = build_head(spec.action, device, scaled=settings.scale_actions)
     return with_memory(build_network(settings, spec, head), device), head
+
+
+def likeliest(network: ActorCritic, head: Head, device: torch.device) -> Actor:
+    """Return an actor that takes the most likely actions."""
+    if isinstance(network, RecurrentActorCritic):
+        return RecurrentGreedy(network, head, device)
+    return most_likely(network, head, device)
 
 
 def drawing(
@@ -83,5 +118,9 @@ def sampling(
     network: ActorCritic, head: Head, device: torch.device, rows: int, num_envs: int, seed: int
 ) -> Sampling:
     """Return who draws actions, with noise for so many rows at once."""
+    if isinstance(network, RecurrentActorCritic):
+        return RecurrentSampling(
+            network, head, rows=rows, num_envs=num_envs, device=device, seed=seed
+        )
     on_host = policy_on_host(network)
     return Sampling(network, head, on_host, rows=rows, num_envs=num_envs, device=device, seed=seed)

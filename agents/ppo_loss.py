@@ -17,6 +17,7 @@ from agents.heads import Head
 from agents.learner import Recipe, RowLoss
 from agents.ppo_settings import PPOSettings
 from buffers.rollout import RolloutBatch
+from buffers.sequences import SequenceBatch
 
 METRICS = (
     "train/policy_loss",
@@ -29,11 +30,16 @@ ADAM_EPSILON = 1e-5
 KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
 
 
-def recipe(settings: PPOSettings, head: Head, rows: int) -> Recipe:
-    """Return how the learner takes a step of PPO on minibatches of at most `rows` rows."""
+def recipe(
+    settings: PPOSettings, head: Head, rows: int, of: Callable[..., RowLoss] | None = None
+) -> Recipe:
+    """Return how the learner takes a step of PPO on minibatches of at most `rows` rows.
+
+    The loss is `ppo_loss`, or another one `of` the same numbers.
+    """
     target = settings.target_kl
     loss = partial(
-        ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
+        of or ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
     )
     if not settings.entropy_coef_varies:  # else it is a number given to each step
         loss = partial(loss, entropy_coef=settings.entropy_coef)
@@ -59,9 +65,33 @@ def ppo_loss(
     clip_value: bool,
     value_coef: float,
 ) -> RowLoss:
-    """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
+    """Return what `loss_of` says of what the network says of a batch."""
     parameters, value = network(batch.obs)
     log_prob, entropy = head.evaluate(parameters, batch.action)
+    return loss_of(
+        log_prob,
+        entropy,
+        value,
+        batch,
+        clip,
+        entropy_coef,
+        clip_value=clip_value,
+        value_coef=value_coef,
+    )
+
+
+def loss_of(
+    log_prob: Tensor,
+    entropy: Tensor,
+    value: Tensor,
+    batch: RolloutBatch | SequenceBatch,
+    clip: float | Tensor,
+    entropy_coef: float | Tensor,
+    *,
+    clip_value: bool,
+    value_coef: float,
+) -> RowLoss:
+    """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
     log_ratio = log_prob - batch.log_prob
     ratio = log_ratio.exp()
     if clip_value:

@@ -10,15 +10,17 @@ from torch import Tensor
 
 from agents.normaliser import ObservationNormaliser
 from agents.ppo_loss import explained_variance as explained_by_one
+from agents.sequences import sequence_minibatches
 from agents.world import World
 from buffers.rollout import RolloutBatch, RolloutBuffer, pick
+from buffers.sequences import SequenceBatch, SequenceRollout
 
 
 class Part(NamedTuple):
     """This rank's part of a minibatch, and what one of its rows counts for in the whole."""
 
-    batch: RolloutBatch
-    share: float | None  # None: what it is of these rows
+    batch: RolloutBatch | SequenceBatch
+    share: float | Tensor | None  # None: what it is of these rows
 
 
 def minibatches(
@@ -29,6 +31,9 @@ def minibatches(
     All ranks go through as many parts, though their valid rows differ; one that has none in a part
     adds a row that counts for nothing.
     """
+    if isinstance(rollout, SequenceRollout):
+        yield from (Part(*part) for part in sequence_minibatches(rollout, count, generator, world))
+        return
     if world.alone:
         yield from (Part(batch, None) for batch in rollout.minibatches(count, generator))
         return

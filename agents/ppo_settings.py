@@ -8,7 +8,15 @@ from typing import Literal
 from agents.network_settings import Activation, NetworkSettings
 from agents.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
 from envs.types import EnvSpec
-from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
+from memory.errors import (
+    WIDEST_LAYER,
+    SettingError,
+    at_most,
+    fraction,
+    hidden_layers,
+    positive,
+    zero_or_more,
+)
 
 LARGEST_LOG_STD = 20  # e^20 is half a billion
 
@@ -49,13 +57,16 @@ class PPOSettings:
     normalize_obs: bool
     normalize_reward: bool
     clip_reward: bool
+    recurrent: Literal["none", "gru", "lstm"]
+    recurrent_size: int
+    sequence_length: int
     grad_accumulation: int
     compile: Literal["false", "true", "cudagraph", "auto"]
 
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
         positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
-        positive(self, "grad_accumulation")
+        positive(self, "grad_accumulation", "recurrent_size", "sequence_length")
         for name in ("batch_size", "target_kl"):
             if getattr(self, name) is not None:
                 positive(self, name)
@@ -65,6 +76,7 @@ class PPOSettings:
         at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
         at_most(self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef")
         at_most(self, 1e6, "grad_accumulation")
+        at_most(self, WIDEST_LAYER, "recurrent_size")
         at_most(self, 1e30, "max_grad_norm", "target_kl")
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
@@ -99,9 +111,23 @@ class PPOSettings:
                 getattr(self, name),
                 f"a rollout has {rows:,} rows (agent.rollout_steps × env.num_envs)",
             )
+        self._refuse_parts_of_sequences(rows)
         if self.normalize_obs and spec.dtype == "uint8":
             reason = "is for vectors; images are scaled to [0, 1] by the network itself"
             raise SettingError("agent.normalize_obs", True, reason)
+
+    def _refuse_parts_of_sequences(self, rows: int) -> None:
+        if self.recurrent == "none":
+            return
+        sequences = self._sequences(rows)
+        if self.batch_size is not None and self.batch_size < self.length:
+            reason = f"is less than a sequence of {self.length} rows (agent.sequence_length)"
+            raise SettingError("agent.batch_size", self.batch_size, reason)
+        if self.batch_size is None and self.minibatches > sequences:
+            reason = f"a rollout has {sequences:,} sequences of {self.length} rows"
+            raise SettingError(
+                "agent.minibatches", self.minibatches, f"{reason} (agent.sequence_length)"
+            )
 
     def learning_rates(self, total_steps: int) -> Schedule:
         """Return Adam's step size over a run."""
@@ -124,6 +150,30 @@ class PPOSettings:
         """Whether what the entropy counts for is another from update to update."""
         return shape_of(self.anneal_entropy_coef) != "constant" or self.entropy_coef_warmup > 0
 
+    @property
+    def length(self) -> int:
+        """Rows of a sequence that is learned from as a whole; without memory each is alone."""
+        alone = self.recurrent == "none"
+        return 1 if alone else min(self.sequence_length, self.rollout_steps)
+
     def minibatches_of(self, rows: int) -> int:
         """Return into how many minibatches a rollout of so many rows is cut."""
-        return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)
+        if self.recurrent == "none":
+            return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)
+        sequences = self._sequences(rows)
+        if self.batch_size is None:
+            return self.minibatches
+        return -(-sequences // (self.batch_size // self.length))
+
+    def largest_minibatch(self, rows: int) -> int:
+        """Return the rows of the largest; with memory all have as many, some of which only fill."""
+        parts = self.minibatches_of(rows)
+        if self.recurrent == "none":
+            return -(-rows // parts)
+        pieces = self.grad_accumulation
+        sequences = -(-self._sequences(rows) // parts)
+        return -(-sequences // pieces) * pieces * self.length
+
+    def _sequences(self, rows: int) -> int:
+        """Return into how many sequences a rollout of so many rows is cut."""
+        return -(-self.rollout_steps // self.length) * (rows // self.rollout_steps)

@@ -14,3 +14,17 @@ class Scaled(gym.RewardWrapper):
 
 def nothing(env):
     return None
+
+
+class Only(gym.ObservationWrapper):
+    """Shows some of the numbers, such as those that are no velocities."""
+
+    def __init__(self, env, indices):
+        super().__init__(env)
+        self.indices = list(indices)
+        space = env.observation_space
+        bounds = (bound[self.indices] for bound in (space.low, space.high))
+        self.observation_space = gym.spaces.Box(*bounds, dtype=space.dtype)
+
+    def observation(self, observation):
+        return observation[self.indices]

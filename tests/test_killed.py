@@ -24,6 +24,7 @@ PPO = (
     "agent=ppo", "agent.normalize_obs=true", "agent.normalize_reward=true",
     "agent.rollout_steps=64", "agent.epochs=2", "agent.minibatches=4",
 )  # fmt: skip
+MEMORY = ("agent.recurrent=lstm", "agent.recurrent_size=8", "agent.sequence_length=7")
 IMAGES = ("env=minatar_breakout", "agent.normalize_obs=false")
 SHORT = ("total_steps=1200", "eval.every=500", "checkpoint.every=100", "log.every=200")
 LONG = ("total_steps=20000", "eval.every=6000", "checkpoint.every=150", "log.every=500")
@@ -58,7 +59,12 @@ def hold_killed_against_whole(
 
 
 @pytest.mark.parametrize(
-    "arguments", [DQN, (*PPO, "env.backend=async")], ids=["dqn", "ppo in processes"]
+    "arguments",
+    [
+        pytest.param(DQN, id="dqn"),
+        pytest.param((*PPO, "env.backend=async"), id="ppo in processes"),
+        pytest.param((*PPO, *MEMORY), id="ppo that remembers", marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_ends_as_if_it_had_not_been(
     tmp_path: Path, arguments: tuple[str, ...]

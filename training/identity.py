@@ -89,7 +89,8 @@ def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
     except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{policy.path}: cannot act: {error}") from error
     if not isinstance(actor, Greedy):
-        raise CheckpointError(f"{policy.path}: {settings.name} has no policy to be exported")
+        what = "decides by more than one observation and cannot be exported as a function of it"
+        raise CheckpointError(f"{policy.path}: {settings.name} {what}")
     return Deciding(network, actor).requires_grad_(False), spec
 
 

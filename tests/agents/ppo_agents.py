@@ -60,6 +60,9 @@ SETTINGS = PPOSettings(
     normalize_obs=False,
     normalize_reward=False,
     clip_reward=False,
+    recurrent="none",
+    recurrent_size=8,
+    sequence_length=5,
     grad_accumulation=1,
     compile="false",
 )

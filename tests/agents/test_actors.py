@@ -12,6 +12,7 @@ from agents.actors import Greedy, Sampling
 from agents.host_policy import policy_on_host, q_on_host
 from agents.network_settings import PLAIN
 from agents.networks import QNetwork
+from agents.ppo_rows import score
 
 
 def both(agent):
@@ -64,9 +65,10 @@ def test_log_probabilities_and_values_follow_for_all_rows():
     rollout = agent._rollout
     rollout.log_prob.fill_(np.nan)
     rollout.value.fill_(np.nan)
-    agent._piece = 7  # of 48 rows: the last piece is a smaller one
+    network = agent._learner.network.module
     with torch.inference_mode():
-        agent._score()
+        # 7 of 48 rows: the last piece is a smaller one.
+        score(rollout, network, agent._head, 7)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
         log_prob, _ = agent._head.evaluate(parameters, rollout.action[t])

@@ -12,8 +12,7 @@ from agents.actor_critic import ActorCritic
 from agents.heads import BoxHead, DiscreteHead
 from agents.learner import Learner
 from agents.networks import FlatNetwork
-from agents.ppo import recipe
-from agents.ppo_loss import explained_variance, normalised, policy_loss
+from agents.ppo_loss import explained_variance, normalised, policy_loss, recipe
 from agents.tracing import flatten, traced
 from buffers.rollout import RolloutBatch
 

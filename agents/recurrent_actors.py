@@ -1,0 +1,87 @@
+"""Those who decide by what they have seen since the episode began: each has a carry of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from agents.actors import Observations, Sampling, on_device
+from agents.base import Actor, Decision
+from agents.heads import Head
+from agents.recurrent import RecurrentActorCritic
+
+
+class RecurrentSampling(Sampling):
+    """Draws actions from a policy that remembers; part of its state is what it remembers."""
+
+    state_names = (*Sampling.state_names, "carry")
+
+    def __init__(
+        self,
+        network: RecurrentActorCritic,
+        head: Head,
+        *,
+        rows: int,
+        num_envs: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        super().__init__(
+            network, head, None, rows=rows, num_envs=num_envs, device=device, seed=seed
+        )
+        self._remembering = network
+        self.carry = torch.zeros((num_envs, *network.memory.carry_shape), device=device)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return super().nbytes + self.carry.nbytes
+
+    @override
+    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]; the decision has the carry that it was made with."""
+        noise = self._row()
+        observed = on_device(obs, self._device)
+        normaliser = self._network.normaliser
+        if normaliser is not None and self.fresh():
+            normaliser.look(observed)
+        with torch.inference_mode():
+            before = kept(self.carry, ~starts)
+            parameters, value, after = self._remembering(observed, before)
+            self.carry.copy_(after)
+            action = self._head.sample(parameters, noise)
+            log_prob = self._head.log_prob(parameters, action)
+            sent = self._head.sent(action)
+        return Decision(observed, sent, log_prob, value, action, before)
+
+    @override
+    def values(self, observed: Tensor, valid: NDArray[np.bool_]) -> Tensor:
+        value: Tensor = self._remembering(observed, kept(self.carry, valid))[1]
+        return value
+
+
+class RecurrentGreedy(Actor):
+    """Takes the most likely actions of a policy that remembers; draws nothing."""
+
+    def __init__(self, network: RecurrentActorCritic, head: Head, device: torch.device) -> None:
+        self._network, self._head, self._device = network, head, device
+        self._carry = torch.zeros((0, *network.memory.carry_shape), device=device)
+
+    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]; other environments than before begin anew."""
+        observed = on_device(obs, self._device)
+        with torch.inference_mode():
+            if len(obs) != len(self._carry):
+                self._carry = self._carry.new_zeros((len(obs), *self._carry.shape[1:]))
+            parameters, _, after = self._network(observed, kept(self._carry, ~starts))
+            self._carry = after
+            return Decision(observed, self._head.sent(self._head.greedy(parameters)))
+
+
+def kept(carry: Tensor, of: NDArray[np.bool_]) -> Tensor:
+    """Return the carry [N, G, C] of these [N], and zeros for the others."""
+    going = torch.from_numpy(of).to(carry.device)
+    return carry * going.view(-1, 1, 1)

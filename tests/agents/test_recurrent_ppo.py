@@ -1,0 +1,401 @@
+"""PPO that remembers: equal to loops over single rows, the same carry when acting and learning."""
+
+import copy
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from forked_ranks import together
+from ppo_agents import SETTINGS, SPACES, Episodes, build
+from torch import nn
+
+from agents.adam import BETA1
+from agents.ppo_loss import clipped_value_loss, normalised
+from agents.registry import Sample, finished_policy
+from envs.types import EnvSpec, Step
+from memory.errors import SettingError
+
+ROWS, ENVS, LENGTH = 16, 3, 5
+KINDS = ("gru", "lstm")
+# One step on the whole rollout, whose gradient is then in Adam's first moment.
+WHOLE = {"minibatches": 1, "epochs": 1, "max_grad_norm": 0, "clip_value": True}
+
+
+class Loop:
+    """Plays an agent row by row, telling its actor where episodes begin."""
+
+    def __init__(self, agent, **episodes):
+        self.agent, self.env = agent, Episodes(**{"scale": 2.0, "mean_length": 4} | episodes)
+        self.obs, self.starts = self.env.reset(), np.ones(len(self.env.over), bool)
+        self.rows = []
+
+    def row(self):
+        actor = self.agent.actor(len(self.starts), explore=True)
+        decision = actor.act(self.obs, self.starts)
+        self.rows.append((self.obs, self.starts, decision))
+        step = self.env.step()
+        self.agent.observe(decision, step)
+        self.obs, self.starts = step.obs, ~step.valid
+
+    def play(self, rows, *, learn=True):
+        found = []
+        for _ in range(rows):
+            self.row()
+            metrics = self.agent.update() if learn else None
+            if metrics is not None:
+                found.append(dict(zip(metrics.names, metrics.values.tolist(), strict=True)))
+        return found
+
+
+class Plain:
+    """The same network of PyTorch's own cells, one row of one environment at a time."""
+
+    def __init__(self, network, kind):
+        self.network, memory = network, network.memory
+        self.lstm, self.groups = kind == "lstm", memory.carry_shape[0]
+        self.weights = dict(network.named_parameters())
+        cell = nn.LSTMCell if self.lstm else nn.GRUCell
+        self.cells = [
+            cell(memory.of_input.shape[1], memory.size, device="meta") for _ in range(self.groups)
+        ]
+
+    def cell(self, group, x, state):
+        m, size = self.network.memory, self.network.memory.size
+        parts = {
+            "weight_ih": m.of_input[group].t(),
+            "weight_hh": m.of_carry[group].t(),
+            "bias_ih": m.bias[group, 0],
+            "bias_hh": torch.zeros_like(m.bias[group, 0]),
+        }
+        if self.lstm:
+            h, c = torch.func.functional_call(
+                self.cells[group], parts, (x, tuple(state.split(size, -1)))
+            )
+            return torch.cat((h, c), -1)
+        parts["bias_hh"] = torch.cat((torch.zeros(2 * size), m.inner[group, 0]))
+        return torch.func.functional_call(self.cells[group], parts, (x, state))
+
+    def row(self, obs, carry):
+        """Return parameters [P], the value [] and the next carry [G, C]."""
+        n = self.network
+        x = obs.unsqueeze(0)
+        features = n.trunk(x if n.normaliser is None else n.normaliser(x))
+        after = [self.cell(g, features[g], carry[g : g + 1]) for g in range(self.groups)]
+        told = [state[:, : n.memory.size] for state in after]
+        return n.policy(told[0])[0], n.value(told[-1])[0, 0], torch.cat(after)
+
+    def nothing(self):
+        return torch.zeros(self.network.memory.carry_shape)
+
+
+def of(agent, kind):
+    return Plain(agent._learner.network.module, kind)
+
+
+@pytest.mark.parametrize(("kind", "shared"), list(product(KINDS, (False, True))))
+def test_acting_is_a_loop_over_rows_that_forgets_where_episodes_begin(kind, shared):
+    agent = build(recurrent=kind, shared_trunk=shared, normalize_obs=shared)
+    loop = Loop(agent)
+    loop.play(ROWS, learn=False)
+    plain, rollout = of(agent, kind), agent._rollout
+    valid = rollout.flags[2]
+    assert 0 < valid.sum() < valid.numel(), "no episode ended"
+    agent._finish_rollout()
+    stored = torch.cat((rollout.obs, torch.from_numpy(loop.obs)[None]))
+    if shared:  # the first rollout is stored as it was seen
+        agent._observations.settle_()
+        stored[-1] = agent._observations(stored[-1])
+        agent._observations.rest_()
+    for env in range(ENVS):
+        carry = plain.nothing()
+        for t in range(ROWS + 1):
+            if t and not valid[t - 1, env]:
+                carry = plain.nothing()
+            with torch.no_grad():
+                parameters, value, carry = plain.row(stored[t, env], carry)
+            # Also where an episode was cut off, and at the end: the carry before the reset.
+            torch.testing.assert_close(rollout.value[t, env], value, atol=1e-5, rtol=1e-5)
+            if t < ROWS:
+                action = rollout.action[t, env]
+                expected = agent._head.log_prob(parameters[None], action[None])[0]
+                torch.testing.assert_close(rollout.log_prob[t, env], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "pieces"), [("gru", 5, 1), ("lstm", 5, 1), ("lstm", 4, 2), ("gru", 99, 2)]
+)
+def test_an_update_is_a_loop_over_rows_from_the_stored_carries(kind, length, pieces):
+    changes = {"grad_accumulation": pieces, "sequence_length": length}
+    agent = build(recurrent=kind, **WHOLE, **changes)
+    loop = Loop(agent)
+    loop.play(ROWS)
+    loop.play(ROWS, learn=False)
+    twin = copy.deepcopy(agent._learner.network.module)
+    for parameter in twin.parameters():
+        parameter.grad = None
+    before = agent._learner.adam.mean.clone()
+    agent.update()
+    gradient = (agent._learner.adam.mean - BETA1 * before) / (1 - BETA1)
+    rollout, clip, s = agent._rollout, agent.clip, agent._settings
+    valid = rollout.flags[2]
+    share = valid.float() / valid.sum()
+    advantage = normalised(rollout.advantage.flatten(), share.flatten()).view(ROWS, ENVS)
+    # That is the mean over padding of nothing: those rows have no share.
+    advantage = torch.where(valid, normal(rollout.advantage, valid), advantage)
+    plain, loss = Plain(twin, kind), 0
+    for env in range(ENVS):
+        carry = plain.nothing()
+        for t in range(ROWS):
+            if t % length == 0:
+                carry = loop.rows[ROWS + t][2].carry[env].clone()
+            elif not valid[t - 1, env]:
+                carry = plain.nothing()
+            parameters, value, carry = plain.row(rollout.obs[t, env], carry)
+            if not valid[t, env]:
+                continue
+            action, old = rollout.action[t, env], rollout.value[t, env]
+            log_prob, entropy = agent._head.evaluate(parameters[None], action[None])
+            ratio = (log_prob[0] - rollout.log_prob[t, env]).exp()
+            a = advantage[t, env]
+            squares = clipped_value_loss(value, old, rollout.return_[t, env], clip)
+            one = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+            loss = loss + (one + s.value_coef * squares - s.entropy_coef * entropy[0])
+    (loss / valid.sum()).backward()
+    theirs = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    assert theirs.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, theirs, atol=1e-5, rtol=1e-4)
+
+
+def normal(advantage, valid):
+    counted = advantage[valid]
+    return (advantage - counted.mean()) / (counted.std(correction=0) + 1e-8)
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name):
+    agent = build(action=SPACES[name], recurrent=kind, normalize_obs=True, epochs=1)
+    loop = Loop(agent)
+    loop.play(3 * ROWS - 1)
+    seen, step = [], agent._learner.step
+
+    def record(batch, rate, *numbers):
+        parameters, value, _ = agent._learner.network.module(batch.obs, batch.carry, batch.starts)
+        log_prob = agent._head.log_prob(parameters, batch.action)
+        seen.append((log_prob[batch.counts], batch.log_prob[batch.counts]))
+        seen.append((value[batch.counts], batch.value[batch.counts]))
+        return step(batch, 0.0, *numbers)
+
+    agent._learner.step = record
+    (metrics,) = loop.play(1)
+    assert len(seen) == 2 * SETTINGS.minibatches
+    for now, then in seen:
+        torch.testing.assert_close(now, then, atol=2e-6, rtol=1e-5)
+    assert abs(metrics["train/approx_kl"]) < 1e-6
+    assert metrics["train/clip_fraction"] == 0
+
+
+@pytest.mark.parametrize("minibatches", [1, 4, 12])
+def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches):
+    agent = build(shape=(1,), recurrent="gru", minibatches=minibatches, grad_accumulation=2)
+    seen, step = [], agent._learner.step
+
+    def record(batch, *numbers):
+        share = agent._learner.share
+        assert torch.equal(share > 0, batch.counts)
+        assert share.sum() == pytest.approx(1)
+        seen.append(batch.obs[batch.counts])
+        return step(batch, *numbers)
+
+    agent._learner.step = record
+    loop, ids = Loop(agent, shape=(1,)), iter(range(10**6))
+    expected = []
+    for _ in range(ROWS):
+        loop.obs = np.array([[next(ids)] for _ in range(ENVS)], np.float32)
+        loop.row()
+        expected += loop.rows[-1][0][~loop.starts].flatten().tolist()
+    agent.update()
+    used = torch.cat(seen).flatten().tolist()
+    assert sorted(used) == sorted(expected * SETTINGS.epochs)
+    assert len(expected) < ROWS * ENVS
+
+
+def test_rows_that_are_not_valid_change_nothing_whatever_is_in_them():
+    weights = []
+    for broken in (False, True):
+        agent = build(action=SPACES["box"], recurrent="lstm", epochs=3)
+        loop = Loop(agent)
+        loop.play(ROWS, learn=False)
+        if broken:
+            ghosts = ~agent._rollout.flags[2]
+            assert ghosts.any()
+            agent._rollout.obs[ghosts] = 1e6
+            agent._rollout.action[ghosts] = -1e3
+            agent._rollout.log_prob[ghosts] = -1e3  # a ratio of infinity
+        agent.update()
+        weights.append(agent._learner.network.weights.clone())
+    assert torch.isfinite(weights[0]).all()
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("at", [0, 5, 7, 16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restored_agent_goes_on_as_if_nothing_had_happened(kind, at):
+    changes = {"recurrent": kind, "normalize_obs": True}
+    one, other = build(seed=1, **changes), build(seed=2, **changes)
+    loop = Loop(one)
+    loop.play(2 * ROWS)
+    loop.play(at, learn=False)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    twin = copy.deepcopy(loop)
+    twin.agent = other
+    for each in (loop, twin):
+        each.agent.update()
+        each.play(2 * ROWS)
+    assert one.updates == other.updates > 8
+    assert same(one.state_dict(), other.state_dict())
+
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_greedy_actor_has_a_carry_of_its_own_and_so_has_the_finished_policy(kind):
+    agent = build(recurrent=kind)
+    Loop(agent).play(ROWS + 3)
+    state = copy.deepcopy(agent.state_dict())
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
+    finished = finished_policy(agent._settings, spec, agent.weights(), device=torch.device("cpu"))
+    plain = of(agent, kind)
+    for actor in (agent.actor(7, explore=False), agent.actor(7, explore=False), finished):
+        random, carries = np.random.default_rng(3), [None] * 7
+        starts = np.ones(7, bool)
+        for _ in range(9):
+            obs = random.normal(size=(7, 4)).astype(np.float32)
+            action = actor.act(obs, starts).action
+            for env in range(7):
+                carry = plain.nothing() if starts[env] else carries[env]
+                with torch.no_grad():
+                    parameters, _, carries[env] = plain.row(torch.from_numpy(obs[env]), carry)
+                assert action[env] == parameters.argmax()
+            starts = random.random(7) < 0.2
+    assert same(agent.state_dict(), state)
+
+
+def test_a_finished_policy_draws_with_a_carry():
+    agent = build(recurrent="gru")
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
+    told, drawn = agent._settings, Sample(2, 0)
+    cpu = torch.device("cpu")
+    actor = finished_policy(told, spec, agent.weights(), device=cpu, sample=drawn)
+    obs, starts = np.ones((2, 4), np.float32), np.ones(2, bool)
+    first, second = (actor.act(obs, now).value for now in (starts, np.array([False, True])))
+    assert second[0] != first[0]
+    assert second[1] == first[1]
+
+
+@pytest.mark.parametrize("shared", [None, False])
+def test_images_are_remembered(shared):
+    changes = {"rollout_steps": 4, "minibatches": 2, "sequence_length": 2, "recurrent": "lstm"}
+    agent = build(2, shape=(2, 9, 9), dtype="uint8", shared_trunk=shared, **changes)
+    random, no, yes = np.random.default_rng(0), np.zeros(2, bool), np.ones(2, bool)
+    for _ in range(4):
+        obs = random.integers(0, 256, (2, 2, 9, 9), dtype=np.uint8)
+        decision = agent.actor(2, explore=True).act(obs, no)
+        agent.observe(decision, Step(obs, np.ones(2, np.float32), no, no, yes, ()))
+    assert torch.isfinite(agent.update().values).all()
+    assert agent._learner.network.module.memory.carry_shape == (1 if shared is None else 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"minibatches": 13}, "agent.minibatches"),  # of 12 sequences
+        ({"batch_size": 4}, "agent.batch_size"),
+        ({"sequence_length": 0}, "sequence_length"),
+        ({"recurrent_size": 0}, "recurrent_size"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, key):
+    with pytest.raises(SettingError, match=key):
+        build(recurrent="gru", **changes)
+
+
+def test_the_start_of_a_network_without_memory_is_as_it_was():
+    one, other = build(), build(recurrent_size=3, sequence_length=2)
+    assert torch.equal(one._learner.network.weights, other._learner.network.weights)
+    assert not any("memory" in name for name in one.weights())
+
+
+def compiled_and_eager(kind, **changes):
+    found = []
+    for mode in ("false", "true"):
+        agent = build(2, recurrent=kind, compile=mode, epochs=3, target_kl=0.1, **changes)
+        told = Loop(agent, envs=2).play(4 * ROWS)
+        found.append((agent._learner.network.weights, told))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_numbers_agree_with_eager_ones(kind, caplog):
+    (eager, one), (graph, other) = compiled_and_eager(kind, grad_accumulation=2, minibatches=2)
+    torch.testing.assert_close(eager, graph, rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    assert "running eagerly" not in caplog.text
+
+
+def given(envs):
+    """Return actions, their log-probabilities and steps that do not depend on who decides."""
+    env, random = Episodes(envs, mean_length=4), np.random.default_rng(5)
+    rows, obs, starts = [], env.reset(), np.ones(envs, bool)
+    for _ in range(2 * ROWS):
+        step = env.step()
+        log_prob = random.uniform(-1.3, -0.9, envs).astype(np.float32)
+        rows.append((obs, starts, random.integers(0, 3, envs), log_prob, step))
+        obs, starts = step.obs, ~step.valid
+    return rows
+
+
+def remembering(agent, rows, mine, settle):
+    """Let an agent learn from these environments of rows; return the weights after each rollout."""
+    weights, actor = [], agent.actor(mine.stop - mine.start, explore=True)
+    for obs, starts, action, log_prob, step in rows:
+        chosen, known = (torch.from_numpy(part[mine]) for part in (action, log_prob))
+        decision = actor.act(obs[mine], starts[mine])
+        settle(agent, step.valid[mine])
+        part = Step(*(array[mine] for array in step[:-1]), ())
+        agent.observe(decision._replace(chosen=chosen, log_prob=known), part)
+        if agent.update() is not None:
+            weights.append(agent._learner.network.weights.detach().numpy().copy())
+    return weights
+
+
+def one_rank(world, rows, changes):
+    agent = build(2, recurrent="gru", **changes)
+    agent.join(world)
+
+    def settle(agent, valid):
+        world.settle(int(valid.sum()), (), now=agent.settles)
+
+    return remembering(agent, rows, slice(2 * world.rank, 2 * world.rank + 2), settle)
+
+
+def test_ranks_learn_as_one_process_with_all_their_environments():
+    # All rows are one minibatch, so that its order is no matter.
+    changes = {"minibatches": 1, "normalize_obs": True, "epochs": 4, "seed": 3}
+    rows = given(4)
+    one = remembering(
+        build(4, recurrent="gru", **changes), rows, slice(0, 4), lambda agent, valid: None
+    )
+    ranks = together(2, one_rank, rows, changes)
+    assert len(one) == 2
+    for rank in ranks:
+        for mine, theirs in zip(rank, one, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-6)
+    assert all(np.array_equal(a, b) for a, b in zip(*ranks, strict=True))
