@@ -1,4 +1,4 @@
-"""Those who decide: ε-greedily, by sampling, or greedily, by the weights of this moment.
+"""Those who decide: ε-greedily, by noise, by sampling, or greedily, by the weights of this moment.
 
 Each reads a network that somebody else may be changing, and owns what it draws with. Small dense
 networks act as machine code on the host (`agents/host_network.py`).
@@ -20,6 +20,7 @@ from agents.base import Actor, Decision
 from agents.heads import Head
 from agents.host_network import Floats, HostNetwork
 from agents.host_policy import Drawing, HostPolicy, draw, explore, policy_on_host
+from agents.noisy import draw_noise
 from memory.state import give
 
 Observations = NDArray[Any]  # [N, …]
@@ -45,7 +46,7 @@ class Greedy(Actor):
 
     def __init__(
         self,
-        network: Callable[[Tensor], Tensor],
+        network: Callable[..., Tensor],
         on_host: Callable[[Observations], Floats] | None,
         device: torch.device,
         choose: Callable[[Tensor], Tensor],
@@ -61,9 +62,9 @@ class Greedy(Actor):
         with torch.inference_mode():
             return Decision(observed, self.decide(observed))
 
-    def decide(self, observed: Tensor) -> Tensor:
-        """Return the best actions [N, …] for observations [N, …] on the network's device."""
-        return self._choose(self._network(observed))
+    def decide(self, *inputs: Tensor) -> Tensor:
+        """Return the best actions [N, …] for the network's inputs, observations [N, …] first."""
+        return self._choose(self._network(*inputs))
 
 
 def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor:
@@ -132,6 +133,23 @@ class EpsilonGreedy(Actor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._generator.bit_generator.state = state["generator"]
         self.next, self._stale = state.get("next", 0), True
+
+
+class Perturbed(Actor):
+    """Takes the best action by noisy weights, drawn anew for every row and environment."""
+
+    state_names = ("_generator",)
+
+    def __init__(self, greedy: Greedy, *, noise_size: int, seed: int) -> None:
+        self._greedy, self._noise_size = greedy, noise_size
+        self._generator = torch.Generator(greedy.device).manual_seed(seed)
+
+    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]."""
+        observed = on_device(obs, self._greedy.device)
+        with torch.inference_mode():
+            noise = draw_noise(len(obs), self._noise_size, self._generator)
+            return Decision(observed, self._greedy.decide(observed, noise))
 
 
 class Sampling(Actor):

@@ -26,6 +26,7 @@ from agents.dqn_stretch import explorer
 from agents.learner import Learner
 from agents.network_settings import is_large_image
 from agents.networks import QNetwork, with_memory
+from agents.noisy import UpdateNoise
 from agents.schedules import linear
 from agents.stopping import CutShortError
 from agents.world import World
@@ -38,7 +39,7 @@ log = logging.getLogger("steadyrl")
 
 
 class DQN(Agent):
-    """Act ε-greedily, keep everything in the replay, learn from samples of it."""
+    """Act ε-greedily or by noisy weights, keep all in the replay, learn from samples of it."""
 
     # An update reads only rows that are complete, never the one the environments work on.
     overlaps = True
@@ -65,7 +66,7 @@ class DQN(Agent):
         total_steps: int,
     ) -> None:
         settings.refuse_unfit(spec, total_steps)
-        seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
+        seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
         if total_steps <= settings.learning_starts:
             log.warning(
                 f"nothing will be learned: the run has {total_steps:,} steps, learning starts "
@@ -82,9 +83,11 @@ class DQN(Agent):
         large = is_large_image(spec.observation_shape)
         mode = compile_mode(settings.compile, device, expected, large_images=large)
         self._learner = Learner(recipe(settings, device), online, mode, frozen=(self._target,))
-        assert isinstance(online.module, QNetwork)
-        self._greedy = greedy(settings, online.module, device)
-        self._actor = exploring(self._greedy, spec, lambda: self.epsilon, seeds[0])
+        network = online.module
+        assert isinstance(network, QNetwork)
+        self._noise = UpdateNoise(network.noise_size, device, seeds[3])
+        self._greedy = greedy(settings, network, device)
+        self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
         self._explore = explorer(settings, self._actor, self._replay, total_steps)
         self._filled = False  # every rank's replay has something to draw
         self._started = False
@@ -109,6 +112,7 @@ class DQN(Agent):
         super().join(world)
         drawn = self._settings.batch_size * self._settings.grad_accumulation
         self._learner.share = 1 / sum(world.gather(drawn))
+        self._noise.join(world)
 
     @override
     def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
@@ -165,13 +169,13 @@ class DQN(Agent):
     def sampling_policy(
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[QNetwork, Actor]:
-        """Build the network, and who explores with the ε that training ends with."""
+        """Build the network, and who explores as training does at its end."""
         network, best = cls.policy(settings, spec, device)
         assert isinstance(best, Greedy)
-        return network, exploring(best, spec, lambda: settings.epsilon_end, seed)
+        return network, exploring(best, network, spec, lambda: settings.epsilon_end, seed)
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
-        """Return the ε-greedy actor, which takes any number of environments, or a greedy one."""
+        """Return the actor that explores, for any number of environments, or a greedy one."""
         return self._actor if explore else self._greedy
 
     def observe(self, decision: Decision, step: Step) -> None:
@@ -236,15 +240,15 @@ class DQN(Agent):
             self.target_updates += 1
 
     def _learn(self) -> None:
-        rate = self._rate()
+        rate, noise = self._rate(), self._noise.of(self._learner.updates)
         if not self._learner.ready:
             with self._replay.rehearsal():  # compilation may be cut short
-                self._learner.prepare(self._draw(), rate)
+                self._learner.prepare(self._draw(), rate, *noise)
         batch = self._draw()
         if self._priorities_are_shared:
             (most,) = self._world.largest(1 / self._replay.rarest)
             batch.weight.mul_((self._replay.rarest * most) ** -self.beta)
-        (td_error,) = self._learner.step(batch, rate)
+        (td_error,) = self._learner.step(batch, rate, *noise)
         self._replay.update_priorities(batch.index, td_error)
         if self._priorities_are_shared:
             (self._replay.peak,) = self._world.largest(self._replay.peak)
@@ -261,10 +265,11 @@ class DQN(Agent):
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values and the fill of the replay."""
         numbers = {
-            "train/epsilon": self.epsilon,
             "train/learning_rate": self.learning_rate,
             "buffer/fill": len(self._replay) / self._settings.replay.capacity,
         }
+        if not self._settings.noisy:
+            numbers["train/epsilon"] = self.epsilon
         if self._settings.replay.prioritized:
             numbers["train/beta"] = self.beta
         return numbers

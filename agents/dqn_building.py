@@ -6,13 +6,16 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
-from agents.actors import EpsilonGreedy, Greedy
+from agents.actors import EpsilonGreedy, Greedy, Perturbed
+from agents.base import Actor
 from agents.dqn_loss import METRICS, Munchausen, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.host_policy import q_on_host
 from agents.learner import Recipe
 from agents.networks import FlatNetwork, QNetwork, with_memory
+from agents.noisy import NoisyLinear
 from agents.return_distributions import CategoricalHead, QuantileHead
 from buffers.replay import ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec
@@ -63,6 +66,7 @@ def recipe(settings: DQNSettings, device: torch.device = HOST) -> Recipe:
 def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
     """Build the network without its memory."""
     assert isinstance(spec.action, DiscreteActions)
+    noisy = partial(NoisyLinear, sigma=settings.noisy_sigma)
     with torch.device("meta"):
         return QNetwork(
             spec.observation_shape,
@@ -73,6 +77,7 @@ def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
             build_head(settings).shape,
             activation=settings.activation,
             network=settings.network,
+            linear=noisy if settings.noisy else nn.Linear,
         )
 
 
@@ -123,8 +128,10 @@ def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Gr
 
 
 def exploring(
-    best: Greedy, spec: EnvSpec, epsilon: Callable[[], float], seed: int
-) -> EpsilonGreedy:
-    """Return an actor that takes a random action with probability ε."""
+    best: Greedy, network: QNetwork, spec: EnvSpec, epsilon: Callable[[], float], seed: int
+) -> Actor:
+    """Return an actor that takes a random action with probability ε, or goes by noisy weights."""
     assert isinstance(spec.action, DiscreteActions)
+    if network.noise_size:
+        return Perturbed(best, noise_size=network.noise_size, seed=seed)
     return EpsilonGreedy(best, actions=spec.action.n, epsilon=epsilon, seed=seed)

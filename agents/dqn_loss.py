@@ -14,7 +14,7 @@ from typing_extensions import override
 from agents.learner import RowLoss
 from buffers.replay import ReplayBatch
 
-Q = Callable[[Tensor], Tensor]
+Q = Callable[..., Tensor]  # of observations, and of noise where layers are noisy
 METRICS = ("train/td_error", "train/q_mean")
 
 
@@ -104,10 +104,16 @@ def said_of(outputs: Tensor, action: Tensor) -> Tensor:
     return outputs.gather(1, index).squeeze(1)
 
 
+def with_noise(network: Q, noise: Tensor) -> Q:
+    """Return the network whose noisy layers take this noise [K]."""
+    return lambda obs: network(obs, noise)
+
+
 def td_loss(
     online: Q,
     target: Q,
     batch: ReplayBatch,
+    noise: Tensor | None = None,
     *,
     head: QHead,
     double: bool,
@@ -117,18 +123,21 @@ def td_loss(
 
     The goals are R + discount · Z⁻(s', a*): `discount` is γ^m, or 0 after a termination, and a* the
     best action by the online network (van Hasselt et al. 2016), or by the target network when not
-    double.
+    double. `noise` [3, K] is what noisy layers take for each of these: Q, Q⁻ and the choice.
     """
+    judging = online
+    if noise is not None:
+        online, target, judging = map(with_noise, (online, target, online), noise)
     outputs = online(batch.obs)
     with torch.no_grad():
         if munchausen is None:
             after = target(batch.next_obs)
-            judge = online(batch.next_obs) if double else after
+            judge = judging(batch.next_obs) if double else after
             returns, likely = head.returns(said_of(after, head.values(judge).argmax(1)))
             reward = batch.reward
         else:
             before, after = target(torch.cat((batch.obs, batch.next_obs))).chunk(2)
-            judge = online(batch.next_obs) if double else after
+            judge = judging(batch.next_obs) if double else after
             returns, likely = munchausen.returns(after, head.values(judge), head)
             reward = batch.reward + munchausen.bonus(head.values(before), batch.action)
         goals = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * returns

@@ -42,6 +42,8 @@ class DQNSettings:
     munchausen_alpha: float
     munchausen_temperature: float
     munchausen_lowest: float
+    noisy: bool
+    noisy_sigma: float
     clip_reward: bool
     learning_starts: int
     train_every: int
@@ -64,6 +66,8 @@ class DQNSettings:
         scheduled(self, "learning_rate")
         self._refuse_contradictory_epsilon()
         self._refuse_odd_distributions()
+        positive(self, "noisy_sigma")
+        at_most(self, 1_000, "noisy_sigma")
         at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
         at_most(self, 1e30, "max_grad_norm")
         drawn = self.batch_size * self.grad_accumulation

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.actors import EpsilonGreedy
+from agents.base import Actor
 from agents.dqn_settings import DQNSettings
 from agents.host_policy import explore
 from agents.schedules import cosine, linear
@@ -102,11 +103,13 @@ class Explorer:
 
 
 def explorer(
-    settings: DQNSettings, actor: EpsilonGreedy, replay: ReplayBuffer, total_steps: int
+    settings: DQNSettings, actor: Actor, replay: ReplayBuffer, total_steps: int
 ) -> Explorer | None:
     """Return what fills a replay by machine code; None where it cannot be."""
+    if not isinstance(actor, EpsilonGreedy) or not isinstance(replay, HostReplay):
+        return None
     network, epsilons = actor.on_host, settings.epsilons(total_steps)
-    if network is None or not isinstance(replay, HostReplay):
+    if network is None:
         return None
     by = Exploring(
         network.plan,

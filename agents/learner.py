@@ -27,6 +27,7 @@ from memory.metrics import Metrics
 from memory.state import Stateful
 
 Tensors = tuple[Tensor, ...]
+Numbers = tuple[float | Tensor, ...]
 
 
 class RowLoss(NamedTuple):
@@ -80,7 +81,7 @@ class Learner(Stateful):
         self._forwards = [n.module.forward for n in self._networks]
         self._names = ("train/loss", *recipe.metrics, "train/grad_norm")
         self._rate = torch.zeros((), device=device)
-        self._numbers: tuple[float | Tensor, ...] = ()
+        self._numbers: Numbers = ()
         self._share = torch.empty(0, device=device)
         self._last = torch.zeros(len(self._names), device=device)
         self._sums = torch.zeros_like(self._last)
@@ -106,7 +107,7 @@ class Learner(Stateful):
             finish = compiled(finish, self._mode, finish)
         self._run = Together(slope, finish, world, lambda: self.stop)
 
-    def step(self, batch: Any, learning_rate: float, *numbers: float) -> Tensors:
+    def step(self, batch: Any, learning_rate: float, *numbers: float | Tensor) -> Tensors:
         """Take one step on `batch`; return the reports of its rows [B].
 
         The first one may have to compile; that is cut short at once if the run is to end.
@@ -129,7 +130,7 @@ class Learner(Stateful):
         """Whether the next step is not held up by a compiler."""
         return not isinstance(self._run, Compiled | Together) or self._run.built
 
-    def prepare(self, batch: Any, learning_rate: float, *numbers: float) -> None:
+    def prepare(self, batch: Any, learning_rate: float, *numbers: float | Tensor) -> None:
         """Compile where that is still to be done, on arguments that are only looked at."""
         self._prepare(self._arguments(batch, learning_rate, numbers))
 
@@ -138,7 +139,7 @@ class Learner(Stateful):
             with self.stop.at_once():
                 self._run.build(arguments)
 
-    def _arguments(self, batch: Any, rate: float, numbers: tuple[float, ...]) -> tuple[Any, ...]:
+    def _arguments(self, batch: Any, rate: float, numbers: Numbers) -> tuple[Any, ...]:
         self._rate.fill_(rate)
         self._set(numbers)
         if self._padding is not None:
@@ -192,15 +193,20 @@ class Learner(Stateful):
         self._summed = 0
         return Metrics(names, values)
 
-    def _set(self, numbers: tuple[float, ...]) -> None:
-        """Take the numbers of a step; as tensors where a graph must see them change."""
+    def _set(self, numbers: Numbers) -> None:
+        """Take the numbers of a step; as tensors of its own where a graph must see them change."""
         if not self._graphs:
             self._numbers = numbers
-        elif not self._numbers:
-            self._numbers = tuple(self._rate.new_tensor(number) for number in numbers)
-        else:
-            for tensor, number in zip(self._numbers, numbers, strict=True):
-                tensor.fill_(number)  # type: ignore[union-attr]
+            return
+        if not self._numbers:
+            shapes = [number.shape if isinstance(number, Tensor) else () for number in numbers]
+            self._numbers = tuple(self._rate.new_empty(shape) for shape in shapes)
+        for tensor, number in zip(self._numbers, numbers, strict=True):
+            assert isinstance(tensor, Tensor)
+            if isinstance(number, Tensor):
+                tensor.copy_(number)
+            else:
+                tensor.fill_(number)
 
     def _eager(
         self, weights: Tensors, adam: AdamState, numbers: tuple[Any, ...], batch: Any, share: Tensor

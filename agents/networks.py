@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
-from agents.trunks import build_trunk
+from agents.noisy import NoisyLinear, noise_sizes
+from agents.trunks import Linear, build_trunk, linearly
 from memory.state import Stateful
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -25,6 +25,8 @@ def uniform_(module: nn.Module, generator: torch.Generator) -> None:
             bound = 1 / math.sqrt(layer.weight[0].numel())
             for parameter in layer.parameters():
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            if isinstance(layer, NoisyLinear):
+                layer.start_()
         elif isinstance(layer, nn.LayerNorm):
             layer.reset_parameters()  # to 1 and 0
 
@@ -36,6 +38,8 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
+            if isinstance(layer, NoisyLinear):
+                layer.start_()
         elif isinstance(layer, nn.LayerNorm):
             layer.reset_parameters()  # to 1 and 0
 
@@ -99,13 +103,22 @@ class QNetwork(nn.Module):
         *,
         activation: Activation = "relu",
         network: NetworkSettings = PLAIN,
+        linear: Linear = nn.Linear,
     ) -> None:
         super().__init__()
-        self.trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
+        self.trunk, features = build_trunk(
+            observation_shape, dtype, hidden, activation, network, linear
+        )
         size = math.prod(shape)
-        self.advantage = nn.Linear(features, actions * size)
-        self.value = nn.Linear(features, size) if dueling else None
+        self.advantage = linear(features, actions * size)
+        self.value = linear(features, size) if dueling else None
         self.shape = shape  # of what is said of one action
+        self._noise_sizes = noise_sizes(self)
+
+    @property
+    def noise_size(self) -> int:
+        """Numbers that one draw of all noisy weights takes."""
+        return sum(self._noise_sizes)
 
     def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise uniformly, or orthogonally with gain √2 in the trunk and 1 after it."""
@@ -117,19 +130,31 @@ class QNetwork(nn.Module):
             if head is not None:
                 orthogonal_(head, 1.0, generator)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Return numbers [B, A, *shape] for observations [B, …]."""
+    def forward(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return numbers [B, A, *shape] for observations [B, …].
+
+        `noise` is [K] of noisy layers, or [B, K]; without it they are as their means are.
+        """
         # As in Dense: what is called here is called several times an update.
-        features = self.trunk.forward(obs)
-        advantage = F.linear(features, self.advantage.weight, self.advantage.bias)
+        parts = None if noise is None else iter(noise.split(self._noise_sizes, -1))
+        features = self._features(obs, parts)
+        advantage = linearly(self.advantage, features, parts)
         if self.shape:
             advantage = advantage.view(len(obs), -1, *self.shape)
         if self.value is None:
             return advantage
-        value = F.linear(features, self.value.weight, self.value.bias)
+        value = linearly(self.value, features, parts)
         if self.shape:
             value = value.view(len(obs), 1, *self.shape)
         return value + advantage - advantage.mean(1, keepdim=True)
+
+    def _features(self, obs: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
+        if noise is None:
+            return self.trunk.forward(obs)  # type: ignore[no-any-return]
+        *before, dense = self.trunk if isinstance(self.trunk, nn.Sequential) else (self.trunk,)
+        for layer in before:
+            obs = layer.forward(obs)
+        return dense.forward(obs, noise)  # type: ignore[no-any-return]
 
 
 def with_memory(module: Network, device: torch.device) -> Network:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from agents.activations import ACTIVATIONS
 from agents.network_settings import PLAIN, Activation, NetworkSettings, Trunk, is_large_image
+from agents.noisy import NoisyLinear
+
+Linear = Callable[[int, int], nn.Linear]  # builds a layer from so many numbers to so many
 
 
 class Scale(nn.Module):
@@ -33,6 +36,13 @@ class PixelsTogether(nn.Module):
         return x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)
 
 
+def linearly(layer: nn.Linear, x: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
+    """Return what a layer makes of x; a noisy one takes its part of the noise, if there is any."""
+    if noise is not None and isinstance(layer, NoisyLinear):
+        return layer.forward(x, next(noise))
+    return F.linear(x, layer.weight, layer.bias)
+
+
 class Dense(nn.Module):
     """Linear layers, each with an activation and perhaps a norm before it, in one module.
 
@@ -46,19 +56,20 @@ class Dense(nn.Module):
         activation: Activation = "relu",
         *,
         layer_norm: bool = False,
+        linear: Linear = nn.Linear,
     ) -> None:
         super().__init__()
         sizes = (features, *hidden)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.layers = nn.ModuleList(linear(a, b) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
         self.activation: Activation = activation
         self._activate = ACTIVATIONS[activation]().forward
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features [B, hidden[-1]]."""
+    def forward(self, x: Tensor, noise: Iterator[Tensor] | None = None) -> Tensor:
+        """Return features [B, hidden[-1]]; `noise` is of one noisy layer after the other."""
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, nn.Linear)
-            x = F.linear(x, layer.weight, layer.bias)
+            x = linearly(layer, x, noise)
             if self.norms is not None:
                 x = self.norms[index].forward(x)
             x = self._activate(x)
@@ -121,8 +132,12 @@ def build_trunk(
     hidden: Sequence[int],
     activation: Activation = "relu",
     network: NetworkSettings = PLAIN,
+    linear: Linear = nn.Linear,
 ) -> tuple[nn.Module, int]:
-    """Build the layers up to the heads; return them with the number of features they end in."""
+    """Build the layers up to the heads; return them with the number of features they end in.
+
+    `linear` builds the dense ones.
+    """
     trunk = network.trunk_for(observation_shape)
     layers = _before_dense(trunk, observation_shape)
     features = math.prod(observation_shape)
@@ -133,7 +148,7 @@ def build_trunk(
         layers.insert(0, Scale())
     if trunk != "mlp" and is_large_image(observation_shape):
         layers.insert(0, PixelsTogether())
-    dense = Dense(features, hidden, activation, layer_norm=network.layer_norm)
+    dense = Dense(features, hidden, activation, layer_norm=network.layer_norm, linear=linear)
     return nn.Sequential(*layers, dense) if layers else dense, hidden[-1]
 
 

@@ -20,6 +20,9 @@ DQN = (
     "agent.batch_size=16", "agent.learning_starts=100", "agent.train_every=4",
     "agent.updates_per_train=1",
 )  # fmt: skip
+RAINBOW = (
+    "agent.noisy=true", "agent.distribution=c51", "agent.dueling=true", "agent.munchausen=true",
+)  # fmt: skip
 PPO = (
     "agent=ppo", "agent.normalize_obs=true", "agent.normalize_reward=true",
     "agent.rollout_steps=64", "agent.epochs=2", "agent.minibatches=4",
@@ -64,6 +67,10 @@ def hold_killed_against_whole(
         pytest.param(DQN, id="dqn"),
         pytest.param((*PPO, "env.backend=async"), id="ppo in processes"),
         pytest.param((*PPO, *MEMORY), id="ppo that remembers", marks=pytest.mark.slow),
+        pytest.param((*DQN, *RAINBOW), id="rainbow", marks=pytest.mark.slow),
+        pytest.param(
+            (*DQN, *RAINBOW, "agent.compile=true"), id="rainbow compiled", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_killed_run_ends_as_if_it_had_not_been(

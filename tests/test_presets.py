@@ -19,6 +19,8 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 # Of the keys an agent has, those that make it small enough for a test and big enough for a batch.
 SMALL = {"compile": "agent.compile=false", "replay": "agent.replay.capacity=2048"}
 LITTLE = ("device=cpu", "threads=1", "agent.compile=false")
+# What presets with many switches on are called by.
+NAMED = {"rainbow": "dqn"}
 # Enough to learn from, after a few rows.
 FEW = {
     "dqn": (*LITTLE, "agent.learning_starts=4", "agent.train_every=4", "agent.updates_per_train=1"),
@@ -85,7 +87,8 @@ def test_a_network_that_is_chosen_learns(agent):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_experiment(experiment):
-    agent = experiment.rpartition("_")[2]
+    name = experiment.rpartition("_")[2]
+    agent = NAMED.get(name, name)
     assert agent in ALGORITHMS, "presets are called <env>_<agent>"
     job = accepted(f"experiment={experiment}", *small(agent))
     assert job.settings.agent.name == agent

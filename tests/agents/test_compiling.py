@@ -11,10 +11,11 @@ import torch
 from test_dqn_agent import SETTINGS
 
 from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled
-from agents.dqn_building import build_head, recipe
+from agents.dqn_building import recipe, start_network
 from agents.learner import Learner
-from agents.networks import FlatNetwork, QNetwork, uniform_
+from agents.noisy import UpdateNoise
 from buffers.replay import ReplayBatch
+from envs.types import DiscreteActions, EnvSpec
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HERE = Path(__file__).parent
@@ -43,12 +44,8 @@ def test_large_images_are_left_to_their_convolutions_on_the_host():
 
 
 def network(seed, settings, device):
-    with torch.device("meta"):
-        shape = build_head(settings).shape
-        module = QNetwork((4,), "float32", 2, (24, 16), settings.dueling, shape)
-    module.to_empty(device="cpu")
-    uniform_(module, torch.Generator().manual_seed(seed))
-    return FlatNetwork(module, device)
+    spec = EnvSpec("Random", 1, (4,), "float32", 1, DiscreteActions(2))
+    return start_network(replace(settings, hidden=(24, 16)), spec, device, seed)
 
 
 def train(mode, updates, device=CPU, **changes):
@@ -56,6 +53,7 @@ def train(mode, updates, device=CPU, **changes):
     settings = replace(SETTINGS, **changes)
     online, target = (network(seed, settings, device) for seed in (0, 1))
     learner = Learner(recipe(settings), online, mode, frozen=(target,))
+    noise = UpdateNoise(online.module.noise_size, device, seed=2)
     g = torch.Generator().manual_seed(3)
     for i in range(updates):
         n = settings.batch_size * settings.grad_accumulation
@@ -69,7 +67,7 @@ def train(mode, updates, device=CPU, **changes):
             index=torch.arange(n),
         )
         batch = ReplayBatch(*(tensor.to(device) for tensor in batch))
-        (td_error,) = learner.step(batch, 1e-3 * (1 - i / updates))
+        (td_error,) = learner.step(batch, 1e-3 * (1 - i / updates), *noise.of(i))
     return online.weights, td_error, learner.means().values
 
 
@@ -81,6 +79,7 @@ def train(mode, updates, device=CPU, **changes):
         {"dueling": True, "grad_accumulation": 2, "n_step": 3},
         {"distribution": "c51", "dueling": True},
         {"distribution": "quantile", "munchausen": True},
+        {"noisy": True, "distribution": "c51", "dueling": True, "grad_accumulation": 2},
     ],
 )
 def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog):
@@ -92,8 +91,10 @@ def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_agrees_with_eager_ones():
-    for eager, graph in zip(train("eager", 200, CUDA), train("cudagraph", 200, CUDA), strict=True):
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_cuda_graph_agrees_with_eager_ones(noisy):
+    runs = (train(mode, 200, CUDA, noisy=noisy) for mode in ("eager", "cudagraph"))
+    for eager, graph in zip(*runs, strict=True):
         torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
 
 

@@ -1,6 +1,7 @@
 """Ranks that learn from their rows are one process that learns from all of them: DQN."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -49,18 +50,19 @@ def train(world, agent, updates):
         obs = step.obs
 
 
-def recorded(world):
+def recorded(world, **changes):
     """Return what a rank learned from and with which priorities, and what came of it."""
-    agent = agent_of(world)
+    agent = agent_of(world, **changes)
     found, step = [], agent._learner.step
 
-    def record(batch, rate):
+    def record(batch, rate, *numbers):
         leaves = agent._replay._priorities.leaves.copy()
         begin = agent._learner.network.weights.detach().clone()
-        reports = step(batch, rate)
+        reports = step(batch, rate, *numbers)
         after = agent._learner.network.weights.detach().numpy().copy()
         arrays = [part.numpy().copy() for part in batch]
-        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, agent._steps))
+        noise = [number.clone() for number in numbers]
+        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, agent._steps, noise))
         return reports
 
     agent._learner.step = record
@@ -68,11 +70,12 @@ def recorded(world):
     return found, agent._replay.peak
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_learn_as_one_process_from_the_rows_of_all(size):
-    ranks = together(size, recorded)
-    online, target = (start_network(WHOLE, SPEC, CPU, seed=0) for _ in range(2))
-    one = Learner(recipe(WHOLE), online, "eager", frozen=(target,))
+@pytest.mark.parametrize(("size", "noisy"), [(2, False), (3, False), (2, True)])
+def test_ranks_learn_as_one_process_from_the_rows_of_all(size, noisy):
+    ranks = together(size, partial(recorded, noisy=noisy))
+    settings = replace(WHOLE, noisy=noisy)
+    online, target = (start_network(settings, SPEC, CPU, seed=0) for _ in range(2))
+    one = Learner(recipe(settings), online, "eager", frozen=(target,))
     first = torch.from_numpy(ranks[0][0][0][4])
     online.weights.copy_(first)
     target.weights.copy_(first)
@@ -80,7 +83,8 @@ def test_ranks_learn_as_one_process_from_the_rows_of_all(size):
         # Drawn with P(i) = p_i / Σp / ranks, so weighted with (P / smallest P)^-β.
         shares = [leaves / leaves.sum() for _, leaves, *_ in each]
         smallest = min(share[share > 0].min() for share in shares)
-        beta, rate, before, _, steps = each[0][2:]
+        beta, rate, before, _, steps, noise = each[0][2:]
+        assert len(noise) == noisy
         weights = []
         for (arrays, *_), share in zip(each, shares, strict=True):
             weight = (share[arrays[-1]] / smallest) ** -beta
@@ -94,11 +98,12 @@ def test_ranks_learn_as_one_process_from_the_rows_of_all(size):
         batch = ReplayBatch(*fields)._replace(
             weight=torch.from_numpy(np.concatenate(weights)).float()
         )
-        one.step(batch, rate)
+        one.step(batch, rate, *noise)
         for rank in each:
             np.testing.assert_allclose(one.network.weights.detach().numpy(), rank[5], atol=1e-6)
             np.testing.assert_array_equal(rank[5], each[0][5])
             assert rank[6] == steps
+            assert all(map(torch.equal, rank[7], noise))
     # New transitions start with the largest error that any rank has seen.
     assert len({peak for _, peak in ranks}) == 1
 
