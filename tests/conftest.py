@@ -1,5 +1,6 @@
 """What all tests have in common: few threads, usual signals, and the longest tests first."""
 
+import gc
 import logging
 import os
 import signal
@@ -34,6 +35,13 @@ def configurations_are_read_sooner():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_was_there_before_is_collected_once():
+    """Let collections and censuses look at what a file's tests make, not at all of pytest too."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -180,7 +180,6 @@ def quick(tmp_path, monkeypatch):
     gc.collect()
     gc.freeze()
     yield tmp_path
-    gc.unfreeze()
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
     assert handlers == {number: signal.getsignal(number) for number in handlers}

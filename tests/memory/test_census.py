@@ -1,5 +1,6 @@
 import gc
 from collections import deque
+from types import ModuleType
 
 import torch
 
@@ -22,24 +23,21 @@ class Item:
     pass
 
 
-_at_module_level = {}
-
-
 def named(lines, *clues):
     return [line for line in lines if all(clue in line for clue in clues)]
 
 
 def test_a_grown_container_is_named_by_its_owner_with_what_it_holds():
-    plain, slotted = Keeper(), SlotKeeper()
+    plain, slotted, module = Keeper(), SlotKeeper(), ModuleType("users.module")
+    module.kept = {}
     before = take_census()
     plain.kept += [bytes(1000) for _ in range(2000)]
     slotted.kept.extend(str(i) * 200 for i in range(3000))
-    _at_module_level.update({i: [bytes(1000)] for i in range(900)})
+    module.kept.update({i: [bytes(1000)] for i in range(900)})
     lines = growers(before)
-    _at_module_level.clear()
     assert named(lines, "Keeper.kept: list with 2,000 more elements (bytes), about 2.0")
     assert named(lines, "SlotKeeper.kept: deque with 3,000 more elements (str)")
-    assert named(lines, "test_census._at_module_level: dict with 900 more elements (list)")
+    assert named(lines, "users.module.kept: dict with 900 more elements (list)")
 
 
 def test_what_was_there_before_is_not_growth():
