@@ -11,19 +11,25 @@ after so many steps and is replaced.
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.soaking.report import Result, write_report
-from scripts.soaking.sampling import ROOT, soak
-from scripts.soaking.verdict import Limits, judge
+from memory.process import MB
+from scripts.soaking.sampling import ROOT, Soak, soak
+from scripts.soaking.verdict import Check, Limits, judge
 
 EVALUATIONS = 50
 RESTARTS = 10
+Result = tuple[Soak, list[Check]]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -92,6 +98,88 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{word} {found.title}: {check.name} {check.value} (limit {check.limit})")
             write_report(results, args.report)
     return 0 if all(check.passed for _, checks in results for check in checks) else 1
+
+
+def write_report(results: Sequence[Result], page: Path) -> None:
+    """Write `page` (Markdown) and, beside it, the picture it shows."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    picture = page.with_suffix(".png")
+    draw([soak for soak, _ in results], picture)
+    page.write_text(markdown(results, picture.name))
+
+
+def markdown(results: Sequence[Result], picture: str) -> str:
+    """Return the page."""
+    lines = [
+        "# Soak",
+        "",
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
+        "Each run is a process of its own, looked at from outside; "
+        "Σ PSS counts a page shared by k processes as 1/k in each; what is judged is its part "
+        "without mapped files, because that of libraries moves with what else runs here.",
+        "",
+        f"![Memory, speed and handles over the runs]({picture})",
+    ]
+    for found, checks in results:
+        seconds = found.samples[-1].seconds if found.samples else 0.0
+        told = [word for word in found.command[1:] if not word.startswith("run_dir=")]
+        lines += [
+            "",
+            f"## {found.title}: {'steady' if all(c.passed for c in checks) else 'NOT steady'}",
+            "",
+            f"`train.py {' '.join(told)}` ({seconds:,.0f} s, {len(found.samples)} samples)",
+            "",
+            "| check | found | limit | |",
+            "|---|---:|---:|---|",
+        ]
+        lines += [
+            f"| {check.name} | {check.value} | {check.limit} | {'✓' if check.passed else '✗'} |"
+            for check in checks
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def draw(soaks: Sequence[Soak], picture: Path) -> None:
+    """Draw one row of panels per run."""
+    # Not through pyplot, which keeps every figure until it is told to close it.
+    figure = Figure(figsize=(14, 3.2 * len(soaks)), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = figure.subplots(len(soaks), 4, squeeze=False)
+    for row, found in zip(rows, soaks, strict=True):
+        _draw_row(row, found)
+    figure.savefig(picture, dpi=90)
+    figure.clear()
+
+
+def _draw_row(row: Sequence[Axes], found: Soak) -> None:
+    memory, speed, handles, tensors = row
+    steps = [sample.step for sample in found.samples]
+    memory.plot(steps, [sample.pss / MB for sample in found.samples], label="Σ PSS")
+    memory.plot(steps, [sample.own / MB for sample in found.samples], label="without files")
+    _lines(memory, found, {"memory/cuda_allocated_mb": "CUDA allocated"})
+    memory.set(title=f"{found.title}: MB", ylim=(0, None))
+    _lines(speed, found, {"time/steps_per_second": "steps/s"})
+    speed.set(title="steps/s", ylim=(0, None))
+    for field in ("open_files", "threads", "children"):
+        handles.plot(
+            steps,
+            [getattr(sample, field) for sample in found.samples],
+            label=field.replace("_", " "),
+        )
+    handles.set(title="handles of the tree")
+    _lines(tensors, found, {"memory/live_tensors": "live tensors"})
+    tensors.set(title="live tensors")
+    for axes in row:
+        axes.set_xlabel("steps")
+        if axes.lines:
+            axes.legend(fontsize="small")
+
+
+def _lines(axes: Axes, found: Soak, tags: dict[str, str]) -> None:
+    for tag, label in tags.items():
+        points = [(line["step"], line[tag]) for line in found.logged if tag in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
 
 
 if __name__ == "__main__":

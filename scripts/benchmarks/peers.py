@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -186,3 +188,51 @@ def sb3_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object] |
     )
     model.learn(2 * envs * rows)
     return lambda steps: model.learn(steps, reset_num_timesteps=False)
+
+
+def race_sb3(told: Mapping[str, Any]) -> float:
+    """Train and evaluate Stable-Baselines3 as `race.for_sb3` says; return its score."""
+    import torch
+    from stable_baselines3 import DQN, PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    env = make_vec_env(told["env"], n_envs=told["num_envs"], seed=told["seed"])
+    if told["normalize"]:
+        env = VecNormalize(env, **told["normalize"])
+    settings = {name: _falling(value) for name, value in told["model"].items()}
+    algorithm = PPO if "n_epochs" in settings else DQN
+    policy = {"net_arch": told["hidden"]}
+    model = algorithm(
+        "MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=told["seed"], **settings
+    )
+    model.learn(told["total_timesteps"])
+    unseen = make_vec_env(told["env"], n_envs=1, seed=told["seed"] + 10_000)
+    if told["normalize"]:
+        theirs = env.obs_rms if told["normalize"]["norm_obs"] else None
+        unseen = VecNormalize(unseen, training=False, **told["normalize"] | {"norm_reward": False})
+        unseen.obs_rms = theirs
+    score, _ = evaluate_policy(model, unseen, n_eval_episodes=told["episodes"])
+    return float(score)
+
+
+def _falling(value: Any) -> Any:
+    """Return a schedule of the share of the run that is left, where a number is to fall to 0."""
+    return (lambda left: left * value[0]) if isinstance(value, list) else value
+
+
+def race_rejax(told: Mapping[str, Any]) -> float:
+    """Train and evaluate rejax's PPO as `race.for_rejax` says; return its score."""
+    import jax
+    import rejax
+
+    algorithm = rejax.get_algo("ppo").create(**told["config"])
+    _, (_, returns) = jax.jit(algorithm.train)(jax.random.PRNGKey(told["seed"]))
+    return float(returns[-1].mean())
+
+
+if __name__ == "__main__":  # a contestant of a race: nothing else is loaded
+    contestant = {"sb3": race_sb3, "rejax": race_rejax}[sys.argv[1]]
+    print(json.dumps(contestant(json.loads(sys.argv[2]))))

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from soaked import LIMITS, MB, steady, with_samples
 
 from scripts import soak as command
+from scripts.soak import write_report
 from scripts.soaking import sampling
-from scripts.soaking.report import write_report
 from scripts.soaking.sampling import MetricsTail, take_sample
 from scripts.soaking.verdict import judge
 

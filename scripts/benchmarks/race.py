@@ -1,0 +1,290 @@
+"""From the start of a process to its first step, and to its evaluated policy beside others.
+
+In a race our side is the preset as people type it; what Stable-Baselines3 and rejax are
+told, the same settings, is read off it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+
+from agents.dqn_settings import DQNSettings
+from agents.ppo_settings import PPOSettings
+from scripts.benchmarks.peers import SB3, installed
+from training.command_line import compose_one
+from training.settings import Settings, load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PRESETS = ("cartpole_ppo", "cartpole_dqn", "pendulum_ppo", "acrobot_dqn")
+OURS, REJAX = "SteadyRL", "rejax"
+# What gymnax has of Gymnasium's.
+REJAX_ENVS = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
+
+# A program that starts as train.py does, and says what it has cost where.
+PROBE = """
+import sys, time
+begin = time.perf_counter()
+import psutil
+marks = []
+def mark(part):
+    marks.append((part, time.perf_counter() - begin, time.process_time(),
+                  psutil.Process().memory_info().rss / 1e6))
+from training.command_line import accept, compose_one
+job = accept(compose_one(sys.argv[1:]), sys.argv[1:])
+mark("accept the configuration")
+import torch
+mark("import torch")
+from training.opening import open_run
+mark("import the program")
+with open_run(job) as (run, env, agent):
+    mark("open the run")
+    actor = agent.actor(env.spec.num_envs, explore=True)
+    decision = actor.act(env.observation, env.starts)
+    env.send(decision.action.numpy(force=True))
+    agent.observe(decision, env.receive())
+    mark("the first step")
+    for part in marks:
+        print("MARK", *part, sep="|")
+"""
+
+
+class Finish(NamedTuple):
+    """What a contestant came to."""
+
+    seconds: float
+    score: float
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `startup` and `race` to the benchmark command."""
+    parser = subparsers.add_parser("startup", help=startup.__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("overrides", nargs="*", default=["env=cartpole"])
+    parser.set_defaults(run=startup)
+    parser = subparsers.add_parser("race", help="from process start to the evaluated policy")
+    parser.add_argument("presets", nargs="*", default=PRESETS, help="of configs/experiment")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=[OURS, SB3, REJAX], help="who takes part")
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides for our side")
+    parser.add_argument("--plot", type=Path, help="draw the seconds as bars into this picture")
+    parser.set_defaults(run=race)
+
+
+def startup(args: argparse.Namespace) -> None:
+    """Time a fresh process up to its first step, and say what it keeps resident."""
+    rounds = [_started(args.overrides) for _ in range(args.rounds + 1)][1:]
+    print("| until it has done this | seconds | on the CPU | resident MB |")
+    print("|---|---:|---:|---:|")
+    for marks in zip(*rounds, strict=True):
+        columns = zip(*(numbers for _, numbers in marks), strict=True)
+        seconds, busy, resident = (median(column) for column in columns)
+        print(f"| {marks[0][0]} | {seconds:.2f} | {busy:.2f} | {resident:.0f} |")
+
+
+def _started(overrides: Sequence[str]) -> list[tuple[str, list[float]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        told = (*overrides, "total_steps=1e6", "threads=1", "device=cpu", f"run_dir={folder}/run")
+        _, printed = timed([sys.executable, "-c", PROBE, *told])
+    lines = [text.split("|") for text in printed.splitlines() if text.startswith("MARK|")]
+    return [(part, [float(number) for number in numbers]) for _, part, *numbers in lines]
+
+
+def race(args: argparse.Namespace) -> None:
+    """Print a Markdown table of seconds and scores, preset by preset."""
+    found: dict[str, dict[str, list[Finish]]] = {}
+    print("| preset | contestant | seconds (median) | against ours | scores |")
+    print("|---|---|---:|---:|---|")
+    for preset in args.presets:
+        settings = read(preset)
+        field = contestants(preset, settings, args.set)
+        taking_part = {name: field[name] for name in field if name in args.only}
+        # Once for nothing: machine code that is kept from run to run is there from then on.
+        if OURS in taking_part:
+            taking_part[OURS](0)
+        finishes: dict[str, list[Finish]] = {name: [] for name in taking_part}
+        for seed in range(args.seeds):
+            for name, run in taking_part.items():
+                finishes[name].append(run(seed))
+        found[preset] = finishes
+        for name, each in finishes.items():
+            print(line(preset, name, each, finishes.get(OURS)), flush=True)
+    if args.plot is not None:
+        plot(found, args.plot)
+
+
+def line(preset: str, name: str, finishes: list[Finish], ours: list[Finish] | None) -> str:
+    """Return a row of the table."""
+    seconds = median(finish.seconds for finish in finishes)
+    against = "-"
+    if ours is not None:
+        pairs = zip(finishes, ours, strict=True)
+        against = f"{median(one.seconds / two.seconds for one, two in pairs):.2f}x"
+    scores = ", ".join(f"{finish.score:.0f}" for finish in finishes)
+    return f"| {preset} | {name} | {seconds:.1f} | {against} | {scores} |"
+
+
+def read(preset: str) -> Settings:
+    """Return what a preset says."""
+    values: Any = OmegaConf.to_container(compose_one([f"experiment={preset}"]), resolve=True)
+    return load_settings(values)
+
+
+def contestants(
+    preset: str, settings: Settings, more: Sequence[str]
+) -> dict[str, Callable[[int], Finish]]:
+    """Return who can run in these settings: each takes a seed."""
+    steps = settings.run.total_steps
+    told = (f"experiment={preset}", f"eval.every={steps}", "threads=1", "device=cpu", *more)
+    runners: dict[str, Callable[[int], Finish]] = {OURS: lambda seed: ours(told, seed)}
+    if installed("stable_baselines3", SB3):
+        theirs = for_sb3(settings)
+        runners[SB3] = lambda seed: peer("sb3", {**theirs, "seed": seed})
+    env = settings.run.env.id.partition("-")[0]
+    if isinstance(settings.agent, PPOSettings) and env in REJAX_ENVS and installed("rejax", REJAX):
+        same = for_rejax(settings, settings.agent)
+        runners[REJAX] = lambda seed: peer("rejax", {"seed": seed, "config": same})
+    return runners
+
+
+def ours(told: Sequence[str], seed: int) -> Finish:
+    """Train as anybody would, evaluated once, at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "train.py"), *told, f"seed={seed}"]
+        seconds, _ = timed([*command, f"run_dir={folder}/run"])
+        summary = json.loads(Path(folder, "run", "summary.json").read_text())
+    return Finish(seconds, summary["eval_return_mean"])
+
+
+def peer(name: str, told: Mapping[str, Any]) -> Finish:
+    """Let another trainer do the same in a process that loads nothing of ours."""
+    program = str(ROOT / "scripts" / "benchmarks" / "peers.py")
+    seconds, printed = timed([sys.executable, program, name, json.dumps(told)])
+    return Finish(seconds, json.loads(printed.splitlines()[-1]))
+
+
+def timed(command: list[str]) -> tuple[float, str]:
+    """Return the seconds from start to end of a process, and what it printed."""
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return seconds, done.stdout
+
+
+def for_sb3(settings: Settings) -> dict[str, Any]:
+    """Return our settings in the words of Stable-Baselines3; [start] is annealed to 0."""
+    agent, run = settings.agent, settings.run
+    assert isinstance(agent, PPOSettings | DQNSettings)
+    normalize = None
+    if isinstance(agent, PPOSettings):
+        model = _ppo_for_sb3(agent, run.env.num_envs)
+        if agent.normalize_obs or agent.normalize_reward:
+            own = {"norm_obs": agent.normalize_obs, "norm_reward": agent.normalize_reward}
+            normalize = {**own, "gamma": agent.gamma}
+    else:
+        model = _dqn_for_sb3(agent)
+    model |= {
+        "gamma": agent.gamma,
+        "max_grad_norm": agent.max_grad_norm,
+        "learning_rate": annealed(agent.learning_rate, agent.anneal_learning_rate),
+    }
+    return {
+        "env": run.env.id,
+        "num_envs": run.env.num_envs,
+        "total_timesteps": run.total_steps,
+        "episodes": run.eval.episodes,
+        "normalize": normalize,
+        "hidden": list(agent.hidden),
+        "model": model,
+    }
+
+
+def _ppo_for_sb3(agent: PPOSettings, num_envs: int) -> dict[str, Any]:
+    return {
+        "n_steps": agent.rollout_steps,
+        "batch_size": agent.batch_size or agent.rollout_steps * num_envs // agent.minibatches,
+        "n_epochs": agent.epochs,
+        "gae_lambda": agent.gae_lambda,
+        "clip_range": annealed(agent.clip, agent.anneal_clip),
+        "ent_coef": agent.entropy_coef,
+        "vf_coef": agent.value_coef,
+        "target_kl": agent.target_kl,
+    }
+
+
+def _dqn_for_sb3(agent: DQNSettings) -> dict[str, Any]:
+    return {
+        "buffer_size": agent.replay.capacity,
+        "learning_starts": agent.learning_starts,
+        "batch_size": agent.batch_size,
+        "tau": agent.target_tau,
+        "train_freq": agent.train_every,
+        "gradient_steps": agent.updates_per_train,
+        "target_update_interval": agent.target_every,
+        "exploration_fraction": agent.epsilon_fraction,
+        "exploration_initial_eps": agent.epsilon_start,
+        "exploration_final_eps": agent.epsilon_end,
+        "n_steps": agent.n_step,
+    }
+
+
+def annealed(start: float, how: object) -> float | list[float]:
+    """Return a number that stays, or, in a list, one that falls to 0."""
+    return [start] if how in (True, "linear") else start
+
+
+def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
+    """Return our settings in rejax's words, as far as it has them: it anneals nothing."""
+    rows = agent.rollout_steps * settings.run.env.num_envs
+    return {
+        "env": settings.run.env.id,
+        "num_envs": settings.run.env.num_envs,
+        "num_steps": agent.rollout_steps,
+        "num_epochs": agent.epochs,
+        "num_minibatches": rows // agent.batch_size if agent.batch_size else agent.minibatches,
+        "total_timesteps": settings.run.total_steps,
+        "eval_freq": settings.run.total_steps,
+        "skip_initial_evaluation": True,
+        "learning_rate": agent.learning_rate,
+        "gamma": agent.gamma,
+        "gae_lambda": agent.gae_lambda,
+        "clip_eps": agent.clip,
+        "ent_coef": agent.entropy_coef,
+        "vf_coef": agent.value_coef,
+        "max_grad_norm": agent.max_grad_norm,
+        "normalize_observations": agent.normalize_obs,
+        "agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": list(agent.hidden)},
+    }
+
+
+def plot(found: Mapping[str, Mapping[str, list[Finish]]], picture: Path) -> None:
+    """Draw the mean seconds of every contestant as bars, with its mean score beside."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.0 + 1.1 * len(found)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    for axes, (preset, finishes) in zip(panels, found.items(), strict=True):
+        names = list(finishes)
+        seconds = [mean(finish.seconds for finish in finishes[name]) for name in names]
+        bars = axes.barh(names, seconds, color=["tab:blue", "tab:gray", "tab:olive"][: len(names)])
+        scores = [mean(finish.score for finish in finishes[name]) for name in names]
+        axes.bar_label(bars, [f" {s:.0f} s, {v:.0f}" for s, v in zip(seconds, scores, strict=True)])
+        axes.margins(x=0.2)
+        axes.invert_yaxis()
+        axes.set_title(preset, loc="left", fontsize="medium")
+    panels[-1].set_xlabel("seconds from process start to the evaluated policy, and its score")
+    figure.savefig(picture, dpi=100)
