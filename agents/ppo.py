@@ -13,10 +13,8 @@ from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
 from agents.base import Actor, Agent, Decision
-from agents.compiling import compile_mode
 from agents.heads import build_head
 from agents.learner import Learner
-from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import CLIP, RewardNormaliser
 from agents.ppo_building import (
@@ -24,6 +22,7 @@ from agents.ppo_building import (
     drawing,
     finished,
     likeliest,
+    mode_of,
     recipe_of,
     sampling,
     start_rollout,
@@ -77,9 +76,7 @@ class PPO(Agent):
         self._total_steps = total_steps
         self._piece = settings.largest_minibatch(rows)
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
-        expected = total_steps // rows * settings.epochs * self._parts
-        large = is_large_image(spec.observation_shape)
-        mode = compile_mode(settings.compile, device, expected, large_images=large)
+        mode = mode_of(settings, spec, device, total_steps)
         module = build_network(settings, spec, self._head)
         # Before the rest, because it asks for the memory of the rest too.
         copied = 1 if mode == "eager" else 2  # a graph has its own copy of a minibatch

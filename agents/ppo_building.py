@@ -11,9 +11,11 @@ import torch
 from agents.actor_critic import ActorCritic
 from agents.actors import Sampling, most_likely
 from agents.base import Actor
+from agents.compiling import Mode, compile_mode
 from agents.heads import Head, build_head
 from agents.host_policy import policy_on_host
 from agents.learner import Recipe
+from agents.network_settings import is_large_image
 from agents.networks import with_memory
 from agents.ppo_loss import recipe
 from agents.ppo_settings import PPOSettings
@@ -23,6 +25,8 @@ from agents.sequences import sequence_recipe
 from buffers.rollout import RolloutBuffer
 from buffers.sequences import SequenceRollout, bytes_of_sequences
 from envs.types import EnvSpec
+
+LONGEST_GRAPH = 64  # rows of a sequence; longer ones take minutes to compile
 
 
 def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
@@ -43,6 +47,16 @@ def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCrit
             log_std=settings.log_std_init,
             network=settings.network,
         )
+
+
+def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
+    """Decide how updates run."""
+    rows = settings.rollout_steps * spec.num_envs
+    expected = total_steps // rows * settings.epochs * settings.minibatches_of(rows)
+    # Eagerly, a step on sequences starts kernels for each of their rows.
+    expected *= settings.length if settings.length <= LONGEST_GRAPH else 0
+    large = is_large_image(spec.observation_shape)
+    return compile_mode(settings.compile, device, expected, large_images=large)
 
 
 def recipe_of(settings: PPOSettings, head: Head, rows: int) -> Recipe:

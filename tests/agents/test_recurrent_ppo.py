@@ -1,6 +1,7 @@
 """PPO that remembers: equal to loops over single rows, the same carry when acting and learning."""
 
 import copy
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,6 +12,7 @@ from ppo_agents import SETTINGS, SPACES, Episodes, build
 from torch import nn
 
 from agents.adam import BETA1
+from agents.ppo_building import mode_of
 from agents.ppo_loss import clipped_value_loss, normalised
 from agents.registry import Sample, finished_policy
 from envs.types import EnvSpec, Step
@@ -329,6 +331,17 @@ def test_the_start_of_a_network_without_memory_is_as_it_was():
     one, other = build(), build(recurrent_size=3, sequence_length=2)
     assert torch.equal(one._learner.network.weights, other._learner.network.weights)
     assert not any("memory" in name for name in one.weights())
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "length", "mode"),
+    [("none", 16, "eager"), ("gru", 16, "compiled"), ("gru", 2, "eager"), ("lstm", 100, "eager")],
+)
+def test_auto_compiles_sooner_for_sequences_unless_they_are_long(recurrent, length, mode):
+    settings = replace(SETTINGS, compile="auto", recurrent=recurrent, sequence_length=length)
+    settings = replace(settings, rollout_steps=128)
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
+    assert mode_of(settings, spec, torch.device("cpu"), 200_000) == mode
 
 
 def compiled_and_eager(kind, **changes):
