@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agents.registry import of_rank
 from envs.factory import probe
+from envs.types import EnvSpec
 from memory.errors import (
     ExpectedError,
     MemoryBudgetError,
@@ -227,9 +228,21 @@ def accept(
         spec = probe(settings.run.env)
     except SettingError as error:
         raise SettingError(f"env.{error.field}", error.value, error.reason) from None
-    here = place()
-    of_rank(settings.agent, here.rank, here.size).refuse_unfit(spec, settings.run.total_steps)
+    _refuse_unfit_share(settings, spec)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
+
+
+def _refuse_unfit_share(settings: Settings, spec: EnvSpec) -> None:
+    """Let the agent refuse what it would have to do, alone or as one of several ranks."""
+    here, total = place(), settings.run.total_steps
+    share = -(-total // here.size)
+    try:
+        of_rank(settings.agent, here.rank, here.size).refuse_unfit(spec, share)
+    except SettingError as error:
+        if here.size == 1 or error.field != "total_steps":
+            raise
+        reason = f"gives each of {here.size} ranks {share:,}, which {error.reason}"
+        raise SettingError(error.field, total, reason) from None
 
 
 def _typed() -> list[str]:

@@ -87,6 +87,18 @@ def test_a_sweep_of_ranks_is_refused(tmp_path):
     assert "--multirun and torchrun cannot be combined" in outputs[0][1]
 
 
+def test_a_run_too_short_for_a_rollout_of_all_ranks_is_refused(tmp_path):
+    rollout = ("agent.rollout_steps=100", "agent.minibatches=1", "env.num_envs=1")
+    codes, outputs = ended(
+        start(tmp_path, 2, "agent=ppo", *rollout, "total_steps=198", quick=False)
+    )
+    assert codes == [2, 2]
+    why = (
+        "total_steps=198: gives each of 2 ranks 99, which is shorter than one rollout of 100 steps"
+    )
+    assert why in outputs[0][1]
+
+
 @pytest.mark.parametrize("old", [1, 2])
 def test_another_number_of_ranks_goes_on_with_what_has_a_meaning_there(tmp_path, old):
     codes, outputs = ended(start(tmp_path, old, *SHORT))
