@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from agents.activations import ACTIVATIONS
 from agents.heads import GaussianLayer, Head
+from agents.masking import Masks
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 from agents.networks import orthogonal_, uniform_
 from agents.normaliser import ObservationNormaliser
@@ -131,6 +132,7 @@ class ActorCritic(nn.Module):
         normalise: bool,
         log_std: float,
         network: NetworkSettings = PLAIN,
+        masks: Masks | None = None,
     ) -> None:
         super().__init__()
         trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
@@ -143,21 +145,28 @@ class ActorCritic(nn.Module):
         else:
             inputs, norm = math.prod(observation_shape), network.layer_norm
             self.trunk = TwinTrunk(inputs, hidden, activation, layer_norm=norm)
-        self.normaliser = ObservationNormaliser(observation_shape) if normalise else None
+        self.masks = masks  # of what is shown besides `observation_shape`
+        self.normaliser = ObservationNormaliser(observation_shape, masks) if normalise else None
         self.policy = head.layer(features, log_std)
         self.value = nn.Linear(features, 1)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the policy's parameters [B, P] and the values [B]."""
-        x = obs if self.normaliser is None else self.normaliser(obs)
-        for_policy, for_value = self.trunk(x)
-        return self.policy(for_policy), self.value(for_value).squeeze(-1)
+        for_policy, for_value = self.trunk(self.seen(obs))
+        return self.allowed(self.policy(for_policy), obs), self.value(for_value).squeeze(-1)
 
     def deciding(self, obs: Tensor) -> Tensor:
         """Return the policy's parameters [B, P] alone."""
+        return self.allowed(self.policy(self.trunk(self.seen(obs))[0]), obs)
+
+    def allowed(self, parameters: Tensor, obs: Tensor) -> Tensor:
+        """Return parameters [B, P] under which nothing forbidden is ever done."""
+        return parameters if self.masks is None else self.masks.forbid(parameters, obs)
+
+    def seen(self, obs: Tensor) -> Tensor:
+        """Return what the trunk sees of observations [B, …]."""
         x = obs if self.normaliser is None else self.normaliser(obs)
-        parameters: Tensor = self.policy(self.trunk(x)[0])
-        return parameters
+        return x if self.masks is None else self.masks.seen(x)
 
     def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise orthogonally with gains √2 in the trunks, .01 and 1 after, or uniformly."""

@@ -20,6 +20,7 @@ from agents.base import Actor, Decision
 from agents.heads import Head
 from agents.host_network import Floats, HostNetwork
 from agents.host_policy import Drawing, HostPolicy, draw, explore, policy_on_host
+from agents.masking import RANKS, Masks
 from agents.noisy import draw_noise
 from memory.state import give
 
@@ -77,12 +78,19 @@ class EpsilonGreedy(Actor):
     """Takes a random action with probability ε, one coin per environment, else the best one."""
 
     def __init__(
-        self, greedy: Greedy, *, actions: int, epsilon: Callable[[], float], seed: int
+        self,
+        greedy: Greedy,
+        *,
+        actions: int,
+        epsilon: Callable[[], float],
+        seed: int,
+        masks: Masks | None = None,
     ) -> None:
-        self._greedy = greedy
+        self._greedy, self._masks = greedy, masks
         network = greedy.on_host
         self.on_host = network if isinstance(network, HostNetwork) else None
-        self._actions, self._epsilon = actions, epsilon
+        self._epsilon = epsilon
+        self._actions = actions if masks is None else RANKS  # of which any number are allowed
         self._generator = np.random.Generator(np.random.PCG64(seed))
         self._before = self._generator.bit_generator.state  # what was drawn was drawn from there
         self.coins = np.zeros((ROWS_DRAWN, 0))
@@ -101,6 +109,8 @@ class EpsilonGreedy(Actor):
             return Decision(on_device(obs, self._greedy.device), torch.from_numpy(action[:, 0]))
         random = coins < self._epsilon()
         best = self._greedy.act(obs, starts)
+        if self._masks is not None and random.any():
+            choices = self._masks.pick(choices, obs)
         chosen = np.where(random, choices, best.action.numpy(force=True))
         return best._replace(action=torch.from_numpy(chosen))
 

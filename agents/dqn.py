@@ -80,11 +80,12 @@ class DQN(Agent):
         online, self._target = (start_network(settings, spec, device, seeds[1]) for _ in range(2))
         self._replay = start_replay(settings, spec, device, seeds[2])
         expected = total_steps // settings.train_every * settings.updates_per_train
-        large = is_large_image(spec.observation_shape)
+        large = is_large_image(spec.seen_shape)
         mode = compile_mode(settings.compile, device, expected, large_images=large)
-        self._learner = Learner(recipe(settings, device), online, mode, frozen=(self._target,))
         network = online.module
         assert isinstance(network, QNetwork)
+        how = recipe(settings, device, network.masks)
+        self._learner = Learner(how, online, mode, frozen=(self._target,))
         self._noise = UpdateNoise(network.noise_size, device, seeds[3])
         self._greedy = greedy(settings, network, device)
         self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
@@ -161,7 +162,7 @@ class DQN(Agent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[QNetwork, Actor]:
         """Build the network of a finished policy, and who takes its best actions."""
-        network = with_memory(build_network(settings, spec), device)
+        network = with_memory(build_network(settings, spec, device), device)
         return network, greedy(settings, network, device)
 
     @override

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from agents.actors import EpsilonGreedy, Greedy, Perturbed
 from agents.base import Actor
@@ -14,6 +14,7 @@ from agents.dqn_loss import METRICS, Munchausen, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.host_policy import q_on_host
 from agents.learner import Recipe
+from agents.masking import Masks
 from agents.networks import FlatNetwork, QNetwork, with_memory
 from agents.noisy import NoisyLinear
 from agents.return_distributions import CategoricalHead, QuantileHead
@@ -46,13 +47,16 @@ def build_munchausen(settings: DQNSettings) -> Munchausen | None:
     )
 
 
-def recipe(settings: DQNSettings, device: torch.device = HOST) -> Recipe:
+def recipe(
+    settings: DQNSettings, device: torch.device = HOST, masks: Masks | None = None
+) -> Recipe:
     """Return how the learner takes a step of DQN."""
     loss = partial(
         td_loss,
         head=build_head(settings, device),
         double=settings.double,
         munchausen=build_munchausen(settings),
+        masks=masks,
     )
     return Recipe(
         loss=loss,
@@ -63,13 +67,13 @@ def recipe(settings: DQNSettings, device: torch.device = HOST) -> Recipe:
     )
 
 
-def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
+def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
     """Build the network without its memory."""
     assert isinstance(spec.action, DiscreteActions)
     noisy = partial(NoisyLinear, sigma=settings.noisy_sigma)
     with torch.device("meta"):
         return QNetwork(
-            spec.observation_shape,
+            spec.seen_shape,
             spec.dtype,
             spec.action.n,
             settings.hidden,
@@ -78,6 +82,7 @@ def build_network(settings: DQNSettings, spec: EnvSpec) -> QNetwork:
             activation=settings.activation,
             network=settings.network,
             linear=noisy if settings.noisy else nn.Linear,
+            masks=Masks.of(spec, device),
         )
 
 
@@ -85,7 +90,7 @@ def start_network(
     settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
 ) -> FlatNetwork:
     """Build a network that is to learn, or to be learned from."""
-    module = build_network(settings, spec)
+    module = build_network(settings, spec, device)
     # Asked for twice: weights, gradient and optimiser, and the target's.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
     require("the loss of agent.atoms", loss_bytes(settings, spec))
@@ -123,8 +128,14 @@ def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
 
 def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Greedy:
     """Return an actor that takes the actions with the highest expected return."""
-    head = build_head(settings, device)
-    return Greedy(network, q_on_host(network), device, lambda q: head.values(q).argmax(1))
+    head, masks = build_head(settings, device), network.masks
+    if masks is None:
+        return Greedy(network, q_on_host(network), device, lambda q: head.values(q).argmax(1))
+
+    def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
+        return masks.forbid(head.values(network(obs, *noise)), obs)
+
+    return Greedy(allowed, None, device, lambda q: q.argmax(1))
 
 
 def exploring(
@@ -134,4 +145,5 @@ def exploring(
     assert isinstance(spec.action, DiscreteActions)
     if network.noise_size:
         return Perturbed(best, noise_size=network.noise_size, seed=seed)
-    return EpsilonGreedy(best, actions=spec.action.n, epsilon=epsilon, seed=seed)
+    masks = Masks.of(spec, HOST)
+    return EpsilonGreedy(best, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)

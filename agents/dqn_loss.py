@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from agents.learner import RowLoss
+from agents.masking import Masks
 from buffers.replay import ReplayBatch
 
 Q = Callable[..., Tensor]  # of observations, and of noise where layers are noisy
@@ -118,13 +119,20 @@ def td_loss(
     head: QHead,
     double: bool,
     munchausen: Munchausen | None = None,
+    masks: Masks | None = None,
 ) -> RowLoss:
     """Return w · ℓ of every row, its TD errors as reports.
 
     The goals are R + discount · Z⁻(s', a*): `discount` is γ^m, or 0 after a termination, and a* the
     best action by the online network (van Hasselt et al. 2016), or by the target network when not
-    double. `noise` [3, K] is what noisy layers take for each of these: Q, Q⁻ and the choice.
+    double; with `masks` the best that is allowed. `noise` [3, K] is what noisy layers take for each
+    of these: Q, Q⁻ and the choice.
     """
+
+    def values(said: Tensor, obs: Tensor) -> Tensor:
+        expected = head.values(said)
+        return expected if masks is None else masks.forbid(expected, obs)
+
     judging = online
     if noise is not None:
         online, target, judging = map(with_noise, (online, target, online), noise)
@@ -133,13 +141,14 @@ def td_loss(
         if munchausen is None:
             after = target(batch.next_obs)
             judge = judging(batch.next_obs) if double else after
-            returns, likely = head.returns(said_of(after, head.values(judge).argmax(1)))
+            best = values(judge, batch.next_obs).argmax(1)
+            returns, likely = head.returns(said_of(after, best))
             reward = batch.reward
         else:
             before, after = target(torch.cat((batch.obs, batch.next_obs))).chunk(2)
             judge = judging(batch.next_obs) if double else after
-            returns, likely = munchausen.returns(after, head.values(judge), head)
-            reward = batch.reward + munchausen.bonus(head.values(before), batch.action)
+            returns, likely = munchausen.returns(after, values(judge, batch.next_obs), head)
+            reward = batch.reward + munchausen.bonus(values(before, batch.obs), batch.action)
         goals = reward.unsqueeze(1) + batch.discount.unsqueeze(1) * returns
     chosen = said_of(outputs, batch.action)
     each, td_error = head.loss(chosen, goals, likely)

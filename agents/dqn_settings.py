@@ -56,6 +56,8 @@ class DQNSettings:
     anneal_epsilon: Anneal
     epsilon_warmup: float
 
+    takes_masks = True
+
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
         names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")

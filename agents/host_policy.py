@@ -128,7 +128,7 @@ class HostPolicy:
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a network whose largest output is the best action, or None where there is none."""
     one_number, on_host = network.shape == (), network.advantage.weight.is_cpu
-    if not (one_number and on_host and isinstance(network.trunk, Dense)):
+    if not (one_number and on_host and network.masks is None and isinstance(network.trunk, Dense)):
         return None
     # The value of a dueling network is the same for all actions and cannot change the best.
     trunk = network.trunk
@@ -139,8 +139,8 @@ def q_on_host(network: QNetwork) -> HostNetwork | None:
 
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
     """Return the policy as machine code, or None where torch is as fast."""
-    suits = isinstance(network.trunk, TwinTrunk) and network.value.weight.is_cpu
-    return HostPolicy(network) if suits else None
+    suits = isinstance(network.trunk, TwinTrunk) and network.masks is None
+    return HostPolicy(network) if suits and network.value.weight.is_cpu else None
 
 
 def _layer(layer: nn.Module, norm: nn.Module | None = None) -> Layer:

@@ -45,7 +45,7 @@ class NetworkSettings:
 
     def refuse_unfit(self, spec: EnvSpec) -> None:
         """Refuse a trunk that the environment's observations do not go through."""
-        shape = spec.observation_shape
+        shape = spec.seen_shape
         if self.trunk == "auto" or self.trunk in fitting(shape):
             return
         size = "x".join(str(side) for side in shape)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from agents.masking import Masks
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 from agents.noisy import NoisyLinear, noise_sizes
 from agents.trunks import Linear, build_trunk, linearly
@@ -104,8 +105,10 @@ class QNetwork(nn.Module):
         activation: Activation = "relu",
         network: NetworkSettings = PLAIN,
         linear: Linear = nn.Linear,
+        masks: Masks | None = None,
     ) -> None:
         super().__init__()
+        self.masks = masks  # of what is shown besides `observation_shape`
         self.trunk, features = build_trunk(
             observation_shape, dtype, hidden, activation, network, linear
         )
@@ -137,7 +140,7 @@ class QNetwork(nn.Module):
         """
         # As in Dense: what is called here is called several times an update.
         parts = None if noise is None else iter(noise.split(self._noise_sizes, -1))
-        features = self._features(obs, parts)
+        features = self._features(obs if self.masks is None else self.masks.seen(obs), parts)
         advantage = linearly(self.advantage, features, parts)
         if self.shape:
             advantage = advantage.view(len(obs), -1, *self.shape)

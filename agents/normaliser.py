@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from agents.masking import Masks
 from agents.world import ALONE, World
 from memory.compiled import compiled
 from memory.state import Stateful
@@ -28,7 +29,10 @@ EPSILON = 1e-8
 
 
 class ObservationNormaliser(nn.Module):
-    """The first layer of the network: (x − mean) / std, clipped; the identity before any row."""
+    """The first layer of the network: (x − mean) / std, clipped; the identity before any row.
+
+    Masks that stand behind what is seen stay as they are, and count in nothing.
+    """
 
     count: Tensor
     mean: Tensor
@@ -36,8 +40,9 @@ class ObservationNormaliser(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], masks: Masks | None = None) -> None:
         super().__init__()
+        self._masks = masks
         self.world: World = ALONE  # whose rows count
         self.register_buffer("count", torch.empty((), dtype=torch.float64))
         self.register_buffer("mean", torch.empty(shape, dtype=torch.float64))
@@ -54,7 +59,9 @@ class ObservationNormaliser(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return normalised observations [B, …]."""
-        return ((obs - self.shift) * self.scale).clamp(-CLIP, CLIP)
+        seen = obs if self._masks is None else self._masks.seen(obs)
+        normal = ((seen - self.shift) * self.scale).clamp(-CLIP, CLIP)
+        return normal if self._masks is None else self._masks.behind(normal, obs)
 
     @torch.no_grad()
     def look(self, obs: Tensor) -> None:
@@ -86,7 +93,7 @@ class ObservationNormaliser(nn.Module):
 
         Together: the rows of all ranks, which are merged as exactly.
         """
-        x = obs.double()
+        x = (obs if self._masks is None else self._masks.seen(obs)).double()
         if self.world.alone:
             rows, mean = len(x), x.mean(0)
             squares = (x - mean).square().sum(0)

@@ -77,7 +77,7 @@ class PPO(Agent):
         self._piece = settings.largest_minibatch(rows)
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
         mode = mode_of(settings, spec, device, total_steps)
-        module = build_network(settings, spec, self._head)
+        module = build_network(settings, spec, self._head, device)
         # Before the rest, because it asks for the memory of the rest too.
         copied = 1 if mode == "eager" else 2  # a graph has its own copy of a minibatch
         self._rollout = start_rollout(

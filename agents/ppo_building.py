@@ -15,6 +15,7 @@ from agents.compiling import Mode, compile_mode
 from agents.heads import Head, build_head
 from agents.host_policy import policy_on_host
 from agents.learner import Recipe
+from agents.masking import Masks
 from agents.network_settings import is_large_image
 from agents.networks import with_memory
 from agents.ppo_loss import recipe
@@ -29,7 +30,9 @@ from envs.types import EnvSpec
 LONGEST_GRAPH = 64  # rows of a sequence; longer ones take minutes to compile
 
 
-def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCritic:
+def build_network(
+    settings: PPOSettings, spec: EnvSpec, head: Head, device: torch.device
+) -> ActorCritic:
     """Build the network without its memory."""
     kind: Callable[..., ActorCritic] = ActorCritic
     if settings.recurrent != "none":
@@ -37,7 +40,7 @@ def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCrit
         kind = partial(RecurrentActorCritic, recurrent=settings.recurrent, size=size)
     with torch.device("meta"):
         return kind(
-            spec.observation_shape,
+            spec.seen_shape,
             spec.dtype,
             head,
             hidden=settings.hidden,
@@ -46,6 +49,7 @@ def build_network(settings: PPOSettings, spec: EnvSpec, head: Head) -> ActorCrit
             normalise=settings.normalize_obs,
             log_std=settings.log_std_init,
             network=settings.network,
+            masks=Masks.of(spec, device),
         )
 
 
@@ -55,7 +59,7 @@ def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_st
     expected = total_steps // rows * settings.epochs * settings.minibatches_of(rows)
     # Eagerly, a step on sequences starts kernels for each of their rows.
     expected *= settings.length if settings.length <= LONGEST_GRAPH else 0
-    large = is_large_image(spec.observation_shape)
+    large = is_large_image(spec.seen_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 
 
@@ -110,7 +114,7 @@ def finished(
 ) -> tuple[ActorCritic, Head]:
     """Return the network of a finished policy, its weights not set yet, and what it puts out."""
     head = build_head(spec.action, device, scaled=settings.scale_actions)
-    return with_memory(build_network(settings, spec, head), device), head
+    return with_memory(build_network(settings, spec, head, device), device), head
 
 
 def likeliest(network: ActorCritic, head: Head, device: torch.device) -> Actor:

@@ -63,6 +63,8 @@ class PPOSettings:
     grad_accumulation: int
     compile: Literal["false", "true", "cudagraph", "auto"]
 
+    takes_masks = True
+
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
         positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")

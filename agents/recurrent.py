@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from agents.actor_critic import ActorCritic, SharedTrunk
 from agents.heads import Head
+from agents.masking import Masks
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 
 GATES = {"gru": 3, "lstm": 4}
@@ -107,6 +108,7 @@ class RecurrentActorCritic(ActorCritic):
         normalise: bool,
         log_std: float,
         network: NetworkSettings = PLAIN,
+        masks: Masks | None = None,
     ) -> None:
         super().__init__(
             observation_shape,
@@ -118,6 +120,7 @@ class RecurrentActorCritic(ActorCritic):
             normalise=normalise,
             log_std=log_std,
             network=network,
+            masks=masks,
         )
         groups = 1 if isinstance(self.trunk, SharedTrunk) else 2
         self.memory = Memory(recurrent, hidden[-1], size, groups)
@@ -131,11 +134,11 @@ class RecurrentActorCritic(ActorCritic):
 
         The rows of a sequence are side by side; without `starts` [S·L] none begins an episode.
         """
-        x = obs if self.normaliser is None else self.normaliser(obs)
-        features = torch.stack(self.trunk(x)[: self.memory.carry_shape[0]])
+        features = torch.stack(self.trunk(self.seen(obs))[: self.memory.carry_shape[0]])
         every, carry = self.memory(features, carry, starts)
         # One cell tells both heads.
-        return self.policy(every[0]), self.value(every[-1]).squeeze(-1), carry
+        parameters = self.allowed(self.policy(every[0]), obs)
+        return parameters, self.value(every[-1]).squeeze(-1), carry
 
     def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise as without memory, and then the cells."""

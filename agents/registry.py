@@ -45,6 +45,13 @@ class Shareable(Protocol):
         """Return the settings of one rank, whose part all together make up these."""
 
 
+@runtime_checkable
+class Masking(Protocol):
+    """What the settings have of an algorithm that takes allowed actions only."""
+
+    takes_masks: bool
+
+
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     """Return the settings of one of `size` ranks; refuse those that cannot be shared."""
     if size == 1:

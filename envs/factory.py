@@ -12,6 +12,7 @@ from envs.envpool import EnvPoolBackend
 from envs.faults import WorkerError, told
 from envs.kernel import find_kernel
 from envs.making import ATARI, NOT_ATARI, brings_its_module, find_spec
+from envs.masks import refuse_without
 from envs.native import NativeBackend
 from envs.processes import ProcessBackend
 from envs.settings import BackendName, EnvSettings, EvaluationSettings, ShownSettings
@@ -77,8 +78,12 @@ def probe(settings: EnvSettings) -> EnvSpec:
     process is a failure. What may run in processes is not made in this one.
     """
     with _making(settings, SettingError):
-        one = EvaluationSettings(**{**vars(settings), "num_envs": 1})
+        one: EnvSettings = EvaluationSettings(**{**vars(settings), "num_envs": 1})
         name, _ = choose_backend(one)
+        if name == "kernel":
+            one = one.with_masks(False)
+        elif one.action_masks == "true":
+            one = replace(one, action_masks="auto")  # it is seen whether it does
         if name == "async" or (name == "sync" and _may_become_async(settings)):
             found, _ = read_description(ask_process(one), one)
         elif name in ("sync", "kernel"):  # which needs no compiler to say that
@@ -88,6 +93,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
         else:
             with contextlib.closing(BACKENDS[name](one, seed=0)) as backend:
                 found = backend.spec
+        refuse_without(settings, found)
     return replace(found, num_envs=settings.num_envs, frame_stack=settings.frame_stack)
 
 
@@ -109,12 +115,13 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
 def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:
     """Return the backend to use, with `auto` the fastest, and why."""
     name, why = _fastest(settings)
-    if settings.wrappers and name in BATCHES:
-        raise SettingError(
-            "wrappers",
-            settings.wrapping[0].name,
-            f"backend {name} steps all environments as one batch, which nothing is put around",
-        )
+    if settings.one_by_one and name in BATCHES:
+        batch = f"backend {name} steps all environments as one batch"
+        if not settings.wrappers:
+            reason = f"{batch}, which says of none what it allows"
+            raise SettingError("action_masks", "true", reason)
+        reason = f"{batch}, which nothing is put around"
+        raise SettingError("wrappers", settings.wrapping[0].name, reason)
     return name, why
 
 
@@ -134,7 +141,7 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
         return backend, "as set"
     if _has_kernel(settings):
         return "kernel", "compiled, with the rows of sync"
-    batched = settings.num_envs >= NATIVE_FROM and not settings.wrappers
+    batched = settings.num_envs >= NATIVE_FROM and not settings.one_by_one
     if batched and spec.vector_entry_point is not None:
         return "native", f"{settings.num_envs} environments in one batch"
     return _sync_or_async(settings)
@@ -146,7 +153,7 @@ def _has_kernel(settings: EnvSettings) -> bool:
         find_kernel(settings)
     except SettingError:
         return False
-    return not settings.wrappers
+    return not settings.one_by_one
 
 
 def _may_become_async(settings: EnvSettings) -> bool:

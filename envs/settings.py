@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from memory.errors import SettingError
@@ -45,6 +45,7 @@ class Wrapping(NamedTuple):
 
 
 BackendName = Literal["auto", "sync", "async", "kernel", "native", "ale", "envpool"]
+Masks = Literal["auto", "true", "false"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class EnvSettings:
     frame_stack: int
     kwargs: dict[str, Any]
     wrappers: tuple[str | dict[str, Any], ...]  # names, or {name: arguments}; innermost first
+    action_masks: Masks  # whether it says which actions it allows; auto: if it does
     step_timeout: float  # seconds one environment may take for one step; processes only
     info_metrics: tuple[str, ...]  # numbers in `info` to log where episodes end
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
@@ -69,6 +71,15 @@ class EnvSettings:
         if "episodic_life" in kwargs:
             kwargs["episodic_life"] = False
         return EvaluationSettings(**{**vars(self), "kwargs": kwargs, "info_metrics": ()})
+
+    def with_masks(self, found: bool) -> EnvSettings:
+        """Return the settings once it is known whether the environment gives masks."""
+        return replace(self, action_masks="true" if found else "false")
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each environment is asked for, or surrounded by, what no batch of them has."""
+        return bool(self.wrappers) or self.action_masks == "true"
 
     def shown(
         self,

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from envs.info import read_info
 from envs.making import ATARI, NOT_ATARI, FreshStickyAction, make_env
+from envs.masks import find_masks, masked, refuse_without
 from envs.row import Row
 from envs.settings import EnvSettings, ShownSettings
 from envs.showing import make_shown
@@ -67,17 +68,22 @@ class SingleEnv:
         env = make_shown(settings) if isinstance(settings, ShownSettings) else make_env(settings)
         if env.spec is not None and env.spec.entry_point == ATARI:
             raise SettingError("backend", self._settings.backend, NOT_ATARI)
-        self._env = env if self._say is None else check_first_steps(env, self._say)
-        self.encoder, self.decoder = encoders(
-            self._settings.id, env.observation_space, env.action_space
-        )
+        env = env if self._say is None else check_first_steps(env, self._say)
+        masks = find_masks(env, settings)
+        self._env = env = env if masks is None else masks
+        self.encoder, self.decoder = encoders(settings.id, env.observation_space, env.action_space)
         self.spaces = f"{env.observation_space} and {env.action_space}"
         if self._say is not None:
             self._say(self.encoder.remark)
         self._step = self._env.step
         self._write = self.encoder.write
         env.action_space.seed(0)
-        self.any_action = env.action_space.sample
+        self.any_action: Callable[[], Any] = env.action_space.sample
+        if masks is not None:
+            self.encoder = masked(self.encoder, masks.actions)
+            self._write, self.any_action = self.encoder.write, masks.any_action
+            self.spaces += f", masked by {masks.source}"
+        refuse_without(settings, self.spec())
 
     def spec(self) -> EnvSpec:
         """Say what the environment offers."""

@@ -77,6 +77,10 @@ class BoxActions:
 ActionSpec = DiscreteActions | MultiDiscreteActions | MultiBinaryActions | BoxActions
 
 
+# So many actions' bits a number of an observation holds exactly.
+MASK_BITS = {"float32": 24, "uint8": 8}
+
+
 class Encoder(NamedTuple):
     """How one observation becomes one frame: its shape, its dtype, and the writing of it.
 
@@ -88,6 +92,7 @@ class Encoder(NamedTuple):
     dtype: str  # "float32" or "uint8"
     write: Callable[..., None]
     remark: str = ""  # what the user should know about it
+    mask: int = 0  # as `EnvSpec.mask`
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,8 @@ class EnvSpec:
     """Shapes and dtypes after encoding: float32 vectors, or channels-first uint8 images.
 
     One frame crosses from the environment per row; the agent sees `frame_stack` of them,
-    concatenated along the first axis, oldest first.
+    concatenated along the first axis, oldest first. Frames may end in bits, which say what actions
+    are allowed: `mask` numbers of a vector, rows of an image (`envs/masks.py`).
     """
 
     id: str
@@ -105,21 +111,33 @@ class EnvSpec:
     frame_stack: int
     action: ActionSpec
     info_metrics: tuple[str, ...] = ()  # numbers that are reported with finished episodes
+    mask: int = 0  # of a frame's numbers or rows; 0: every action is always allowed
 
     @classmethod
     def of(cls, settings: EnvSettings, encoder: Encoder, action: ActionSpec) -> EnvSpec:
         """Describe environments of single frames."""
         shape, dtype, names = encoder.shape, encoder.dtype, settings.info_metrics
-        return cls(settings.id, settings.num_envs, shape, dtype, 1, action, tuple(names))
+        n, mask = settings.num_envs, encoder.mask
+        return cls(settings.id, n, shape, dtype, 1, action, tuple(names), mask)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of what the agent sees."""
+        """Shape of an observation, masks and all."""
         return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Shape of what the agent sees of it."""
+        first, *rest = self.frame_shape
+        if rest:
+            rest[0] -= self.mask
+        else:
+            first -= self.mask
+        return (self.frame_stack * first, *rest)
 
     def refuse_another(self, purpose: str, found: EnvSpec) -> None:
         """Refuse environments that are built like these and offer something else."""
-        for part in ("frame_shape", "dtype", "action"):
+        for part in ("frame_shape", "dtype", "action", "mask"):
             now, before = getattr(found, part), getattr(self, part)
             if now != before:
                 raise EnvironmentFailedError(

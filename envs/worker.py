@@ -161,8 +161,8 @@ def _printable(line: str) -> str:
 def describe(env: SingleEnv) -> bytes:
     """Write down what the environment's spaces are, for `read_description`."""
     encoder, action = env.encoder, env.decoder.spec
-    said = [encoder.shape, encoder.dtype, type(action).__name__, vars(action), env.spaces]
-    return json.dumps(said).encode()
+    said = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
+    return json.dumps([*said, encoder.mask, env.spaces]).encode()
 
 
 def step_time(env: SingleEnv) -> bytes:

@@ -216,8 +216,9 @@ def ask_process(settings: EnvSettings, *, trial: bool = False) -> bytes:
 
 def read_description(text: bytes, settings: EnvSettings) -> tuple[EnvSpec, str]:
     """Read what a worker said of its environment, and what its own spaces are called."""
-    shape, dtype, kind, values, spaces = json.loads(text)
+    shape, dtype, kind, values, mask, spaces = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
     names = tuple(settings.info_metrics)
-    return EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action, names), spaces
+    spec = EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action, names, mask)
+    return spec, spaces

@@ -109,6 +109,8 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     seeds = spawn(run.seed)
     device = torch.device(device_name(run.device))
     policy, weights = load(args)
+    # It goes by what the policy knows, whatever the environment says.
+    run = replace(run, env=run.env.with_masks(bool(policy.facts["spec"].get("mask"))))
     with _stage(args, run, seeds.evaluation) as (spec, play):
         refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.facts["spec"])
         prepare_arithmetic(thread_count(run.threads, spec))

@@ -21,6 +21,7 @@ SETTINGS = EnvSettings(
     frame_stack=1,
     kwargs={},
     wrappers=(),
+    action_masks="false",
     step_timeout=30.0,
     max_restarts=0,
     info_metrics=(),

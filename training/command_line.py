@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agents.registry import of_rank
-from envs.factory import probe
 from envs.types import EnvSpec
 from memory.errors import (
     ExpectedError,
@@ -31,6 +30,7 @@ from training.arguments import Arguments, CommandError, help_text, read, version
 from training.hardware import refuse_unfit_machine
 from training.hints import explain
 from training.launch import end_with_launcher, place
+from training.probing import probed
 from training.resume import AUTO, stored
 from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import CONFIGS, Job, Settings, load_settings
@@ -224,10 +224,7 @@ def accept(
             values, changes = found.config, found.changes
             settings = load_settings(values)
     refuse_unfit_machine(settings.run)
-    try:
-        spec = probe(settings.run.env)
-    except SettingError as error:
-        raise SettingError(f"env.{error.field}", error.value, error.reason) from None
+    settings, spec = probed(settings)
     _refuse_unfit_share(settings, spec)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
 

@@ -101,7 +101,7 @@ def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     network = build(NetworkSettings, agent["network"], "agent.network.")
     return {
-        "trunk": network.trunk_for(spec_of(facts["spec"]).observation_shape),
+        "trunk": network.trunk_for(spec_of(facts["spec"]).seen_shape),
         "layer_norm": network.layer_norm,
         "activation": agent.get("activation"),
     }
@@ -140,6 +140,8 @@ def plain_spec(spec: EnvSpec) -> dict[str, Any]:
     """Return what an environment offers as plain values."""
     plain = dataclasses.asdict(spec)
     plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
+    if not spec.mask:  # as it was before there were any
+        del plain["mask"]
     return _listed(plain)  # type: ignore[no-any-return]
 
 

@@ -35,6 +35,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     del found["hydra"]
     found["memory"] = _yaml("memory", "default")
     found["env"] = _yaml("env", "cartpole")  # what all environments have
+    found["env"]["action_masks"] = False  # which those of before knew nothing of
     if name in ALGORITHMS:
         found["agent"] = _yaml("agent", str(name)) | _yaml("agent", "network", "auto")
     return found

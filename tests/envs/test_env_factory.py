@@ -123,7 +123,7 @@ def test_a_refusal_does_not_wait_for_torch():
         "import sys, envs.factory\n"
         "from envs.settings import EnvSettings as S\n"
         "envs.factory.probe(S(id='CartPole-v1', num_envs=1, backend='auto', frame_stack=1,\n"
-        "  kwargs={}, wrappers=(), info_metrics=(),\n"
+        "  kwargs={}, wrappers=(), action_masks='auto', info_metrics=(),\n"
         "  step_timeout=1.0, max_restarts=0))\n"
         "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )

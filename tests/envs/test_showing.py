@@ -18,7 +18,13 @@ from memory.process import MB
 
 def settings(env_id="CartPole-v1", **changes):
     values = dict(
-        num_envs=4, backend="auto", frame_stack=1, kwargs={}, wrappers=(), step_timeout=60.0
+        num_envs=4,
+        backend="auto",
+        frame_stack=1,
+        kwargs={},
+        wrappers=(),
+        action_masks="false",
+        step_timeout=60.0,
     )
     return EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))
 

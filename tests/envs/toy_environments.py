@@ -176,6 +176,7 @@ def settings(env_id=COUNTER, **changes):
         "frame_stack": 1,
         "kwargs": {},
         "wrappers": (),
+        "action_masks": "false",
         "step_timeout": 20.0,
         "max_restarts": 0,
         "info_metrics": (),

@@ -31,7 +31,13 @@ class Left:
 
 def filmer(path, env_id="CartPole-v1", every=100, limit=1000, **changes):
     values = dict(
-        num_envs=2, backend="auto", frame_stack=1, kwargs={}, wrappers=(), step_timeout=60.0
+        num_envs=2,
+        backend="auto",
+        frame_stack=1,
+        kwargs={},
+        wrappers=(),
+        action_masks="false",
+        step_timeout=60.0,
     )
     env = EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))
     evaluation = SimpleNamespace(video_every=every, max_episode_steps=limit)

@@ -1,0 +1,213 @@
+"""The mask of each observation stands behind it, in bits, whatever it comes from."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import settings as searched
+from hypothesis import strategies as st
+from masked_envs import Stamped, foretold
+from toy_environments import settings
+
+from agents.masking import Masks
+from envs.factory import build_env, probe
+from envs.masks import masked
+from envs.spaces import observation_encoder
+from envs.types import DiscreteActions, EnvironmentFailedError, EnvSpec
+from memory.errors import SettingError
+
+CPU = torch.device("cpu")
+STAMPED = "masked_envs:Stamped-v0"
+SOURCES = ("info", "observation", "method")
+
+
+def stamped(source="info", *, masks="true", stack=1, backend="sync", num_envs=2, **kwargs):
+    kwargs = {"source": source, **kwargs}
+    return settings(
+        STAMPED, action_masks=masks, frame_stack=stack, backend=backend, num_envs=num_envs,
+        kwargs=kwargs,
+    )  # fmt: skip
+
+
+SEEN = {
+    "numbers": spaces.Box(-1, 1, (3,), np.float32),
+    "one-hot": spaces.Discrete(5),
+    "both": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-9, 9, (2, 2))}),
+    "bytes": spaces.Box(0, 255, (4,), np.uint8),
+    "image": spaces.Box(0, 255, (5, 3, 2), np.uint8),
+    "channels first": spaces.Box(0, 255, (1, 8, 9), np.uint8),
+    "board": spaces.Box(0, 1, (10, 10, 4), np.bool_),
+}
+
+
+@searched(deadline=None, max_examples=60)
+@given(st.sampled_from(sorted(SEEN)), st.integers(1, 200), st.integers(1, 3), st.integers(0, 999))
+def test_bits_come_back_exactly_and_what_is_seen_too(kind, actions, stack, seed):
+    random = np.random.default_rng(seed)
+    plain = observation_encoder(SEEN[kind])
+    encoder = masked(plain, actions)
+    spec = EnvSpec(
+        "Any", 1, encoder.shape, encoder.dtype, stack, DiscreteActions(actions), (), encoder.mask
+    )
+    assert spec.seen_shape == (stack * plain.shape[0], *plain.shape[1:])
+    SEEN[kind].seed(seed)
+    frames = []
+    for _ in range(stack):
+        observation, allowed = SEEN[kind].sample(), random.random(actions) < 0.5
+        row, alone = (np.full(e.shape, 7, e.dtype) for e in (encoder, plain))
+        encoder.write((observation, allowed), row)
+        plain.write(observation, alone)
+        frames.append((row, alone))
+    whole, seen = (np.concatenate(each)[None] for each in zip(*frames, strict=True))
+    masks, obs = Masks.of(spec, CPU), torch.from_numpy(whole)
+    assert masks.allowed(obs)[0].tolist() == allowed.tolist()
+    assert torch.equal(masks.seen(obs), torch.from_numpy(seen))
+    if obs.dim() == 2:
+        other = masks.behind(torch.from_numpy(seen) + 1, obs)
+        assert torch.equal(masks.allowed(other), masks.allowed(obs))
+        assert torch.equal(masks.seen(other), torch.from_numpy(seen) + 1)
+
+
+def allowed_by(spec, obs):
+    return Masks.of(spec, CPU).allowed(torch.from_numpy(obs)).numpy()
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("kind", "stack", "ends"), [("vector", 2, "terminated"), ("image", 1, "truncated")]
+)
+def test_every_row_has_the_mask_of_its_own_observation(source, backend, kind, stack, ends):
+    config = stamped(source, backend=backend, stack=stack, kind=kind, ends=ends, strict=True)
+    channels, random = 2 * stack, np.random.default_rng(0)
+    with build_env(config, seed=3) as env:
+        spec, masks = env.spec, Masks.of(env.spec, CPU)
+        obs, lengths = env.reset(), np.zeros(2, int)
+        for row in range(12):
+            seen = masks.seen(torch.from_numpy(obs)).numpy()
+            allowed = masks.allowed(torch.from_numpy(obs)).numpy()
+            newest = seen.reshape(2, channels, -1)[:, -2:, 0]  # step and seed
+            for steps, seed, mask, length in zip(*newest.T, allowed, lengths, strict=True):
+                assert steps == length
+                over = length == 4 and ends == "terminated"  # nothing is decided there
+                expected = np.ones(30, bool) if over else foretold(int(seed), int(steps), 30)
+                assert mask.tolist() == expected.tolist(), row
+            action = [random.choice(np.flatnonzero(mask)) for mask in allowed]
+            step = env.step(np.array(action))
+            obs, lengths = step.obs, np.where(step.valid, lengths + 1, 0)
+        assert (lengths < 5).all() and spec.mask == 2 - (kind == "image")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_auto_finds_what_is_there_and_false_leaves_it(source):
+    found = {masks: probe(stamped(source, masks=masks)) for masks in ("auto", "true", "false")}
+    assert found["auto"] == found["true"] and found["auto"].mask == 2
+    assert found["auto"].frame_shape == (4,) and found["auto"].seen_shape == (2,)
+    # Then a mask among the observations is seen like anything else of them.
+    assert found["false"].mask == 0
+    assert found["false"].frame_shape == (32 if source == "observation" else 2,)
+    for masks in ("auto", "true", "false"):
+        with build_env(stamped(source, masks=masks), seed=0) as env:
+            assert env.spec == found[masks]
+
+
+def test_nothing_is_found_where_there_is_nothing():
+    plain = probe(settings(num_envs=2, action_masks="false"))
+    assert probe(settings(num_envs=2, action_masks="auto")) == plain
+    with pytest.raises(SettingError, match=r"action_masks=true: .* gives none: neither info"):
+        probe(settings(action_masks="true"))
+    for env_id in ("toy_environments:Echo-v0", "Pendulum-v1"):
+        config = settings(env_id, kwargs={"kind": "box"} if "Echo" in env_id else {})
+        config = config.with_masks(True)
+        with pytest.raises(SettingError, match=r"one choice out of many, but .* has Box actions"):
+            probe(config)
+        with pytest.raises(SettingError, match="one choice out of many"):
+            build_env(config, seed=0)
+
+
+def test_what_steps_all_at_once_gives_no_masks_and_is_not_chosen_where_they_are_wanted():
+    taxi = settings("Taxi-v4", backend="auto", action_masks="auto")
+    assert probe(taxi).mask == 0  # it has a kernel
+    assert probe(settings("Taxi-v4", action_masks="auto")).mask == 1
+    with build_env(taxi.with_masks(True), seed=0) as env:
+        assert env.spec.mask == 1 and env.spec.seen_shape == (500,)
+    for backend in ("kernel", "native"):
+        config = settings("CartPole-v1", backend=backend, action_masks="true")
+        with pytest.raises(SettingError, match=f"action_masks=true: backend {backend} steps all"):
+            probe(config)
+
+
+FAULTS = pytest.mark.parametrize(
+    ("backend", "source", "fault", "said"),
+    [
+        ("sync", "info", "nothing", r"info\['action_mask'\] allows no action at all"),
+        ("async", "info", "nothing", r"info\['action_mask'\] allows no action at all"),
+        (
+            "sync",
+            "observation",
+            "short",
+            r"observation\['action_mask'\] has shape \(29,\), there are 30",
+        ),
+        ("async", "method", "twos", r"action_masks\(\) holds other values than 0 and 1: \[.*2"),
+        ("sync", "info", "none", r"has shape \(\), there are 30 actions"),
+        ("sync", "method", "text", r"other values than 0 and 1"),
+        ("sync", "info", "nan", r"other values than 0 and 1"),
+    ],
+)
+
+
+@FAULTS
+def test_what_is_no_mask_is_an_error_that_names_environment_and_step(backend, source, fault, said):
+    config = stamped(source, backend=backend, fault=fault, length=9, num_envs=1)
+    with build_env(config, seed=0) as env:
+        env.reset()
+        env.step(np.zeros(1, np.int64))
+        with pytest.raises(
+            EnvironmentFailedError, match=f"environment 0 failed at step 1: .*{said}"
+        ):
+            env.step(np.zeros(1, np.int64))
+    assert EnvironmentFailedError.exit_code == 4
+
+
+def test_a_broken_mask_is_what_an_environment_is_built_anew_for():
+    config = stamped(fault="nothing", length=9)
+    config = settings(**vars(config) | {"max_restarts": 2, "env_id": STAMPED})
+    with build_env(config, seed=0) as env:
+        env.reset()
+        env.step(np.zeros(2, np.int64))
+        step = env.step(np.zeros(2, np.int64))
+        assert step.valid.tolist() == [False, False]
+        assert allowed_by(env.spec, step.obs).any(axis=1).all()
+
+
+def test_a_missing_mask_is_asked_for():
+    config = settings(action_masks="true")
+    with (
+        build_env(config, seed=0) as env,
+        pytest.raises(EnvironmentFailedError, match=r"there is no info\['action_mask'\]"),
+    ):
+        env.reset()
+
+
+def test_a_mask_of_another_size_in_the_space_is_refused(monkeypatch):
+    def narrow(self, *args, **kwargs):
+        build(self, *args, **kwargs)
+        self.action_space = spaces.Discrete(7)
+
+    build = Stamped.__init__
+    monkeypatch.setattr(Stamped, "__init__", narrow)
+    with pytest.raises(SettingError, match=r"has shape \(30,\), there are 7 actions"):
+        probe(stamped("observation", masks="auto"))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_saved_episodes_go_on_with_their_masks(source):
+    config = stamped(source, length=50, stack=2)
+    with build_env(config, seed=7) as one, build_env(config, seed=8) as other:
+        one.reset()
+        for _ in range(5):
+            one.step(np.zeros(2, np.int64))
+        other.load_state_dict(one.state_dict())
+        np.testing.assert_array_equal(one.observation, other.observation)
+        np.testing.assert_array_equal(*(e.step(np.zeros(2, np.int64)).obs for e in (one, other)))

@@ -1,0 +1,129 @@
+"""Runs where a forbidden action breaks the environment: there is none, from start to finish."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import warm
+from opened import job
+from test_killed import QUICK as KILLED
+from test_killed import hold_killed_against_whole
+from told_runs import Lines, opened, train
+
+from agents.registry import Masking
+from memory.errors import SettingError
+from scripts.evaluate import command
+from training.identity import plain_spec, spec_of
+from training.older import completed
+from training.opening import build
+from training.probing import probed
+
+DOORS = "env.id=masked_envs:Doors-v0"
+ENVS = (DOORS, "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.compile=false")
+DQN = (
+    "agent=dqn", "agent.hidden=[16]", "agent.learning_starts=50", "agent.train_every=8",
+    "agent.updates_per_train=1", "agent.replay.prioritized=true", "agent.n_step=3",
+)  # fmt: skip
+PPO = (
+    "agent=ppo", "agent.hidden=[16]", "agent.rollout_steps=32", "agent.epochs=2",
+    "agent.minibatches=2", "agent.normalize_obs=true",
+)  # fmt: skip
+SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
+ALL = (
+    "agent.double=true", "agent.dueling=true", "agent.munchausen=true", "agent.noisy=true",
+    "agent.distribution=c51", "agent.v_min=0", "agent.v_max=10",
+)  # fmt: skip
+AGENTS = {
+    "dqn": (DQN, "info"),
+    "dqn with all": ((*DQN, *ALL, "env.frame_stack=2"), "observation"),
+    "ppo": (PPO, "method"),
+    "ppo that remembers": ((*PPO, "agent.recurrent=gru", "agent.sequence_length=5"), "info"),
+    "ppo with one trunk": ((*PPO, "agent.shared_trunk=true", "env.frame_stack=2"), "observation"),
+}
+
+
+SELDOM = {name: pytest.mark.slow for name in ("dqn", "ppo with one trunk")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SELDOM.get(n, ())) for n in AGENTS])
+def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
+    agent, source = AGENTS[name]
+    asked = (*ENVS, *agent, f"++env.kwargs={{doors: 30, source: {source}}}", *SHORT)
+    told = job(tmp_path, *asked, quick=False)
+    assert told.spec.mask == 2 and told.config["env"]["action_masks"] == "auto"
+    whole, parts = Lines(), Lines()
+    with build(told) as (env, agent):
+        env.reset()
+        run = opened(told, agent, whole)
+        train(run, env, agent, 300)
+        run.finish()
+    with build(told) as (env, agent):
+        env.reset()
+        first = opened(told, agent, parts)
+        train(first, env, agent, 170)
+        states = [each.state_dict() for each in (first, agent, env)]
+    with build(told) as (env, agent):
+        second = opened(told, agent, parts)
+        for each, state in zip((second, agent, env), states, strict=True):
+            each.load_state_dict(state)
+        train(second, env, agent, 300)
+        second.finish()
+    assert parts == whole and len(whole) >= 3 and run.summary.updates > 9
+    assert second.summary.weights_sha256 == run.summary.weights_sha256
+
+
+def test_a_policy_is_evaluated_with_the_masks_it_was_trained_with(tmp_path, capsys):
+    run, summary, _ = warm.run(tmp_path, *ENVS, *PPO, *SHORT, quick=False)
+    spec = json.loads((Path(run) / "policy" / "manifest.json").read_text())["facts"]["spec"]
+    assert spec["mask"] == 5 and spec_of(spec).seen_shape == (10,)
+    for more in (), ("--env=action_masks=false",):
+        command([str(run), "--json", "--env=id=masked_envs:Doors-v0", *more])
+        told = json.loads(capsys.readouterr().out)
+        assert told["return_mean"] == summary["eval_return_mean"]
+
+
+def test_what_was_saved_before_there_were_masks_goes_on_without(tmp_path):
+    told = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
+    assert told.spec.mask == 1
+    old = {**told.config, "env": {k: v for k, v in told.config["env"].items() if "mask" not in k}}
+    assert completed(old)["env"]["action_masks"] is False
+    spec = job(tmp_path, "total_steps=300").spec
+    assert "mask" not in plain_spec(spec) and spec_of(plain_spec(spec)).mask == 0
+
+
+class Foreign:
+    """Settings of an algorithm that knows nothing of masks."""
+
+    name = "foreign"
+
+
+def test_an_agent_that_knows_nothing_of_masks_is_given_none(tmp_path):
+    settings = job(tmp_path, DOORS).settings
+    assert isinstance(settings.agent, Masking) and settings.run.env.action_masks == "true"
+    for value in ("true", "auto", "false"):
+        run = replace(settings.run, env=replace(settings.run.env, action_masks=value))
+        foreign = replace(settings, run=run, agent=Foreign())
+        if value == "true":
+            with pytest.raises(SettingError, match=r"masks=true: agent foreign knows nothing"):
+                probed(foreign)
+            continue
+        found, spec = probed(foreign)
+        assert spec.mask == 0 and found.run.env.action_masks == "false"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_kills_change_nothing(tmp_path, name, backend):
+    agent, source = AGENTS[name]
+    more = (f"env.kwargs={{source: {source}}}", f"env.backend={backend}", "total_steps=4000")
+    often = (
+        "eval.every=1000",
+        "checkpoint.every=150",
+        "log.every=500",
+        "agent.replay.capacity=700",
+    )
+    often = often if "dqn" in name else often[:-1]
+    fates = hold_killed_against_whole(tmp_path, (DOORS, *agent, *more, *often), kills=3)
+    assert len(fates) >= 3 and "env.num_envs=2" in KILLED
