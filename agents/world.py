@@ -19,11 +19,7 @@ class World:
     """A process alone: what it has is what all have."""
 
     rank, size = 0, 1
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is nobody to agree with."""
-        return self.size == 1
+    alone = True  # there is nobody to agree with; asked too often to be computed
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Together: make a tensor the sum of all ranks', which is the same to the last bit."""

@@ -50,6 +50,7 @@ class Ranks(World, Stateful):
     def __init__(self, place: Place, device: torch.device, row_seconds: float) -> None:
         """Wait for all others, who are started at the same time."""
         self.rank, self.size = place.rank, place.size
+        self.alone = self.size == 1
         self._device = device
         self._pending = self._before = self._total = 0
         launchers, *_ = next(c10d.rendezvous("env://", timeout=CONNECTING))
