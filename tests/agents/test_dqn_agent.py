@@ -131,8 +131,8 @@ def run(agent, chain, steps):
 
 @pytest.mark.parametrize("envs", [1, 3, 8])
 def test_gradient_steps_and_target_updates_are_exact_for_any_number_of_environments(envs):
-    agent = build(envs, 10_000, obs=14, hidden=(4,), batch_size=2)
-    taken = run(agent, Chain(envs, [1, 5, 13], terminates=True), 10_000)
+    agent = build(envs, 2_000, obs=14, hidden=(4,), batch_size=2)
+    taken = run(agent, Chain(envs, [1, 5, 13], terminates=True), 2_000)
     assert agent.updates == 2 * (taken // 4 - 100 // 4)
     assert agent.target_updates == taken // 50 - 100 // 50
 

@@ -73,10 +73,13 @@ def points(rows, seed=0):
 
 
 def as_traced(learner):
-    """Let the learner run what the compiler would be given, without the compiler."""
+    """Let the learner run what the compiler would be given, once as there, without the compiler."""
+    made = []
 
     def run(*args):
-        graph, captured = traced(learner._graph, args)
+        if not made:
+            made.extend(traced(learner._graph, args))
+        graph, captured = made
         return graph(*flatten(args), *captured)
 
     learner._run = run

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ppo_agents import CPU, SETTINGS
+from test_learner import as_traced
 from torch import nn
 
 from agents.actor_critic import ActorCritic
@@ -13,7 +14,6 @@ from agents.heads import BoxHead, DiscreteHead
 from agents.learner import Learner
 from agents.networks import FlatNetwork
 from agents.ppo_loss import explained_variance, normalised, policy_loss, recipe
-from agents.tracing import flatten, traced
 from buffers.rollout import RolloutBatch
 
 
@@ -150,17 +150,12 @@ def test_pieces_add_up_to_the_gradient_of_the_whole(rows, count):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_traced_function_takes_the_same_step(rows, count):
     """What the compiler is given is run as it is; padding to 24 rows changes nothing."""
-
-    def run_traced(*args):
-        graph, captured = traced(learner._graph, args)
-        return graph(*flatten(args), *captured)
-
     results = []
     for mode in ("eager", "graph"):
         s, flat, head, batch = setting(rows=rows, grad_accumulation=count, target_kl=1.0)
         learner = Learner(recipe(s, head, 24), flat, "eager" if mode == "eager" else "compiled")
         if mode == "graph":
-            learner._run = run_traced
+            as_traced(learner)
         for _ in range(3):
             metrics = step(learner, batch, 1e-2, 0.2)
         results.append((flat.weights, metrics, *learner.adam))

@@ -3,6 +3,7 @@
 A process of its own, because a leak in a process that has freed memory first fills that.
 """
 
+import gc
 import json
 import logging
 import sys
@@ -158,6 +159,7 @@ def watch_over(leak, settings):
 def main():
     settings = alert(shipped())
     RecordedLosses().interval()  # lets the libraries settle
+    gc.freeze()  # censuses need not go through the libraries
     leaks = [RecordedLosses(), Losses(), Episodes(), Replay(), Figures(), Environments()]
     said = {type(leak).__name__: watch_over(leak, settings) for leak in leaks}
     stop = replace(settings, leak=replace(settings.leak, action="stop", tracemalloc=True))

@@ -53,13 +53,13 @@ SIZES = {
         ("agent.replay.capacity=8192", "agent.hidden=[1024]"),
     ),
     "ppo": (
-        ("agent.rollout_steps=32", "agent.hidden=[16]"),
-        ("agent.rollout_steps=2048", "agent.hidden=[256]"),
+        ("total_steps=900", "agent.rollout_steps=32", "agent.hidden=[16]"),
+        ("total_steps=8192", "agent.rollout_steps=2048", "agent.hidden=[64]"),
     ),
 }
 LENGTHS = {
     "dqn": ("total_steps=600", "agent.learning_starts=200", "agent.updates_per_train=16"),
-    "ppo": ("total_steps=8500", "agent.epochs=1"),
+    "ppo": ("agent.epochs=1",),
 }
 
 

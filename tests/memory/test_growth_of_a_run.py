@@ -4,16 +4,17 @@ import json
 import re
 
 import pytest
+import warm
 from command import run
 
 from training.manifest import checked_facts, saved_below
 
 # Were it not stopped, it would keep 1 GB.
-SIZE = 100_000
+SIZE = 400_000
 HOARDER = (
     "env.id=broken_envs:Hoarder-v0",
     f"env.kwargs.size={SIZE}",
-    "total_steps=10_000",
+    "total_steps=2_500",
     "eval.every=0",
 )
 ALERT = (
@@ -21,7 +22,7 @@ ALERT = (
     "memory.leak.warmup_samples=3",
     "memory.leak.max_growth_mb=16",
     "memory.monitor.every_seconds=0",
-    "log.every=200",
+    "log.every=50",
 )
 
 
@@ -53,22 +54,22 @@ def test_it_stops_at_its_limit(tmp_path, agent):
 
 
 def test_a_leak_is_named_and_stops_it_where_that_is_asked_for(tmp_path):
-    directory, summary, printed = run(tmp_path, *HOARDER, *ALERT, code=7)
+    directory, summary, printed = warm.run(tmp_path, *HOARDER, *ALERT, code=7)
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
     assert "host memory grew by" in error
     assert "broken_envs.Hoarder.kept: list" in error and "(bytes)" in error
     assert error.removeprefix("error: ") in (directory / "train.log").read_text()
-    assert summary["status"] == "failed" and 0 < summary["steps"] < 5000
+    assert summary["status"] == "failed" and 0 < summary["steps"] < 1250
     assert is_whole(summary) and newest_checkpoint(directory) == summary["steps"]
 
 
 def test_a_leak_in_a_worker_is_found_and_the_worker_named(tmp_path):
     overrides = ("env.num_envs=2", "env.backend=async", "memory.monitor.tree_every_seconds=0")
-    _, summary, printed = run(tmp_path, *HOARDER, *ALERT, *overrides, code=7)
+    _, summary, printed = warm.run(tmp_path, *HOARDER, *ALERT, *overrides, code=7)
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
     assert re.search(r"environment-[01] \(process \d+\): its memory grew by \d", error), error
     assert "env.backend=sync" in error
-    assert summary["status"] == "failed" and 0 < summary["steps"] < 10_000
+    assert summary["status"] == "failed" and 0 < summary["steps"] < 2_500
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def test_a_kilobyte_an_episode_is_found_as_the_watch_is_shipped(tmp_path, backen
 
 
 def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
-    directory, summary, printed = run(
+    directory, summary, printed = warm.run(
         tmp_path,
         "env.id=broken_envs:Glutton-v0",
         "env.kwargs={first: 600, last: 1500}",
@@ -122,18 +123,18 @@ def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
 def test_a_profile_names_what_keeps_graphs(tmp_path):
     command = (
         "agent=ppo",
-        "agent.rollout_steps=16",
+        "agent.rollout_steps=4",
         "agent.minibatches=1",
         "agent.epochs=1",
         "agent.compile=false",
         "device=cpu",
-        "total_steps=4000",
+        "total_steps=1000",
         "log.every=100",
         "eval.every=0",
         "memory.profile=true",
     )
-    clean = run(tmp_path, "env=cartpole", *command, quick=False)[2]
-    planted = run(tmp_path, "env.id=broken_envs:GraphKeeper-v0", *command, quick=False)[2]
+    clean = warm.run(tmp_path, "env=cartpole", *command, quick=False)[2]
+    planted = warm.run(tmp_path, "env.id=broken_envs:GraphKeeper-v0", *command, quick=False)[2]
     title = "tensors that keep their graph:"
     assert clean.count(title) == 2 and clean.count(f"{title}\n  none\n") == 2
     assert re.search(title + r"\n  \d+ elsewhere: float32\[3\] on cpu with their graph\n", planted)
