@@ -8,10 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import QUICK, ROOT
+from command import ROOT
 
 from steadyrl import PROGRAMS
 
+# Whose rows no kernel makes, and no replay keeps: both would be compiled anew, for half a minute.
+TRAINED = (
+    "agent=ppo",
+    "env.backend=sync",
+    "device=cpu",
+    "agent.compile=false",
+    "agent.rollout_steps=50",
+    "total_steps=300",
+    "eval.every=0",
+)
 PIP = ("install", "-q", "--no-index", "--no-deps", "--no-build-isolation")
 
 
@@ -41,14 +51,20 @@ def steadyrl(installed, folder, *arguments):
     )
 
 
-def test_every_configuration_is_installed(installed):
-    wanted = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")}
-    there = {path.relative_to(installed) for path in (installed / "configs").rglob("*.yaml")}
-    assert there == wanted
+def files(folder, ending):
+    """Return the paths of such files in every package, as they stand in the folder."""
+    packages = ("agents", "buffers", "configs", "envs", "memory", "scripts", "training")
+    within = (folder / package for package in packages)
+    return {path.relative_to(folder) for each in within for path in each.rglob(f"*{ending}")}
+
+
+@pytest.mark.parametrize("ending", [".py", ".yaml"])
+def test_every_module_and_configuration_is_installed(installed, ending):
+    assert files(installed, ending) == files(ROOT, ending) != set()
 
 
 def test_the_command_trains_where_it_is_called(installed, tmp_path):
-    done = steadyrl(installed, tmp_path, "train", *QUICK, "total_steps=300", "eval.every=0")
+    done = steadyrl(installed, tmp_path, "train", *TRAINED)
     assert done.returncode == 0, done.stderr
     [path] = Path(tmp_path, "outputs").rglob("summary.json")
     summary = json.loads(path.read_text())

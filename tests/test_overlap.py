@@ -74,7 +74,7 @@ def test_every_backend_with_the_same_rows_gives_the_weights_of_a_plain_loop(tmp_
     """Processes overlap learning, and kernels are other code altogether."""
     weights = {}
     for backend in ("sync", "async", "kernel"):
-        chosen = (f"env.backend={backend}", "env.num_envs=3", "total_steps=1500")
+        chosen = (f"env.backend={backend}", "env.num_envs=3", "total_steps=900", "eval.every=0")
         train(job(tmp_path / backend, *chosen))
         summary = json.loads((tmp_path / backend / "run" / "summary.json").read_text())
         assert summary["updates"] > 100

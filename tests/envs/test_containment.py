@@ -14,6 +14,7 @@ import command
 import numpy as np
 import psutil
 import pytest
+import warm
 from family_env import FAMILY
 from toy_environments import settings
 
@@ -30,7 +31,7 @@ def hostile(where, harm, *more):
 
 
 def told(folder, *overrides, code):
-    directory, _, text = command.run(folder, *overrides, "env.step_timeout=1", code=code)
+    directory, _, text = warm.run(folder, *overrides, "env.step_timeout=1", code=code)
     assert text.count("\n") == 1, text
     assert directory is None
     return text
@@ -64,7 +65,7 @@ def test_a_constructor_that_raises_is_a_wrong_setting_on_any_backend(tmp_path, b
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_an_environment_in_the_trainer_that_exits_is_a_failure(tmp_path, where):
     exits = hostile(where, "SystemExit", "env.max_restarts=0")
-    _, summary, text = command.run(tmp_path, *exits, code=4)
+    _, summary, text = warm.run(tmp_path, *exits, code=4)
     assert "environment 0 failed at step 0: SystemExit: 0" in text
     assert summary["status"] == "failed"
 
@@ -72,16 +73,14 @@ def test_an_environment_in_the_trainer_that_exits_is_a_failure(tmp_path, where):
 @pytest.mark.parametrize("harm", ["SystemExit", *PROCESSES])
 def test_closing_in_a_process_cannot_harm_the_trainer(tmp_path, harm):
     short = ("total_steps=300", "eval.every=0", "env.backend=async")
-    _, summary, _ = command.run(tmp_path, *hostile("close", harm), *short)
+    _, summary, _ = warm.run(tmp_path, *hostile("close", harm), *short)
     assert summary["status"] == "finished"
 
 
-def test_with_async_no_code_of_the_environment_runs_in_the_trainer(tmp_path, monkeypatch):
+def test_with_async_no_code_of_the_environment_runs_in_the_trainer(tmp_path):
     traces = tmp_path / "traces"
-    monkeypatch.setenv("TRACES", str(traces))
-    process = command.start(
-        tmp_path, HOSTILE, "env.backend=async", "total_steps=300", "eval.every=200"
-    )
+    short = (HOSTILE, "env.backend=async", "total_steps=300", "eval.every=200")
+    process = warm.Process(tmp_path, [*command.QUICK, *short], {"TRACES": str(traces)})
     out, err = process.communicate()
     assert process.returncode == 0, out + err
     seen = set(traces.read_text().split())

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 
 LIMIT = 2_000_000_000
 
@@ -24,25 +25,27 @@ def train(request, folder, *overrides, preexec=None):
     )
 
 
-def refused(out):
+def refused(returncode, stderr):
     """Return the one line that a run was refused with, and the capacity it names."""
-    assert out.returncode == 7, out.stderr
-    assert "Traceback" not in out.stderr
-    (error,) = (line for line in out.stderr.splitlines() if line.startswith("error:"))
+    assert returncode == 7, stderr
+    assert "Traceback" not in stderr
+    (error,) = (line for line in stderr.splitlines() if line.startswith("error:"))
     capacity = re.search(r"the largest capacity that fits is ([\d,]+)$", error)[1]
     return error, int(capacity.replace(",", ""))
 
 
 def test_a_replay_beyond_the_address_space_is_refused_in_one_line(request, tmp_path):
     out = train(request, tmp_path, "agent.replay.capacity=1e9", preexec=limited)
-    error, capacity = refused(out)
+    error, capacity = refused(out.returncode, out.stderr)
     assert "address space limit 2.00 GB" in error
     assert 10_000 < capacity < 1e9
     assert not list(tmp_path.rglob("summary.json"))
 
 
 def test_a_replay_beyond_all_memory_is_refused_likewise(request, tmp_path):
-    error, fits = refused(train(request, tmp_path, "agent.replay.capacity=1e18"))
+    process = warm.start(tmp_path, "device=cpu", "agent.replay.capacity=1e18", quick=False)
+    _, err = process.communicate()
+    error, fits = refused(process.returncode, err)
     assert "replay needs" in error
     assert fits > 10_000
 
@@ -50,7 +53,7 @@ def test_a_replay_beyond_all_memory_is_refused_likewise(request, tmp_path):
 def test_a_million_atari_frames_are_refused_in_two_gigabytes(request, tmp_path):
     pytest.importorskip("ale_py")
     out = train(request, tmp_path, "env=atari", "agent.replay.capacity=1e6", preexec=limited)
-    error, capacity = refused(out)
+    error, capacity = refused(out.returncode, out.stderr)
     assert "replay needs 7.07 GB" in error and "address space limit 2.00 GB" in error
     assert 10_000 < capacity < LIMIT / 84**2
     assert not list(tmp_path.rglob("summary.json"))
@@ -69,7 +72,7 @@ def test_the_capacity_that_is_said_to_fit_does(request, tmp_path):
         "eval.max_episode_steps=20",
     )
     out = train(request, tmp_path, *atari, "agent.replay.capacity=1e6", preexec=limited)
-    _, capacity = refused(out)
+    _, capacity = refused(out.returncode, out.stderr)
     chosen = f"agent.replay.capacity={capacity}"
     out = train(request, tmp_path, *atari, chosen, preexec=limited)
     assert out.returncode == 0, out.stderr

@@ -64,7 +64,7 @@ def test_learning_before_a_report_is_learning_at_its_time(tmp_path):
     burst = ("total_steps=1200", "agent.train_every=50", "agent.updates_per_train=4")
     hashes = set()
     for i, watched in enumerate(
-        [("eval.every=0", "log.every=0"), ("eval.every=50", "log.every=1")]
+        [("eval.every=0", "log.every=0"), ("eval.every=50", "eval.episodes=1", "log.every=1")]
     ):
         train(job(tmp_path / str(i), *burst, *watched))
         summary = json.loads((tmp_path / str(i) / "run" / "summary.json").read_text())

@@ -21,15 +21,26 @@ PPO = (
 
 
 @pytest.mark.parametrize(("overrides", "quick"), [(DQN, True), (PPO, False)], ids=["dqn", "ppo"])
-@pytest.mark.parametrize("cut", [390, 777])
-def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, overrides, quick, cut):
-    told = job(tmp_path, *overrides, quick=quick)
-    whole, parts = Lines(), Lines()
+def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, overrides, quick):
+    told, whole = job(tmp_path, *overrides, quick=quick), Lines()
     with build(told) as (env, agent):
         env.reset()
         run = opened(told, agent, whole)
         train(run, env, agent, 1600)
         run.finish()
+    assert len(whole) >= 12
+    for cut in (390, 777):
+        parts, summary = cut_at(cut, told)
+        assert parts == whole
+        for key in ("steps", "updates", "episodes", "return_mean", "weights_sha256"):
+            assert getattr(summary, key) == getattr(run.summary, key)
+        for key in ("eval_return_mean", "best_eval_return_mean", "eval_episodes"):
+            assert getattr(summary, key) == getattr(run.summary, key)
+
+
+def cut_at(cut, told):
+    """Return the lines and the summary of a run that was saved, and continued by another one."""
+    parts = Lines()
     with build(told) as (env, agent):
         env.reset()
         first = opened(told, agent, parts)
@@ -41,12 +52,7 @@ def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, overr
             each.load_state_dict(state)
         train(second, env, agent, 1600)
         second.finish()
-    assert len(whole) >= 12
-    assert parts == whole
-    for key in ("steps", "updates", "episodes", "return_mean", "weights_sha256"):
-        assert getattr(second.summary, key) == getattr(run.summary, key)
-    for key in ("eval_return_mean", "best_eval_return_mean", "eval_episodes"):
-        assert getattr(second.summary, key) == getattr(run.summary, key)
+    return parts, second.summary
 
 
 def test_a_stopwatch_goes_on_where_it_was():
