@@ -17,6 +17,7 @@ from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 from agents.networks import orthogonal_, uniform_
 from agents.normaliser import ObservationNormaliser
 from agents.trunks import build_trunk
+from agents.value_norm import ValueUnits
 
 
 class TwinLayer(nn.Module):
@@ -133,6 +134,7 @@ class ActorCritic(nn.Module):
         log_std: float,
         network: NetworkSettings = PLAIN,
         masks: Masks | None = None,
+        value_norm: bool = False,
     ) -> None:
         super().__init__()
         trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
@@ -149,9 +151,10 @@ class ActorCritic(nn.Module):
         self.normaliser = ObservationNormaliser(observation_shape, masks) if normalise else None
         self.policy = head.layer(features, log_std)
         self.value = nn.Linear(features, 1)
+        self.units = ValueUnits() if value_norm else None
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the policy's parameters [B, P] and the values [B]."""
+        """Return the policy's parameters [B, P] and the values [B], in `units` if there are any."""
         for_policy, for_value = self.trunk(self.seen(obs))
         return self.allowed(self.policy(for_policy), obs), self.value(for_value).squeeze(-1)
 
@@ -180,6 +183,6 @@ class ActorCritic(nn.Module):
         if init != "uniform":
             orthogonal_(self.policy, 0.01, generator)
             orthogonal_(self.value, 1.0, generator)
-        for part in (self.policy, self.normaliser):
-            if isinstance(part, GaussianLayer | ObservationNormaliser):
+        for part in (self.policy, self.normaliser, self.units):
+            if isinstance(part, GaussianLayer | ObservationNormaliser | ValueUnits):
                 part.start_()

@@ -33,6 +33,7 @@ from agents.ppo_settings import PPOSettings
 from agents.ppo_stretch import collector
 from agents.schedules import Schedule
 from agents.stopping import CutShortError
+from agents.value_norm import finish
 from agents.world import World
 from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
@@ -87,6 +88,7 @@ class PPO(Agent):
         module.start_(torch.Generator().manual_seed(seeds[0]), settings.network.init)
         network = FlatNetwork(module, device)
         self._observations = module.normaliser
+        self._value_head, self._units = module.value, module.units
         self._actor = sampling(
             module, self._head, device, settings.rollout_steps, spec.num_envs, seeds[1]
         )
@@ -213,14 +215,16 @@ class PPO(Agent):
         return metrics
 
     def _all_or_nothing(self) -> Metrics | None:
-        reward, shuffling = self._rollout.reward.clone(), self._shuffling.get_state()
+        changed = (self._rollout.reward, self._rollout.value)
+        before, shuffling = [part.clone() for part in changed], self._shuffling.get_state()
         try:
             with self._learner.all_or_nothing():
                 self._finish_rollout()
                 rows = self._world.gather(len(self._rollout.valid))
                 return self._learn() if sum(rows) else None
         except CutShortError:
-            self._rollout.reward.copy_(reward)
+            for part, value in zip(changed, before, strict=True):
+                part.copy_(value)
             self._shuffling.set_state(shuffling)
             raise
 
@@ -237,7 +241,14 @@ class PPO(Agent):
             if not self._actor.complete:
                 score(rollout, self._learner.network.module, self._head, self._piece)
             last_value = self._actor.values(obs, last_valid(rollout))
-        rollout.finish(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
+        finish(
+            rollout,
+            last_value,
+            *(self._value_head, self._units),
+            self._world,
+            gamma=s.gamma,
+            gae_lambda=s.gae_lambda,
+        )
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""

@@ -50,6 +50,7 @@ def build_network(
             log_std=settings.log_std_init,
             network=settings.network,
             masks=Masks.of(spec, device),
+            value_norm=settings.value_norm,
         )
 
 

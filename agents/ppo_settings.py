@@ -56,6 +56,7 @@ class PPOSettings:
     target_kl: float | None
     normalize_obs: bool
     normalize_reward: bool
+    value_norm: bool
     clip_reward: bool
     recurrent: Literal["none", "gru", "lstm"]
     recurrent_size: int

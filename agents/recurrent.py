@@ -109,6 +109,7 @@ class RecurrentActorCritic(ActorCritic):
         log_std: float,
         network: NetworkSettings = PLAIN,
         masks: Masks | None = None,
+        value_norm: bool = False,
     ) -> None:
         super().__init__(
             observation_shape,
@@ -121,6 +122,7 @@ class RecurrentActorCritic(ActorCritic):
             log_std=log_std,
             network=network,
             masks=masks,
+            value_norm=value_norm,
         )
         groups = 1 if isinstance(self.trunk, SharedTrunk) else 2
         self.memory = Memory(recurrent, hidden[-1], size, groups)

@@ -66,7 +66,11 @@ def hold_killed_against_whole(
     [
         pytest.param(DQN, id="dqn"),
         pytest.param((*PPO, "env.backend=async"), id="ppo in processes"),
-        pytest.param((*PPO, *MEMORY), id="ppo that remembers", marks=pytest.mark.slow),
+        pytest.param(
+            (*PPO, *MEMORY, "agent.value_norm=true"),
+            id="ppo that remembers",
+            marks=pytest.mark.slow,
+        ),
         pytest.param((*DQN, *RAINBOW), id="rainbow", marks=pytest.mark.slow),
         pytest.param(
             (*DQN, *RAINBOW, "agent.compile=true"), id="rainbow compiled", marks=pytest.mark.slow

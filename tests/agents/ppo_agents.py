@@ -59,6 +59,7 @@ SETTINGS = PPOSettings(
     target_kl=None,
     normalize_obs=False,
     normalize_reward=False,
+    value_norm=False,
     clip_reward=False,
     recurrent="none",
     recurrent_size=8,
