@@ -27,7 +27,9 @@ from buffers.rollout import RolloutBuffer
 from buffers.sequences import SequenceRollout, bytes_of_sequences
 from envs.types import EnvSpec
 
-LONGEST_GRAPH = 64  # rows of a sequence; longer ones take minutes to compile
+# What a graph of sequences saves grows with their rows, but so does the time to compile it: it pays
+# after so many times fewer updates. Graphs of more than so many rows take minutes.
+SOONER, LONGEST_GRAPH = 16, 32
 
 
 def build_network(
@@ -58,8 +60,7 @@ def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_st
     """Decide how updates run."""
     rows = settings.rollout_steps * spec.num_envs
     expected = total_steps // rows * settings.epochs * settings.minibatches_of(rows)
-    # Eagerly, a step on sequences starts kernels for each of their rows.
-    expected *= settings.length if settings.length <= LONGEST_GRAPH else 0
+    expected *= min(settings.length, SOONER) if settings.length <= LONGEST_GRAPH else 0
     large = is_large_image(spec.seen_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 

@@ -17,6 +17,8 @@ from agents.ppo_loss import clipped_value_loss, normalised
 from agents.registry import Sample, finished_policy
 from envs.types import EnvSpec, Step
 from memory.errors import SettingError
+from training.kept_row import KeptRow
+from training.plain import from_document, to_document
 
 ROWS, ENVS, LENGTH = 16, 3, 5
 KINDS = ("gru", "lstm")
@@ -257,6 +259,19 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(kind, at):
         each.play(2 * ROWS)
     assert one.updates == other.updates > 8
     assert same(one.state_dict(), other.state_dict())
+
+
+def test_a_row_that_was_cut_short_is_stored_with_its_carry():
+    agent = build(recurrent="gru")
+    loop, kept, other = Loop(agent), KeptRow(torch.device("cpu")), KeptRow(torch.device("cpu"))
+    loop.play(LENGTH, learn=False)
+    decision = agent.actor(ENVS, explore=True).act(loop.obs, loop.starts)
+    kept.row = decision, loop.env.step()
+    document, tensors = to_document(kept.state_dict())
+    other.load_state_dict(from_document(document, tensors))
+    agent.observe(*other.row)
+    assert decision.carry.any()
+    assert torch.equal(agent._rollout.carry[1], decision.carry)
 
 
 def same(a, b):
