@@ -8,6 +8,9 @@ import sys
 
 import pytest
 import yaml
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource as InstalledSource,
+)
 
 # On small networks more of them only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,7 +19,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Where several processes share the tests file by file, these would be what the last one waits for.
-LONGEST = ("test_fuzz.py", "test_cut_short.py", "test_hostile_state.py", "test_archive.py")
+LONGEST = (
+    "test_containment.py",
+    "test_cut_short.py",
+    "test_fuzz.py",
+    "test_growth_of_a_run.py",
+    "test_installed.py",
+    "test_presets.py",
+    "test_release.py",
+)
 
 
 def pytest_configure(config):
@@ -31,15 +42,33 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="session")
 def configurations_are_read_sooner():
-    """Let libyaml read what PyYAML would read a thousand times, to the same values."""
+    """Let libyaml read what PyYAML would read a thousand times, to the same values.
+
+    And Hydra look but once for what it finds, or not, among its own installed files.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for name in ("is_config", "is_group"):
+            patch.setattr(InstalledSource, name, once_for_each(getattr(InstalledSource, name)))
         yield
 
 
-@pytest.fixture(autouse=True, scope="module")
+def once_for_each(look):
+    """Return a method that looks for the same path in the same package but once."""
+    known = {}
+
+    def looked(source, path):
+        key = (source.path, path)
+        if key not in known:
+            known[key] = look(source, path)
+        return known[key]
+
+    return looked
+
+
+@pytest.fixture(autouse=True)
 def what_was_there_before_is_collected_once():
-    """Let collections and censuses look at what a file's tests make, not at all of pytest too."""
+    """Let collections and censuses look at what a test makes, not at all that others made too."""
     gc.collect()
     gc.freeze()
 
