@@ -18,7 +18,7 @@ from agents.masking import Masks
 from agents.networks import QNetwork
 from agents.normaliser import ObservationNormaliser
 from agents.ppo import PPO
-from envs.types import DiscreteActions, EnvSpec
+from envs.types import DiscreteActions, EnvSpec, Step
 
 CPU = torch.device("cpu")
 ACTIONS = 3
@@ -203,3 +203,30 @@ def test_the_normaliser_counts_what_is_seen_alone():
     assert {k: v.tolist() for k, v in plain.named_buffers()} == {
         k: v.tolist() for k, v in other.named_buffers()
     }
+
+
+def learned(cls, settings, spec):
+    """Return the weights after some updates on random rows, whose episodes end now and then."""
+    agent = cls(settings, spec, device=CPU, seed=0, total_steps=1_000)
+    rows, random = Rows(spec), np.random.default_rng(1)
+    (obs, _), over, updates = rows.row(), np.zeros(2, bool), 0
+    while agent.updates < 24:
+        decision = agent.actor(2, explore=True).act(obs, over)
+        valid, ends = ~over, random.random((2, 2)) < 0.1
+        terminated, truncated = ends & valid
+        obs, _ = rows.row()
+        reward = random.normal(size=2).astype(np.float32) * valid
+        agent.observe(decision, Step(obs, reward, terminated, truncated, valid, ()))
+        over, updates = terminated | truncated, updates + (agent.update() is not None)
+    return agent._learner.network.weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "c51", "ppo", "recurrent", "normalised"])
+def test_compiled_updates_agree_with_eager_ones(name, caplog):
+    cls, settings, changes = AGENTS[name]
+    often = {"learning_starts": 20, "train_every": 4} if cls is DQN else {}
+    settings = replace(settings, **changes, **often)
+    eager, graph = (learned(cls, replace(settings, compile=c), VECTORS) for c in ("false", "true"))
+    torch.testing.assert_close(eager, graph, rtol=1e-4, atol=1e-5)
+    assert eager.isfinite().all() and "running eagerly" not in caplog.text

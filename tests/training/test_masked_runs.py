@@ -43,7 +43,7 @@ AGENTS = {
 }
 
 
-SELDOM = {name: pytest.mark.slow for name in ("dqn", "ppo with one trunk")}
+SELDOM = {name: pytest.mark.slow for name in ("dqn", "ppo", "ppo with one trunk")}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SELDOM.get(n, ())) for n in AGENTS])
