@@ -38,8 +38,12 @@ def build_network(
     """Build the network without its memory."""
     kind: Callable[..., ActorCritic] = ActorCritic
     if settings.recurrent != "none":
-        size = settings.recurrent_size
-        kind = partial(RecurrentActorCritic, recurrent=settings.recurrent, size=size)
+        kind = partial(
+            RecurrentActorCritic,
+            recurrent=settings.recurrent,
+            size=settings.recurrent_size,
+            longest=settings.length,
+        )
     with torch.device("meta"):
         return kind(
             spec.seen_shape,

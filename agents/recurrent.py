@@ -26,9 +26,9 @@ class Memory(nn.Module):
     The features of all rows are multiplied at once; only what depends on the row before is a loop.
     """
 
-    def __init__(self, kind: str, features: int, size: int, groups: int) -> None:
+    def __init__(self, kind: str, features: int, size: int, groups: int, longest: int) -> None:
         super().__init__()
-        self.lstm, self.size = kind == "lstm", size
+        self.lstm, self.size, self._longest = kind == "lstm", size, longest
         self.carry_shape = (groups, 2 * size if self.lstm else size)
         columns = GATES[kind] * size
         self.of_input = nn.Parameter(torch.empty(groups, features, columns))
@@ -74,7 +74,10 @@ class Memory(nn.Module):
         return torch.cat((out.sigmoid() * c.tanh(), c), -1)
 
     def start_(self, generator: torch.Generator, init: Init) -> None:
-        """Initialise every gate orthogonally and let it remember at first, or uniformly."""
+        """Initialise every gate orthogonally, and its numbers to last differently, or uniformly.
+
+        They fade within 1 to so many rows as a sequence has (Tallec & Ollivier 2018).
+        """
         if init == "uniform":
             bound = 1 / math.sqrt(self.size)
             for parameter in self.parameters():
@@ -87,8 +90,10 @@ class Memory(nn.Module):
         nn.init.zeros_(self.bias)
         if self.inner is not None:
             nn.init.zeros_(self.inner)
-        # Of the gate that keeps what there is (Jozefowicz et al. 2015).
-        self.bias.data[..., self.size : 2 * self.size] = 1
+        lasting = torch.linspace(1, max(1, self._longest - 1), self.size).log()
+        self.bias.data[..., self.size : 2 * self.size] = lasting  # of the gate that keeps them
+        if self.lstm:
+            self.bias.data[..., : self.size] = -lasting
 
 
 class RecurrentActorCritic(ActorCritic):
@@ -102,6 +107,7 @@ class RecurrentActorCritic(ActorCritic):
         *,
         recurrent: str,
         size: int,
+        longest: int,
         hidden: Sequence[int],
         activation: Activation,
         shared: bool | None,
@@ -125,7 +131,7 @@ class RecurrentActorCritic(ActorCritic):
             value_norm=value_norm,
         )
         groups = 1 if isinstance(self.trunk, SharedTrunk) else 2
-        self.memory = Memory(recurrent, hidden[-1], size, groups)
+        self.memory = Memory(recurrent, hidden[-1], size, groups, longest)
         self.policy = head.layer(size, log_std)
         self.value = nn.Linear(size, 1)
 

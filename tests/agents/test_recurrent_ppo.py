@@ -342,6 +342,19 @@ def test_what_cannot_be_is_refused(changes, key):
         build(recurrent="gru", **changes)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_remembered_fades_within_one_to_as_many_rows_as_a_sequence_has(kind):
+    memory = build(recurrent=kind, sequence_length=10)._learner.network.module.memory
+    with torch.no_grad():
+        rows = torch.zeros(2, 1, memory.of_input.shape[1])
+        memory.of_carry.zero_()
+        carry = torch.ones(1, *memory.carry_shape)
+        _, after = memory(rows, carry, None)
+    kept = after[0, 0, -memory.size :]  # c of an LSTM, h of a GRU: so much is left of 1
+    paces = 1 / (1 - kept)
+    torch.testing.assert_close(paces, torch.linspace(2, 10, memory.size))
+
+
 def test_the_start_of_a_network_without_memory_is_as_it_was():
     one, other = build(), build(recurrent_size=3, sequence_length=2)
     assert torch.equal(one._learner.network.weights, other._learner.network.weights)
