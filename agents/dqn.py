@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from agents.actors import Greedy
@@ -43,7 +44,7 @@ class DQN(Agent):
 
     # An update reads only rows that are complete, never the one the environments work on.
     overlaps = True
-    state_names = (
+    state_names: ClassVar[tuple[str, ...]] = (
         "_learner",
         "_target",
         "_replay",
@@ -241,18 +242,22 @@ class DQN(Agent):
             self.target_updates += 1
 
     def _learn(self) -> None:
-        rate, noise = self._rate(), self._noise.of(self._learner.updates)
+        rate, numbers = self._rate(), self._numbers()
         if not self._learner.ready:
             with self._replay.rehearsal():  # compilation may be cut short
-                self._learner.prepare(self._draw(), rate, *noise)
+                self._learner.prepare(self._draw(), rate, *numbers)
         batch = self._draw()
         if self._priorities_are_shared:
             (most,) = self._world.largest(1 / self._replay.rarest)
             batch.weight.mul_((self._replay.rarest * most) ** -self.beta)
-        (td_error,) = self._learner.step(batch, rate, *noise)
+        (td_error,) = self._learner.step(batch, rate, *numbers)
         self._replay.update_priorities(batch.index, td_error)
         if self._priorities_are_shared:
             (self._replay.peak,) = self._world.largest(self._replay.peak)
+
+    def _numbers(self) -> tuple[float | Tensor, ...]:
+        """Return what the loss is given besides the batch."""
+        return self._noise.of(self._learner.updates)
 
     @property
     def _priorities_are_shared(self) -> bool:

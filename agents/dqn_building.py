@@ -18,6 +18,7 @@ from agents.masking import Masks
 from agents.networks import FlatNetwork, QNetwork, with_memory
 from agents.noisy import NoisyLinear
 from agents.return_distributions import CategoricalHead, QuantileHead
+from agents.taught_loss import taught_td_loss, with_teacher
 from buffers.replay import ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec
 from memory.budget import require
@@ -58,13 +59,17 @@ def recipe(
         munchausen=build_munchausen(settings),
         masks=masks,
     )
-    return Recipe(
+    how = Recipe(
         loss=loss,
         metrics=METRICS,
         epsilon=ADAM_EPSILON,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
     )
+    if settings.teacher is None:
+        return how
+    taught = partial(taught_td_loss, temperature=settings.teacher_temperature, **loss.keywords)
+    return with_teacher(how, taught)
 
 
 def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:

@@ -7,13 +7,14 @@ from typing import Literal
 
 from agents.network_settings import Activation, NetworkSettings
 from agents.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
+from agents.teacher_settings import TeacherSettings
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec
 from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNSettings:
+class DQNSettings(TeacherSettings):
     """Deep Q-learning; all counts are in valid environment steps."""
 
     name: Literal["dqn"]
@@ -42,6 +43,7 @@ class DQNSettings:
     munchausen_alpha: float
     munchausen_temperature: float
     munchausen_lowest: float
+    teacher_temperature: float
     noisy: bool
     noisy_sigma: float
     clip_reward: bool
@@ -60,6 +62,7 @@ class DQNSettings:
 
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
+        self.refuse_odd_teacher()
         names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
         positive(self, *names, "target_every", "target_tau", "grad_accumulation")
         zero_or_more(self, "learning_starts", "max_grad_norm")
@@ -68,8 +71,8 @@ class DQNSettings:
         scheduled(self, "learning_rate")
         self._refuse_contradictory_epsilon()
         self._refuse_odd_distributions()
-        positive(self, "noisy_sigma")
-        at_most(self, 1_000, "noisy_sigma")
+        positive(self, "noisy_sigma", "teacher_temperature")
+        at_most(self, 1_000, "noisy_sigma", "teacher_temperature")
         at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
         at_most(self, 1e30, "max_grad_norm")
         drawn = self.batch_size * self.grad_accumulation
@@ -133,6 +136,7 @@ class DQNSettings:
 
     def of_rank(self, rank: int, size: int) -> DQNSettings:
         """Return the part of one of several ranks: batch and replay are of all together."""
+        self.refuse_several_ranks()
         if self.batch_size < size:
             reason = f"leaves nothing for some of {size} ranks, which share it"
             raise SettingError("agent.batch_size", self.batch_size, reason)
@@ -151,3 +155,4 @@ class DQNSettings:
                 f"needs discrete actions, but {spec.id} has {kind} actions; try agent=ppo",
             )
         self.network.refuse_unfit(spec)
+        self.refuse_unfit_teacher(spec)

@@ -184,6 +184,13 @@ class BoxHead(Head):
         half_width, middle = self.units
         return torch.addcmul(middle, action, half_width)
 
+    def meant(self, sent: Tensor) -> Tensor:
+        """Return the action that is sent as `sent`."""
+        if self.units is None:
+            return sent
+        half_width, middle = self.units
+        return (sent - middle) / half_width
+
     def greedy(self, parameters: Tensor) -> Tensor:
         """Take the mean."""
         return parameters.chunk(2, -1)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ SETTLED_ROWS = 16
 class PPO(Agent):
     """Collect T rows from N environments on the training device, then learn from all of them."""
 
-    state_names = (
+    state_names: ClassVar[tuple[str, ...]] = (
         "_learner",
         "_actor",
         "_rollout",
@@ -138,6 +138,12 @@ class PPO(Agent):
     def entropy_coef(self) -> float:
         """What the entropy counts for in the update at the end of the rollout under way."""
         return self._now(self._settings.entropy_coefs)
+
+    @property
+    def _numbers(self) -> tuple[float, ...]:
+        """What the loss is given besides the batch."""
+        varies = self._settings.entropy_coef_varies
+        return (self.clip, self.entropy_coef) if varies else (self.clip,)
 
     def _now(self, schedule: Callable[[int], Schedule]) -> float:
         """Anneal from rollout to rollout: by the steps of those before it, never by its own.
@@ -252,9 +258,7 @@ class PPO(Agent):
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""
-        rollout, rate = self._rollout, self.learning_rate
-        varies = self._settings.entropy_coef_varies
-        numbers = (self.clip, self.entropy_coef) if varies else (self.clip,)
+        rollout, rate, numbers = self._rollout, self.learning_rate, self._numbers
         for batch, share in chain.from_iterable(
             minibatches(rollout, self._parts, self._shuffling, self._world)
             for _ in range(self._settings.epochs)

@@ -23,8 +23,11 @@ from agents.ppo_settings import PPOSettings
 from agents.recurrent import RecurrentActorCritic
 from agents.recurrent_actors import RecurrentGreedy, RecurrentSampling
 from agents.sequences import sequence_recipe
+from agents.taught_loss import taught_ppo_loss, with_teacher
+from agents.teaching import lesson_of
 from buffers.rollout import RolloutBuffer
 from buffers.sequences import SequenceRollout, bytes_of_sequences
+from buffers.taught_rollout import TaughtRollout
 from envs.types import EnvSpec
 
 # What a graph of sequences saves grows with their rows, but so does the time to compile it: it pays
@@ -73,6 +76,9 @@ def recipe_of(settings: PPOSettings, head: Head, rows: int) -> Recipe:
     """Return how the learner takes a step on minibatches of at most `rows` rows."""
     if settings.recurrent != "none":
         return sequence_recipe(settings, head)
+    if settings.teacher is not None:
+        how = recipe(settings, head, rows, taught_ppo_loss)
+        return with_teacher(how, how.loss)
     return recipe(settings, head, rows)
 
 
@@ -103,6 +109,11 @@ def start_rollout(
         rows = settings.rollout_steps * spec.num_envs
         together = settings.largest_minibatch(rows) // length
         kind = partial(SequenceRollout, length=length, together=together, carry=carry)
+    if settings.teacher is not None:
+        shape, told = lesson_of(head)
+        rows = settings.rollout_steps * spec.num_envs
+        beside += (rows + copies) * (math.prod(shape) * told.itemsize + 1)
+        kind = partial(TaughtRollout, lesson_shape=shape, lesson_dtype=told)
     return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from agents.network_settings import Activation, NetworkSettings
 from agents.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
+from agents.teacher_settings import TeacherSettings
 from envs.types import EnvSpec
 from memory.errors import (
     WIDEST_LAYER,
@@ -22,7 +23,7 @@ LARGEST_LOG_STD = 20  # e^20 is half a billion
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings:
+class PPOSettings(TeacherSettings):
     """Proximal policy optimisation; `rollout_steps` are rows, each with all environments."""
 
     name: Literal["ppo"]
@@ -68,6 +69,7 @@ class PPOSettings:
 
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
+        self.refuse_odd_teacher()
         positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
         positive(self, "grad_accumulation", "recurrent_size", "sequence_length")
         for name in ("batch_size", "target_kl"):
@@ -92,6 +94,7 @@ class PPOSettings:
     def of_rank(self, rank: int, size: int) -> PPOSettings:
         """Return the part of one of several ranks: a minibatch is of all together."""
         del rank
+        self.refuse_several_ranks()
         if self.batch_size is None:
             return self
         return replace(self, batch_size=-(-self.batch_size // size))
@@ -99,6 +102,7 @@ class PPOSettings:
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit."""
         self.network.refuse_unfit(spec)
+        self.refuse_unfit_teacher(spec, self.recurrent)
         rows = self.rollout_steps * spec.num_envs
         if -(-total_steps // spec.num_envs) < self.rollout_steps:
             raise SettingError(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from agents.base import Actor, Agent
+    from agents.teacher import Teacher
     from envs.types import EnvSpec
 
 GROUP = "steadyrl.agents"
@@ -82,6 +83,8 @@ ALGORITHMS = {
     "dqn": Algorithm(DQNSettings, "agents.dqn", "DQN"),
     "ppo": Algorithm(PPOSettings, "agents.ppo", "PPO"),
 }
+# Those that take a teacher: what is built in place of them where there is one.
+TAUGHT = {"dqn": ("agents.taught_dqn", "TaughtDQN"), "ppo": ("agents.taught_ppo", "TaughtPPO")}
 
 
 def algorithm(name: str) -> Algorithm:
@@ -120,10 +123,15 @@ def build_agent(
     device: torch.device,
     seed: int,
     total_steps: int,
+    teacher: Teacher | None = None,
 ) -> Agent:
     """Build the agent that `settings` describe."""
+    numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
     cls: Any = agent_class(settings.name)
-    agent: Agent = cls(settings, spec, device=device, seed=seed, total_steps=total_steps)
+    if teacher is not None:
+        module, name = TAUGHT[settings.name]
+        cls, numbers["teacher"] = getattr(import_module(module), name), teacher
+    agent: Agent = cls(settings, spec, **numbers)
     return agent
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ class RolloutBatch(NamedTuple):
     value: Tensor  # [M]
     advantage: Tensor  # [M]
     return_: Tensor  # [M]
+
+
+Batch = TypeVar("Batch", bound=tuple[Tensor, ...])
 
 
 class RolloutBuffer(Stateful):
@@ -197,9 +200,9 @@ class RolloutBuffer(Stateful):
         self.position = t
 
 
-def pick(flat: RolloutBatch, rows: Tensor) -> RolloutBatch:
+def pick(flat: Batch, rows: Tensor) -> Batch:
     """Return these rows [M] of a batch."""
-    return RolloutBatch(*(part.index_select(0, rows) for part in flat))
+    return type(flat)(*(part.index_select(0, rows) for part in flat))
 
 
 def touched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:

@@ -35,6 +35,7 @@ from training.resume import AUTO, stored
 from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import CONFIGS, Job, Settings, load_settings
 from training.sweep_names import run_name
+from training.teacher_names import settle
 from training.typed import UnknownKeyError
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def accept(
     the sweep keeps account of it: what it began before, it continues.
     """
     values = _resolved(config)
+    settle(values)
     if of_sweep is not None:
         values["run_dir"] = of_sweep.run_dir
         if of_sweep.begun and values["resume"] is None:

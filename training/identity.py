@@ -79,19 +79,25 @@ class Deciding(nn.Module):
 
 
 def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
-    """Build the network and its choice out of what the policy says of itself."""
+    """Build the network and its choice, as one function that can be exported."""
+    network, actor, spec = acting(policy, torch.device("cpu"))
+    return Deciding(network, actor).requires_grad_(False), spec
+
+
+def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, Greedy, EnvSpec]:
+    """Build the network and who acts by it out of what the policy says of itself."""
     try:
         spec = spec_of(policy.facts["spec"])
         settings = agent_settings(policy.facts["config"])
         cls = agent_class(settings.name)
-        network, actor = cls.policy(settings, spec, torch.device("cpu"))
+        network, actor = cls.policy(settings, spec, device)
         network.load_state_dict(policy.weights)
     except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{policy.path}: cannot act: {error}") from error
     if not isinstance(actor, Greedy):
-        what = "decides by more than one observation and cannot be exported as a function of it"
+        what = "decides by more than one observation and is no function of it"
         raise CheckpointError(f"{policy.path}: {settings.name} {what}")
-    return Deciding(network, actor).requires_grad_(False), spec
+    return network, actor, spec
 
 
 def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:

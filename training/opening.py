@@ -36,6 +36,7 @@ from training.settings import Job
 from training.signals import StopSignals
 from training.sinks import Card
 from training.summary import Summary
+from training.teachers import find_teacher
 from training.terminal import open_progress, score, to_terminal
 from training.wandb_sink import WandB
 
@@ -77,6 +78,7 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
             device=device,
             seed=seeds.agent,
             total_steps=settings.total_steps,
+            teacher=find_teacher(job.settings.agent, env.spec, device),
         )
         if not world.alone:
             agent.join(world)

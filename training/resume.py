@@ -12,6 +12,7 @@ from training.manifest import CheckpointError, manifest_facts, saved_below
 from training.older import completed
 from training.run_directory import LAST
 from training.settings import load_settings
+from training.teacher_names import refuse_foreign_teacher
 from training.typed import show
 
 # What may be another in the continued run: it decides when and where, not what.
@@ -59,6 +60,7 @@ def _continued(
     if not isinstance(config, dict):
         raise CheckpointError(f"{checkpoint}: holds no configuration")
     refuse_foreign(checkpoint, config, fresh)
+    refuse_foreign_teacher(checkpoint, config, fresh)
     found = continued(completed(config), fresh, typed)
     found.config.update(run_dir=str(directory), resume=resume)
     try:

@@ -64,6 +64,10 @@ SETTINGS = PPOSettings(
     recurrent="none",
     recurrent_size=8,
     sequence_length=5,
+    teacher=None,
+    teacher_coef=1.0,
+    teacher_fraction=0.5,
+    teacher_leads=0.0,
     grad_accumulation=1,
     compile="false",
 )

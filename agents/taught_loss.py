@@ -1,0 +1,107 @@
+"""Losses with a teacher's part: kickstarting (Schmitt et al. 2018), for PPO and DQN.
+
+To PPO's or DQN's own loss comes c·H(π_teacher, π_student), c annealed to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+
+from agents.dqn_loss import Q, QHead, td_loss
+from agents.heads import Head
+from agents.learner import Recipe, RowLoss
+from agents.ppo_loss import loss_of
+from agents.teaching import is_choice
+from buffers.replay import ReplayBatch
+from buffers.rollout import RolloutBatch
+from buffers.taught_rollout import TaughtBatch
+
+METRIC = "train/teacher_loss"
+
+
+class TaughtReplayBatch(NamedTuple):
+    """A `ReplayBatch` and what the teacher says of it."""
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_obs: Tensor
+    weight: Tensor
+    index: Tensor  # type: ignore[assignment]
+    lesson: Tensor  # [B, A] how likely each action is
+
+
+def with_teacher(recipe: Recipe, loss: Callable[..., RowLoss]) -> Recipe:
+    """Return the recipe with a loss that has a teacher's part, and that as a metric."""
+    return replace(recipe, loss=loss, metrics=(*recipe.metrics, METRIC))
+
+
+def cross_entropy(head: Head, parameters: Tensor, lesson: Tensor) -> Tensor:
+    """Return −Σ p log π [B] for a distribution p [B, n], else −log π(a) of actions a [B, K]."""
+    if is_choice(head):
+        return -(lesson * F.log_softmax(parameters, -1)).sum(-1)
+    return -head.log_prob(parameters, lesson)
+
+
+def taught_ppo_loss(
+    network: Callable[[Tensor], tuple[Tensor, Tensor]],
+    batch: TaughtBatch,
+    teacher_coef: float | Tensor,
+    clip: float | Tensor,
+    entropy_coef: float | Tensor,
+    *,
+    head: Head,
+    clip_value: bool,
+    value_coef: float,
+) -> RowLoss:
+    """Return PPO's loss of every row and c·H(π_teacher, π).
+
+    A row that the teacher acted in is not the policy's own: its advantage is none, so that only
+    the value and the teacher's part learn from it.
+    """
+    parameters, value = network(batch.obs)
+    log_prob, entropy = head.evaluate(parameters, batch.action)
+    own = batch._replace(advantage=batch.advantage * batch.own)
+    rows = loss_of(
+        log_prob,
+        entropy,
+        value,
+        cast(RolloutBatch, own),
+        clip,
+        entropy_coef,
+        clip_value=clip_value,
+        value_coef=value_coef,
+    )
+    taught = cross_entropy(head, parameters, batch.lesson)
+    return RowLoss(rows.loss + teacher_coef * taught, (*rows.metrics, taught.detach()))
+
+
+def taught_td_loss(
+    online: Q,
+    target: Q,
+    batch: TaughtReplayBatch,
+    teacher_coef: float | Tensor,
+    noise: Tensor | None = None,
+    *,
+    head: QHead,
+    temperature: float,
+    **switches: Any,
+) -> RowLoss:
+    """Return DQN's loss of every row and c·w·H(π_teacher, softmax(Q(s, ·)/τ))."""
+    told: list[Tensor] = []
+
+    def remembered(*inputs: Tensor) -> Tensor:
+        told.append(online(*inputs))
+        return told[-1]
+
+    rows = td_loss(remembered, target, cast(ReplayBatch, batch), noise, head=head, **switches)
+    values = head.values(told[0])  # what is learned is asked first: Q(s, ·)
+    taught = -(batch.lesson * F.log_softmax(values / temperature, 1)).sum(1)
+    loss = rows.loss + teacher_coef * batch.weight * taught
+    return RowLoss(loss, (*rows.metrics, taught.detach()), rows.reports)

@@ -1,0 +1,157 @@
+"""Runs with a teacher: found wherever it is, continued with the same, refused where it is odd."""
+
+from pathlib import Path
+
+import pytest
+import warm
+from opened import job
+from test_killed import hold_killed_against_whole
+from told_runs import Lines, opened, train
+
+from agents.learner import Learner
+from agents.teacher import TeacherError
+from memory.errors import ExpectedError, SettingError
+from training.manifest import CheckpointError
+from training.opening import build
+
+PPO = (
+    "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
+    "agent.rollout_steps=32", "agent.epochs=2", "agent.minibatches=2", "agent.compile=false",
+)  # fmt: skip
+DQN = (
+    "agent=dqn", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
+    "agent.learning_starts=50", "agent.train_every=8", "agent.updates_per_train=1",
+    "agent.compile=false",
+)  # fmt: skip
+ALL = (
+    "agent.double=true", "agent.dueling=true", "agent.munchausen=true", "agent.noisy=true",
+    "agent.distribution=quantile", "agent.replay.prioritized=true", "agent.grad_accumulation=2",
+)  # fmt: skip
+SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
+LEADS = "agent.teacher_leads=0.5"
+TAUGHT = {
+    "ppo": (*PPO, "agent.normalize_obs=true", LEADS),
+    "ppo that looks on": (*PPO, "agent.anneal_entropy_coef=true", "agent.entropy_coef=0.01"),
+    "dqn": (*DQN, LEADS),
+    "dqn with all": (*DQN, *ALL),
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    """A finished policy of PPO, which knows little."""
+    run, _, _ = warm.run(tmp_path_factory.mktemp("teacher"), *PPO, *SHORT, quick=False)
+    return Path(run)
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, policy, name):
+    whole, parts = Lines(), Lines()
+    told = job(tmp_path, *TAUGHT[name], f"agent.teacher={policy}", *SHORT, quick=False)
+    with build(told) as (env, agent):
+        env.reset()
+        run = opened(told, agent, whole)
+        train(run, env, agent, 300)
+        run.finish()
+    with build(told) as (env, agent):
+        env.reset()
+        first = opened(told, agent, parts)
+        train(first, env, agent, 110)
+        states = [each.state_dict() for each in (first, agent, env)]
+    with build(told) as (env, agent):
+        second = opened(told, agent, parts)
+        for each, state in zip((second, agent, env), states, strict=True):
+            each.load_state_dict(state)
+        train(second, env, agent, 300)
+        second.finish()
+    assert parts == whole and run.summary.updates > 9
+    assert "train/teacher_loss" in whole[-1][1]
+    assert second.summary.weights_sha256 == run.summary.weights_sha256
+
+
+def test_a_policy_is_found_from_anywhere_and_only_the_same_one_goes_on(
+    tmp_path, policy, monkeypatch
+):
+    monkeypatch.chdir(policy.parent)
+    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher={policy.name}", quick=False)
+    assert told.config["agent"]["teacher"] == str(policy) == told.settings.agent.teacher
+    with build(told) as (_, agent):
+        state = agent.state_dict()
+        state["teaching"]["teacher"] = "0" * 64
+        with pytest.raises(TeacherError, match="other weights than when the run began"):
+            agent.load_state_dict(state)
+
+
+def test_another_teacher_is_refused_when_a_run_goes_on(tmp_path, policy):
+    run, _, _ = warm.run(tmp_path, *PPO, *SHORT, f"agent.teacher={policy}", quick=False)
+    resume = f"resume={run}"
+    for other in ("agent.teacher=null", "agent.teacher_coef=0.5"):
+        with pytest.raises(SettingError, match="cannot change when a run is continued"):
+            job(tmp_path, resume, other, quick=False)
+    _, told, _ = warm.run(tmp_path, resume, "total_steps=400", quick=False)
+    assert told["steps"] >= 400 and told["resumed_from_step"] >= 300
+
+
+def test_a_module_teaches_when_it_is_typed_and_never_by_a_checkpoint_alone(tmp_path):
+    pole = "agent.teacher=pole_teacher:Pole"
+    run, told, _ = warm.run(tmp_path, *PPO, *SHORT, pole, "agent.teacher_leads=1", quick=False)
+    assert told["return_mean"] > 60  # it plays well, and mostly it is its turn
+    longer = (f"resume={run}", "total_steps=400")
+    with pytest.raises(CheckpointError, match=r"type agent\.teacher=… with"):
+        job(tmp_path, *longer, quick=False)
+    _, told, _ = warm.run(tmp_path, *longer, pole, quick=False)
+    assert told["steps"] >= 400 and told["resumed_from_step"] >= 300
+
+
+def test_a_teacher_that_says_nothing_ends_the_run_in_a_line(tmp_path):
+    nan = "agent.teacher=pole_teacher:Nan"
+    _, _, printed = warm.run(tmp_path, *PPO, *SHORT, nan, quick=False, code=2)
+    assert "error: agent.teacher=pole_teacher:Nan: gave what is not finite" in printed
+
+
+@pytest.mark.parametrize(
+    ("teacher", "reason"),
+    [
+        ("nowhere", "no such run or policy"),
+        ("no_such_module:Pole", "cannot import no_such_module"),
+        ("pole_teacher:Nobody", "has no Nobody"),
+        ("pole_teacher:nobody", "has no act"),
+    ],
+)
+def test_who_is_no_teacher_is_refused(tmp_path, teacher, reason):
+    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher={teacher}", quick=False)
+    with pytest.raises(ExpectedError, match=reason) as refused, build(told):
+        pass
+    assert refused.value.exit_code == 2
+
+
+def test_a_policy_of_other_spaces_is_refused_in_a_line(tmp_path, policy):
+    asked = (*PPO, *SHORT, "env=acrobot", f"agent.teacher={policy}", f"run_dir={tmp_path / 'run'}")
+    _, _, printed = warm.run(tmp_path, *asked, quick=False, code=2)
+    assert "agent.teacher=" in printed and "observations" in printed and "actions" in printed
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "dqn", "dqn with all"])
+def test_a_compiled_student_learns_as_an_eager_one(tmp_path, policy, name):
+    weights = []
+    for compiled in ("false", "true"):
+        asked = (*TAUGHT[name], f"agent.teacher={policy}", *SHORT, f"agent.compile={compiled}")
+        told = job(tmp_path, *asked, quick=False)
+        with build(told) as (env, agent):
+            env.reset()
+            train(opened(told, agent, Lines()), env, agent, 120)
+            assert isinstance(agent._learner, Learner) and agent.updates > 3
+            weights.append(agent._learner.network.weights.clone())
+    assert (weights[0] - weights[1]).abs().max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TAUGHT)
+def test_kills_change_nothing(tmp_path, policy, name):
+    more = ("total_steps=4000", "eval.every=1000", "checkpoint.every=150", "log.every=500")
+    fates = hold_killed_against_whole(
+        tmp_path, (*TAUGHT[name], f"agent.teacher={policy}", *more), kills=3
+    )
+    assert len(fates) >= 3
