@@ -116,9 +116,11 @@ class Run(Stateful):
     def kept(self) -> tuple[Decision, Step] | None:
         """Do what was due before the row that a signal cut short; return that row, if it is done.
 
-        So a run that is continued does everything in the order of one that was not interrupted.
+        So a run that is continued does everything in the order of one that was not interrupted:
+        who learns while the environments step decides first what they are to do.
         """
-        self.learn()
+        if self._kept.row is not None or not self._agent.overlaps:
+            self.learn()
         if self._kept.row is not None and self.due:
             self.report()
         return None if self.stopped else self._kept.row

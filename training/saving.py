@@ -103,6 +103,8 @@ class Saver:
         release = bool if self._replay is None else self._replay.close
         self.checkpoints.save(step, self._parts(parts, self._replay), facts, release)
         self._saved = step, self._agent.updates
+        if self._replay is not None:
+            self._replay.keep_up()  # the very next row may overwrite the oldest
 
     def _parts(self, parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
         # Its rows first: training waits for those that it is about to overwrite.

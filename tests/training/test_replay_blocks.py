@@ -177,6 +177,47 @@ def test_a_failed_write_does_not_hold_the_loop_up(tmp_path: Path) -> None:
         replay.add(*row)
 
 
+class Late(Files):
+    """A disk that answers only when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def make_directory(self, path: Path) -> None:
+        self.answers.wait()
+        super().make_directory(path)
+
+
+def test_the_row_after_a_save_waits_too(tmp_path: Path) -> None:
+    scene, disk = Scene(), Late()
+    replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
+    traffic = Traffic(scene, 0)
+    replay.start(traffic.first())
+    feed(replay, list(traffic.rows(200)))  # full: every row overwrites one
+    saver = Saver(
+        CheckpointSettings(every=1, seconds=0, keep=1, replay=True), tmp_path, {}, files=disk
+    )
+    agent = Weightless(replay)
+    saver.attach(agent, agent, agent)  # type: ignore[arg-type]
+    saved_row = replay.row
+
+    def go_on() -> None:
+        saver.after_row(1, None, best=False, asked=False)
+        for row in traffic.rows(1):
+            replay.add(*row)
+        saver.after_row(1, None, best=False, asked=False)
+
+    loop = threading.Thread(target=go_on, daemon=True)
+    loop.start()
+    while saver._replay is None or not saver._replay._written._waiters:  # type: ignore[attr-defined]
+        assert loop.is_alive(), "waited for nothing"
+    assert replay.row == saved_row, "a row that was to be saved is overwritten"
+    disk.answers.set()
+    loop.join()
+    saver.finish(1, None)
+
+
 class NoRoom(Files):
     """A disk that has no room for another directory."""
 

@@ -1,0 +1,45 @@
+"""Whatever a run is continued from, it ends as it would have: no checkpoint changes a decision."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from opened import job
+
+from train import train
+from training.manifest import saved_below
+
+RUN = ("env=cartpole", "env.backend=sync", "env.num_envs=2", "agent.hidden=[8]", "threads=1",
+       "agent.compile=false", "device=cpu", "eval.every=0", "log.every=40", "total_steps=160",
+       "checkpoint.every=8", "checkpoint.keep=1000", "resume=auto")  # fmt: skip
+# Steps so large that an update often changes what is done next.
+DQN = ("agent=dqn", "agent.learning_starts=8", "agent.train_every=2", "agent.updates_per_train=2",
+       "agent.learning_rate=0.3", "agent.epsilon_fraction=0.01", "agent.batch_size=4",
+       "agent.replay.capacity=64", "agent.replay.prioritized=true", "agent.n_step=3")  # fmt: skip
+PPO = ("agent=ppo", "agent.learning_rate=0.3", "agent.rollout_steps=4", "agent.epochs=2",
+       "agent.minibatches=2")  # fmt: skip
+
+
+def end(folder: Path, *chosen: str) -> str:
+    train(job(folder, *RUN, *chosen, quick=False))
+    found: str = json.loads((folder / "run" / "summary.json").read_text())["weights_sha256"]
+    return found
+
+
+@pytest.mark.parametrize("chosen", [DQN, PPO], ids=["dqn", "ppo"])
+def test_a_run_continued_from_any_checkpoint_ends_as_it_would_have(
+    tmp_path: Path, chosen: tuple[str, ...]
+) -> None:
+    expected = end(tmp_path / "whole", *chosen)
+    saved = saved_below(tmp_path / "whole" / "run" / "checkpoints")
+    assert len(saved) > 5  # those that a slow disk leaves out are missing
+    for last in saved:
+        folder = tmp_path / f"from-{last.step}"
+        shutil.copytree(tmp_path / "whole", folder)
+        for later in saved_below(folder / "run" / "checkpoints"):
+            if later.path.name > last.path.name:
+                shutil.rmtree(later.path)
+        assert end(folder, *chosen) == expected, f"continued from step {last.step}"
