@@ -49,6 +49,11 @@ def cross_entropy(head: Head, parameters: Tensor, lesson: Tensor) -> Tensor:
     return -head.log_prob(parameters, lesson)
 
 
+def told_of(taught: Tensor, teacher_coef: float | Tensor) -> Tensor:
+    """Return the metric [B]: none once the teacher is not asked, and what it said is no more."""
+    return taught.detach() * (teacher_coef > 0)
+
+
 def taught_ppo_loss(
     network: Callable[[Tensor], tuple[Tensor, Tensor]],
     batch: TaughtBatch,
@@ -79,7 +84,9 @@ def taught_ppo_loss(
         value_coef=value_coef,
     )
     taught = cross_entropy(head, parameters, batch.lesson)
-    return RowLoss(rows.loss + teacher_coef * taught, (*rows.metrics, taught.detach()))
+    return RowLoss(
+        rows.loss + teacher_coef * taught, (*rows.metrics, told_of(taught, teacher_coef))
+    )
 
 
 def taught_td_loss(
@@ -104,4 +111,4 @@ def taught_td_loss(
     values = head.values(told[0])  # what is learned is asked first: Q(s, ·)
     taught = -(batch.lesson * F.log_softmax(values / temperature, 1)).sum(1)
     loss = rows.loss + teacher_coef * batch.weight * taught
-    return RowLoss(loss, (*rows.metrics, taught.detach()), rows.reports)
+    return RowLoss(loss, (*rows.metrics, told_of(taught, teacher_coef)), rows.reports)

@@ -134,11 +134,13 @@ def test_what_the_teacher_counts_for_falls_to_nothing_and_then_it_is_not_asked()
         return by_sign(obs)
 
     agent = student(TaughtPPO, teach, total=16 * 3 * 10, teacher_coef=2.0, teacher_fraction=0.3)
-    env, coefs = Episodes(mean_length=1e9), []
+    env, coefs, losses = Episodes(mean_length=1e9), [], []
     obs = env.reset()
     for _ in range(6):
         coefs.append(agent.scalars()["train/teacher_coef"])
-        _, obs = learn(agent, env, obs, 1)
+        (found,), obs = learn(agent, env, obs, 1)
+        losses.append(found["train/teacher_loss"])
+    assert min(losses[:3]) > 0 and losses[3:] == [0, 0, 0]
     assert coefs == pytest.approx([2, 4 / 3, 2 / 3, 0, 0, 0])
     assert sum(asked) == 3 * 16 * 3
 
