@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import signal
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,12 +129,30 @@ def test_a_burst_of_updates_does_not_hold_a_signal_up(tmp_path: Path) -> None:
     assert read_part(newest.path, "agent")["taken"] == 55
 
 
+def stopped() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):  # the signal arrives here
+        pass
+
+
+def stopped_in_a_callback() -> None:
+    """Be stopped where Python cannot pass an exception on, as the import system may be."""
+    thing = Stop()
+    reference = weakref.ref(thing, lambda _: stopped())
+    del thing
+    assert reference() is None
+
+
+@pytest.mark.parametrize("happens", [stopped, stopped_in_a_callback])
 def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    happens: Callable[[], None],
 ) -> None:
     def build(self: Compiled, args: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(10**9):  # until the signal arrives
+        happens()
+        for _ in range(10**9):  # until it is cut short
             pass
         raise AssertionError
 
@@ -141,6 +161,7 @@ def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
         patch.setattr(Compiled, "build", build)
         with pytest.raises(SystemExit):
             train(job(tmp_path / "parts", *RUN, *chosen, quick=False))
+    assert "Traceback" not in capfd.readouterr().err
 
     def eager(self: Compiled, args: Any) -> None:
         self._failed = True

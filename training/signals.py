@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from agents.stopping import Stop
+from agents.stopping import CutShortError, Stop
 
 # A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -23,6 +23,8 @@ SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a 
 ROW_SECONDS = 3.5  # that a row may still take
 RANKS_SECONDS = 20.0  # the same where ranks have to agree; torchrun kills after 30
 LAST_SECONDS = 0.8  # for closing, once nothing is waited for any more
+# Python cannot pass an exception on out of a weak reference's callback: it is raised again.
+AGAIN_SECONDS = 0.02
 
 
 class StoppedError(KeyboardInterrupt):
@@ -38,6 +40,7 @@ def ended_by_signals() -> Iterator[None]:
     """Let a signal end the whole process without a traceback, with the code of that signal."""
     _handle(_stop_at_once)
     _handle(_nothing_to_save, (signal.SIGUSR1,))
+    sys.unraisablehook = _leave_if_stopped
     try:
         yield
     except KeyboardInterrupt as error:
@@ -53,6 +56,13 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         # The interpreter takes its time to end; nobody wants a traceback of that.
         _handle(_exit)
+
+
+def _leave_if_stopped(lost: Any) -> None:
+    """End the process where an exception that should have done so could not be passed on."""
+    if isinstance(lost.exc_value, StoppedError):
+        _leave(lost.exc_value.exit_code)
+    sys.__unraisablehook__(lost)
 
 
 def _leave(code: int) -> NoReturn:
@@ -75,8 +85,9 @@ class StopSignals:
         self.stop = Stop()  # what learning obeys
         self._overdue = False
         self._waiting: int | None = None
-        self._begun = self._shielded = False
+        self._begun = self._shielded = self._again = False
         self._before: dict[int, Any] = {}
+        self._unraisable = sys.unraisablehook
 
     @property
     def received(self) -> int | None:
@@ -109,10 +120,12 @@ class StopSignals:
         self._before = _handle(self._receive)
         self._before |= _handle(self._save, (signal.SIGUSR1,))
         self._before |= _handle(self._hurry, (signal.SIGALRM,))
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._pass_on
         return self
 
     def __exit__(self, *_: object) -> None:
         self.reached()
+        sys.unraisablehook = self._unraisable
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -140,9 +153,21 @@ class StopSignals:
             self.save_requested = True
             _say("saving after this row")
 
+    def _pass_on(self, lost: Any) -> None:
+        if isinstance(lost.exc_value, CutShortError) and self._noted is not None:
+            self._again = True
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+        else:
+            self._unraisable(lost)
+
     def _hurry(self, number: int) -> None:
         """End what takes too long: first by an exception, then whatever it does."""
         assert self._noted is not None
+        if self._again:
+            self._again = False
+            signal.setitimer(signal.ITIMER_REAL, ROW_SECONDS)
+            self.stop.request()
+            return
         if self._overdue:
             os._exit(SIGNAL_EXIT + self._noted)
         self._overdue = True
