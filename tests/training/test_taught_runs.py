@@ -30,7 +30,7 @@ ALL = (
 SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
 LEADS = "agent.teacher_leads=0.5"
 TAUGHT = {
-    "ppo": (*PPO, "agent.normalize_obs=true", LEADS),
+    "ppo": (*PPO, "agent.normalize_obs=true", "agent.value_norm=true", LEADS),
     "ppo that looks on": (*PPO, "agent.anneal_entropy_coef=true", "agent.entropy_coef=0.01"),
     "dqn": (*DQN, LEADS),
     "dqn with all": (*DQN, *ALL),
