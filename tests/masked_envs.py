@@ -131,5 +131,5 @@ class Doors(Masking):
         return seen, reward, self.room == self.rooms, self.steps == 2 * self.rooms, info
 
 
-gym.register("Stamped-v0", Stamped)
+gym.register("StampedMasks-v0", Stamped)
 gym.register("Doors-v0", Doors)

@@ -18,7 +18,7 @@ from envs.types import DiscreteActions, EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError
 
 CPU = torch.device("cpu")
-STAMPED = "masked_envs:Stamped-v0"
+STAMPED = "masked_envs:StampedMasks-v0"
 SOURCES = ("info", "observation", "method")
 
 

@@ -37,7 +37,7 @@ def test_a_run_continued_from_any_checkpoint_ends_as_it_would_have(
     saved = saved_below(tmp_path / "whole" / "run" / "checkpoints")
     assert len(saved) > 5  # those that a slow disk leaves out are missing
     for last in saved:
-        folder = tmp_path / f"from-{last.step}"
+        folder = tmp_path / f"from-{last.path.name}"
         shutil.copytree(tmp_path / "whole", folder)
         for later in saved_below(folder / "run" / "checkpoints"):
             if later.path.name > last.path.name:
