@@ -9,14 +9,13 @@ import warm
 from opened import job
 from test_killed import QUICK as KILLED
 from test_killed import hold_killed_against_whole
-from told_runs import Lines, opened, train
+from told_runs import in_one_and_in_two_parts
 
 from agents.registry import Masking
 from memory.errors import SettingError
 from scripts.evaluate import command
 from training.identity import plain_spec, spec_of
 from training.older import completed
-from training.opening import build
 from training.probing import probed
 
 DOORS = "env.id=masked_envs:Doors-v0"
@@ -52,23 +51,7 @@ def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
     asked = (*ENVS, *agent, f"++env.kwargs={{doors: 30, source: {source}}}", *SHORT)
     told = job(tmp_path, *asked, quick=False)
     assert told.spec.mask == 2 and told.config["env"]["action_masks"] == "auto"
-    whole, parts = Lines(), Lines()
-    with build(told) as (env, agent):
-        env.reset()
-        run = opened(told, agent, whole)
-        train(run, env, agent, 300)
-        run.finish()
-    with build(told) as (env, agent):
-        env.reset()
-        first = opened(told, agent, parts)
-        train(first, env, agent, 170)
-        states = [each.state_dict() for each in (first, agent, env)]
-    with build(told) as (env, agent):
-        second = opened(told, agent, parts)
-        for each, state in zip((second, agent, env), states, strict=True):
-            each.load_state_dict(state)
-        train(second, env, agent, 300)
-        second.finish()
+    run, second, whole, parts = in_one_and_in_two_parts(told, 170)
     assert parts == whole and len(whole) >= 3 and run.summary.updates > 9
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 

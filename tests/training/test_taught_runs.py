@@ -6,7 +6,7 @@ import pytest
 import warm
 from opened import job
 from test_killed import hold_killed_against_whole
-from told_runs import Lines, opened, train
+from told_runs import Lines, in_one_and_in_two_parts, opened, train
 
 from agents.learner import Learner
 from agents.teacher import TeacherError
@@ -46,24 +46,8 @@ def policy(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, policy, name):
-    whole, parts = Lines(), Lines()
     told = job(tmp_path, *TAUGHT[name], f"agent.teacher={policy}", *SHORT, quick=False)
-    with build(told) as (env, agent):
-        env.reset()
-        run = opened(told, agent, whole)
-        train(run, env, agent, 300)
-        run.finish()
-    with build(told) as (env, agent):
-        env.reset()
-        first = opened(told, agent, parts)
-        train(first, env, agent, 110)
-        states = [each.state_dict() for each in (first, agent, env)]
-    with build(told) as (env, agent):
-        second = opened(told, agent, parts)
-        for each, state in zip((second, agent, env), states, strict=True):
-            each.load_state_dict(state)
-        train(second, env, agent, 300)
-        second.finish()
+    run, second, whole, parts = in_one_and_in_two_parts(told, 110)
     assert parts == whole and run.summary.updates > 9
     assert "train/teacher_loss" in whole[-1][1]
     assert second.summary.weights_sha256 == run.summary.weights_sha256

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from train import loop
 from training.evaluation import Evaluation
 from training.instruments import Instruments
+from training.opening import build
 from training.run import Run
 from training.summary import Summary
 
@@ -72,3 +73,25 @@ class Part:
 def train(run, env, agent, until):
     """Go on to some step."""
     loop(Part(run, until), env, agent, agent.actor(env.spec.num_envs, explore=True))
+
+
+def in_one_and_in_two_parts(told, cut):
+    """Return both runs of 300 steps, and what was logged of each; the second was cut in two."""
+    whole, parts = Lines(), Lines()
+    with build(told) as (env, agent):
+        env.reset()
+        one = opened(told, agent, whole)
+        train(one, env, agent, 300)
+        one.finish()
+    with build(told) as (env, agent):
+        env.reset()
+        first = opened(told, agent, parts)
+        train(first, env, agent, cut)
+        states = [each.state_dict() for each in (first, agent, env)]
+    with build(told) as (env, agent):
+        other = opened(told, agent, parts)
+        for each, state in zip((other, agent, env), states, strict=True):
+            each.load_state_dict(state)
+        train(other, env, agent, 300)
+        other.finish()
+    return one, other, whole, parts
