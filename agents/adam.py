@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agents.tracing import being_traced, once
+from agents.tracing import once
 
 
 class AdamState(NamedTuple):
@@ -35,9 +35,6 @@ def adam_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
     """Take one step in place (Kingma & Ba 2015, algorithm 1)."""
-    if being_traced():
-        _written_out(weights, gradient, state, learning_rate, epsilon)
-        return
     # The operator that torch.optim.Adam(fused=True) ends in, without the way there: grouping
     # tensors by device and type costs more than the step itself.
     state.step.add_(1)
@@ -58,8 +55,8 @@ def adam_(
     )
 
 
-def _written_out(
-    weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, epsilon: float
+def written_out_(
+    weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
     """Compute the same in plain operations, which a compiler fuses; it cannot see into `adam`."""
     state.step.add_(1)
@@ -71,12 +68,15 @@ def _written_out(
 
 
 @torch.no_grad()
-def clip_(gradient: Tensor, max_norm: float) -> Tensor:
-    """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before."""
+def clip_(gradient: Tensor, max_norm: float, *, looking: bool = True) -> Tensor:
+    """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before.
+
+    A graph cannot be `looking` at it.
+    """
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_norm <= 0:
         return norm
-    if gradient.device.type == "cpu" and not being_traced():
+    if looking and gradient.device.type == "cpu":
         # On the host a look is free, and most gradients need no scaling.
         size = norm.item()
         if not size <= max_norm:

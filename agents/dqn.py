@@ -26,10 +26,11 @@ from agents.dqn_settings import DQNSettings
 from agents.dqn_stretch import explorer
 from agents.learner import Learner
 from agents.network_settings import is_large_image
-from agents.networks import QNetwork, with_memory
+from agents.networks import with_memory
 from agents.noisy import UpdateNoise
 from agents.schedules import linear
 from agents.stopping import CutShortError
+from agents.trunks import QNetwork
 from agents.world import World
 from buffers.replay import ReplayBatch, ReplayBuffer
 from envs.types import EnvSpec, Rows, RunRows, Step
@@ -87,11 +88,13 @@ class DQN(Agent):
         assert isinstance(network, QNetwork)
         how = recipe(settings, device, network.masks)
         self._learner = Learner(how, online, mode, frozen=(self._target,))
-        self._noise = UpdateNoise(network.noise_size, device, seeds[3])
+        size = network.noise_size
+        self._noise = UpdateNoise(size, device, seeds[3]) if size else None
         self._greedy = greedy(settings, network, device)
         self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
         self._explore = explorer(settings, self._actor, self._replay, total_steps)
         self._filled = False  # every rank's replay has something to draw
+        self._weighs_together = False  # by the priorities of all ranks
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learns_after = settings.learning_starts
@@ -114,7 +117,9 @@ class DQN(Agent):
         super().join(world)
         drawn = self._settings.batch_size * self._settings.grad_accumulation
         self._learner.share = 1 / sum(world.gather(drawn))
-        self._noise.join(world)
+        self._weighs_together = self._settings.replay.prioritized
+        if self._noise is not None:
+            self._noise.join(world)
 
     @override
     def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
@@ -194,7 +199,10 @@ class DQN(Agent):
             step.valid,
             step.obs,
         )
-        self._steps += self._world.counted(step.valid)
+        alone = self._world.alone
+        self._steps += (
+            int(np.count_nonzero(step.valid)) if alone else self._world.counted(step.valid)
+        )
 
     @override
     def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
@@ -223,7 +231,7 @@ class DQN(Agent):
     def _can_draw(self) -> bool:
         """Return whether there is something to draw; once every rank has something, it stays so."""
         if self._world.alone:
-            return len(self._replay) > 0
+            return self._replay.timeline.count > 0
         if not self._filled:
             self._filled = min(self._world.gather(len(self._replay))) > 0
         return self._filled
@@ -231,41 +239,37 @@ class DQN(Agent):
     def _learn_at(self, step: int) -> None:
         s = self._settings
         if step % s.train_every == 0:
+            beta, rate = self.beta if s.replay.prioritized else 1.0, self._rate()
             while self._taken < s.updates_per_train:
                 if self._learner.stop.requested:
                     raise CutShortError
-                self._learn()
+                self._learn(rate, beta)
                 self._taken += 1
             self._taken = 0
         if step % s.target_every == 0:
             self._target.weights.lerp_(self._learner.network.weights, s.target_tau)
             self.target_updates += 1
 
-    def _learn(self) -> None:
-        rate, numbers = self._rate(), self._numbers()
+    def _learn(self, rate: float, beta: float) -> None:
+        numbers = self._numbers()
         if not self._learner.ready:
             with self._replay.rehearsal():  # compilation may be cut short
-                self._learner.prepare(self._draw(), rate, *numbers)
-        batch = self._draw()
-        if self._priorities_are_shared:
+                self._learner.prepare(self._draw(beta), rate, *numbers)
+        batch = self._draw(beta)
+        if self._weighs_together:
             (most,) = self._world.largest(1 / self._replay.rarest)
-            batch.weight.mul_((self._replay.rarest * most) ** -self.beta)
+            batch.weight.mul_((self._replay.rarest * most) ** -beta)
         (td_error,) = self._learner.step(batch, rate, *numbers)
         self._replay.update_priorities(batch.index, td_error)
-        if self._priorities_are_shared:
+        if self._weighs_together:
             (self._replay.peak,) = self._world.largest(self._replay.peak)
 
     def _numbers(self) -> tuple[float | Tensor, ...]:
         """Return what the loss is given besides the batch."""
-        return self._noise.of(self._learner.updates)
+        return () if self._noise is None else self._noise.of(self._learner.updates)
 
-    @property
-    def _priorities_are_shared(self) -> bool:
-        return self._settings.replay.prioritized and not self._world.alone
-
-    def _draw(self) -> ReplayBatch:
+    def _draw(self, beta: float) -> ReplayBatch:
         s = self._settings
-        beta = self.beta if s.replay.prioritized else 1.0
         return self._replay.sample(s.batch_size * s.grad_accumulation, beta=beta)
 
     def scalars(self) -> dict[str, float]:

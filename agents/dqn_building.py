@@ -15,10 +15,11 @@ from agents.dqn_settings import DQNSettings
 from agents.host_policy import q_on_host
 from agents.learner import Recipe
 from agents.masking import Masks
-from agents.networks import FlatNetwork, QNetwork, with_memory
+from agents.networks import FlatNetwork, with_memory
 from agents.noisy import NoisyLinear
 from agents.return_distributions import CategoricalHead, QuantileHead
 from agents.taught_loss import taught_td_loss, with_teacher
+from agents.trunks import QNetwork
 from buffers.replay import ReplayBuffer, build_replay
 from envs.types import DiscreteActions, EnvSpec
 from memory.budget import require

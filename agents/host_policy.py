@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk
 from agents.heads import BoxHead, DiscreteHead, GaussianLayer, Head
 from agents.host_network import OUTPUTS, Floats, HostNetwork, Layer, forward
-from agents.networks import QNetwork
 from agents.normaliser import CLIP
-from agents.trunks import Dense
+from agents.trunks import Dense, QNetwork
 from memory.compiled import compiled
 
 LIMIT = np.float32(CLIP)

@@ -10,18 +10,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from agents.adam import AdamState, adam_, adam_state, clip_
+from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
 from agents.compiling import Compiled, Mode, Padding, compiled
 from agents.networks import FlatNetwork
 from agents.stopping import CutShortError, Stop
 from agents.together import Together
-from agents.world import ALONE, World
+from agents.world import World
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.state import Stateful
@@ -86,17 +87,16 @@ class Learner(Stateful):
         self._last = torch.zeros(len(self._names), device=device)
         self._sums = torch.zeros_like(self._last)
         self._summed = 0
-        self._world = ALONE
         self._graphs = mode != "eager"
         self._padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
         self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
+        self.ready = mode != "compiled"  # else the next step is held up by a compiler
 
     def join(self, world: World) -> None:
         """Take every step together with other ranks, from the weights that rank 0 has.
 
         Batches come prepared, and with their rows' shares, from who knows those of all ranks.
         """
-        self._world = world
         self._recipe = replace(self._recipe, prepare=None)
         for network in self._networks:
             world.copy_((network.weights, *network.module.buffers()))
@@ -104,8 +104,9 @@ class Learner(Stateful):
         finish: Callable[..., Any] = self._finish
         if self._graphs:
             slope = compiled(self._graph_slope, self._mode, slope)
-            finish = compiled(finish, self._mode, finish)
+            finish = compiled(partial(finish, in_graph=True), self._mode, finish)
         self._run = Together(slope, finish, world, lambda: self.stop)
+        self.ready = self._mode != "compiled"
 
     def step(self, batch: Any, learning_rate: float, *numbers: float | Tensor) -> Tensors:
         """Take one step on `batch`; return the reports of its rows [B].
@@ -113,7 +114,8 @@ class Learner(Stateful):
         The first one may have to compile; that is cut short at once if the run is to end.
         """
         arguments = self._arguments(batch, learning_rate, numbers)
-        self._prepare(arguments)
+        if not self.ready:
+            self._prepare(arguments)
         self._last, *reports = self._run(*arguments)
         self.updates += 1
         # Never a name for `_last` itself: a CUDA graph writes the next step's numbers there.
@@ -125,19 +127,15 @@ class Learner(Stateful):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return tuple(reports)
 
-    @property
-    def ready(self) -> bool:
-        """Whether the next step is not held up by a compiler."""
-        return not isinstance(self._run, Compiled | Together) or self._run.built
-
     def prepare(self, batch: Any, learning_rate: float, *numbers: float | Tensor) -> None:
-        """Compile where that is still to be done, on arguments that are only looked at."""
+        """Compile for arguments like these, which are only looked at."""
         self._prepare(self._arguments(batch, learning_rate, numbers))
 
     def _prepare(self, arguments: tuple[Any, ...]) -> None:
-        if isinstance(self._run, Compiled | Together) and not self._run.built:
+        if isinstance(self._run, Compiled | Together):
             with self.stop.at_once():
                 self._run.build(arguments)
+        self.ready = True
 
     def _arguments(self, batch: Any, rate: float, numbers: Numbers) -> tuple[Any, ...]:
         self._rate.fill_(rate)
@@ -179,10 +177,7 @@ class Learner(Stateful):
         return limit is not None and bool(self._last[self._names.index(limit[0])] > limit[1])
 
     def means(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
-        """Return the metrics' means over the steps since the last call; None if there are none.
-
-        `others` [] are put beside them.
-        """
+        """Return the means since the last call, `others` [] beside them; None without a step."""
         if not self._summed:
             return None
         names, values = self._names, self._sums / self._summed
@@ -199,8 +194,7 @@ class Learner(Stateful):
             self._numbers = numbers
             return
         if not self._numbers:
-            shapes = [number.shape if isinstance(number, Tensor) else () for number in numbers]
-            self._numbers = tuple(self._rate.new_empty(shape) for shape in shapes)
+            self._numbers = tuple(self._rate.new_empty(torch.as_tensor(n).shape) for n in numbers)
         for tensor, number in zip(self._numbers, numbers, strict=True):
             assert isinstance(tensor, Tensor)
             if isinstance(number, Tensor):
@@ -219,7 +213,8 @@ class Learner(Stateful):
     ) -> Tensors:
         """Compute the same as one function of its arguments, which can be compiled."""
         gradient, values, *reports = self._graph_slope(weights, numbers, batch, share)
-        return self._finish(weights[0], gradient, adam, numbers[0], values), *reports
+        told = self._finish(weights[0], gradient, adam, numbers[0], values, in_graph=True)
+        return told, *reports
 
     def _eager_slope(
         self, weights: Tensors, numbers: tuple[Any, ...], batch: Any, share: Tensor
@@ -266,13 +261,21 @@ class Learner(Stateful):
 
     @torch.no_grad()
     def _finish(
-        self, weights: Tensor, gradient: Tensor, adam: AdamState, rate: Tensor, values: Tensor
+        self,
+        weights: Tensor,
+        gradient: Tensor,
+        adam: AdamState,
+        rate: Tensor,
+        values: Tensor,
+        *,
+        in_graph: bool = False,
     ) -> Tensor:
         """Step along the gradient; return the metrics [K] and its norm."""
-        norm = clip_(gradient, self._recipe.max_grad_norm)
+        norm = clip_(gradient, self._recipe.max_grad_norm, looking=not in_graph)
         limit = self._recipe.limit
         before = [] if limit is None else [tensor.clone() for tensor in (weights, *adam)]
-        adam_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
+        step_ = written_out_ if in_graph else adam_
+        step_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
         if limit is not None:
             # Undo the step where it starts beyond the limit, without asking the device.
             keep = values[self._names.index(limit[0])] <= limit[1]

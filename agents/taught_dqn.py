@@ -70,8 +70,8 @@ class TaughtDQN(DQN):
         return super().collect(decision, run, steps)
 
     @override
-    def _draw(self) -> Any:
-        batch = super()._draw()
+    def _draw(self, beta: float) -> Any:
+        batch = super()._draw(beta)
         if self.teacher_coef > 0:  # else what it says counts for nothing
             self._teaching.tell_(batch.obs, self._lesson)
         return TaughtReplayBatch(*batch, self._lesson)

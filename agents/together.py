@@ -50,12 +50,6 @@ class Together:
             stop.agree()
         return self._finish(weights[0], gradient, adam, numbers[0], values), *reports
 
-    @property
-    def built(self) -> bool:
-        """Whether it runs as it always will."""
-        parts = (self._slope, self._finish)
-        return all(part.built for part in parts if isinstance(part, Compiled))
-
     def build(self, args: tuple[Any, ...]) -> None:
         """Compile both halves for arguments like these, which are left as they are."""
         weights, adam, numbers, batch, share = args

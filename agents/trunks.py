@@ -1,4 +1,7 @@
-"""The layers up to the heads, by their names: `agent.network` chooses, or the observation does."""
+"""The layers up to the heads, by their names, and the values of actions on them.
+
+`agent.network` chooses the layers, or the observation does.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,17 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from agents.activations import ACTIVATIONS
-from agents.network_settings import PLAIN, Activation, NetworkSettings, Trunk, is_large_image
-from agents.noisy import NoisyLinear
+from agents.masking import Masks
+from agents.network_settings import (
+    PLAIN,
+    Activation,
+    Init,
+    NetworkSettings,
+    Trunk,
+    is_large_image,
+)
+from agents.networks import orthogonal_, uniform_
+from agents.noisy import NoisyLinear, noise_sizes
 
 Linear = Callable[[int, int], nn.Linear]  # builds a layer from so many numbers to so many
 
@@ -156,3 +168,73 @@ def _before_dense(trunk: Trunk, observation_shape: Sequence[int]) -> list[nn.Mod
     if trunk == "mlp":
         return [] if len(observation_shape) == 1 else [nn.Flatten()]
     return [*CONVOLUTIONS[trunk](*observation_shape), nn.Flatten()]
+
+
+class QNetwork(nn.Module):
+    """What a head says of every action, optionally split in two (dueling, Wang et al. 2016)."""
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        dtype: str,
+        actions: int,
+        hidden: Sequence[int],
+        dueling: bool,
+        shape: tuple[int, ...] = (),
+        *,
+        activation: Activation = "relu",
+        network: NetworkSettings = PLAIN,
+        linear: Linear = nn.Linear,
+        masks: Masks | None = None,
+    ) -> None:
+        super().__init__()
+        self.masks = masks  # of what is shown besides `observation_shape`
+        self.trunk, features = build_trunk(
+            observation_shape, dtype, hidden, activation, network, linear
+        )
+        size = math.prod(shape)
+        self.advantage = linear(features, actions * size)
+        self.value = linear(features, size) if dueling else None
+        self.shape = shape  # of what is said of one action
+        self._noise_sizes = noise_sizes(self)
+
+    @property
+    def noise_size(self) -> int:
+        """Numbers that one draw of all noisy weights takes."""
+        return sum(self._noise_sizes)
+
+    def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
+        """Initialise uniformly, or orthogonally with gain √2 in the trunk and 1 after it."""
+        if init != "orthogonal":
+            uniform_(self, generator)
+            return
+        orthogonal_(self.trunk, math.sqrt(2), generator)
+        for head in (self.advantage, self.value):
+            if head is not None:
+                orthogonal_(head, 1.0, generator)
+
+    def forward(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return numbers [B, A, *shape] for observations [B, …].
+
+        `noise` is [K] of noisy layers, or [B, K]; without it they are as their means are.
+        """
+        # As in Dense: what is called here is called several times an update.
+        parts = None if noise is None else iter(noise.split(self._noise_sizes, -1))
+        features = self._features(obs if self.masks is None else self.masks.seen(obs), parts)
+        advantage = linearly(self.advantage, features, parts)
+        if self.shape:
+            advantage = advantage.view(len(obs), -1, *self.shape)
+        if self.value is None:
+            return advantage
+        value = linearly(self.value, features, parts)
+        if self.shape:
+            value = value.view(len(obs), 1, *self.shape)
+        return value + advantage - advantage.mean(1, keepdim=True)
+
+    def _features(self, obs: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
+        if noise is None:
+            return self.trunk.forward(obs)  # type: ignore[no-any-return]
+        *before, dense = self.trunk if isinstance(self.trunk, nn.Sequential) else (self.trunk,)
+        for layer in before:
+            obs = layer.forward(obs)
+        return dense.forward(obs, noise)  # type: ignore[no-any-return]

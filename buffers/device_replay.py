@@ -73,8 +73,8 @@ class DeviceReplay(ReplayBuffer):
     ) -> None:
         if next_obs.shape != self._expected:
             raise self._misfit(next_obs)
-        slot, rows, flags = self._timeline.slot, self._layout.rows, self._timeline.flags
-        born, dead = self._timeline.advance(terminated, truncated, valid)
+        slot, rows, flags = self.timeline.slot, self._layout.rows, self.timeline.flags
+        born, dead = self.timeline.advance(terminated, truncated, valid)
         before = (slot - 1) % rows  # a cut changes what the row before was
         sent = send(
             self._device, np.asarray(action, np.int64), np.asarray(reward, np.float32),
@@ -83,17 +83,17 @@ class DeviceReplay(ReplayBuffer):
         self._action[slot], self._reward[slot], self._flags[before], self._flags[slot] = sent[:4]
         if self._priorities is not None and len(born) + len(dead):
             self._priorities.revise(sent[4], sent[5])
-        self._frames[self._timeline.slot] = sent[6]
+        self._frames[self.timeline.slot] = sent[6]
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
-        if not self._timeline.count:
+        if not self.timeline.count:
             raise RuntimeError(NOTHING_YET)
         uniform = self._random.random(n)
         if self._priorities is not None:
             return self._read(*self._priorities.draw(uniform, beta))
         picked = np.empty(n, np.int64)
-        self._timeline.pick(uniform, picked)
+        self.timeline.pick(uniform, picked)
         return self._read(send(self._device, picked)[0], torch.ones(n, device=self._device))
 
     @override
@@ -109,7 +109,7 @@ class DeviceReplay(ReplayBuffer):
     @override
     def continue_from(self, outline: Mapping[str, Any]) -> None:
         super().continue_from(outline)
-        self._flags.copy_(torch.from_numpy(self._timeline.flags))
+        self._flags.copy_(torch.from_numpy(self.timeline.flags))
 
     @override
     def _stored(self) -> dict[str, Tensor]:

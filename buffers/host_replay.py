@@ -159,17 +159,17 @@ class HostReplay(ReplayBuffer):
     ) -> None:
         if next_obs.shape != self._expected:
             raise self._misfit(next_obs)
-        slot = self._timeline.slot
-        born, dead = self._timeline.advance(terminated, truncated, valid)
+        slot = self.timeline.slot
+        born, dead = self.timeline.advance(terminated, truncated, valid)
         self._action[slot] = action
         self._reward[slot] = reward
-        self._frames[self._timeline.slot] = next_obs[:, self._newest :]
+        self._frames[self.timeline.slot] = next_obs[:, self._newest :]
         if self._priorities is not None:
             self._priorities.revise(born, dead)
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
-        if not self._timeline.count:
+        if not self.timeline.count:
             raise RuntimeError(NOTHING_YET)
         if self._copied is not None:
             self._copied.synchronize()
@@ -178,11 +178,11 @@ class HostReplay(ReplayBuffer):
         out = self._output
         self._random.random(out=out.uniform)
         if self._priorities is None:
-            self._timeline.pick(out.uniform, out.drawn)
+            self.timeline.pick(out.uniform, out.drawn)
         else:
             self._priorities.draw(out.uniform, beta, out.drawn, out.weight)
         read_windows(
-            self._timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
+            self.timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
             out.drawn, self._chosen, out.obs, out.next_obs, out.action, out.reward, out.discount,
         )  # fmt: skip
         return out.batch if self._device.type != "cuda" else self._deliver(out.batch)
@@ -200,19 +200,19 @@ class HostReplay(ReplayBuffer):
         places, tree = np.zeros(PLACES, np.int64), self._priorities
         stored = (self._layout.n_step, self._frames_flat, self._action, self._reward)
         priorities = (np.zeros(0), np.zeros(0), places[:0]) if tree is None else tree.arrays
-        everything: Any = (*self._timeline.arrays, *stored, *priorities, np.zeros(1), places)
+        everything: Any = (*self.timeline.arrays, *stored, *priorities, np.zeros(1), places)
         return Ring._make(everything)
 
     def give(self, ring: Ring) -> None:
         """Say where rows are to be added."""
-        ring.places[:] = self._timeline.row, self._timeline.count, 0
+        ring.places[:] = self.timeline.row, self.timeline.count, 0
         if self._priorities is not None:
             ring.newcomers[0] = self._priorities.newcomers
 
     def took(self, ring: Ring) -> None:
         """Count the rows that were added."""
-        self._timeline.row, self._timeline.count, wrong = ring.places.tolist()
-        self._timeline.refuse_wrong(wrong)
+        self.timeline.row, self.timeline.count, wrong = ring.places.tolist()
+        self.timeline.refuse_wrong(wrong)
 
     @override
     def _stored(self) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ class ReplayBuffer(Stateful, ABC):
     def __init__(
         self, layout: ReplayLayout, priorities: SumTree | BlockSums | None, seed: int
     ) -> None:
-        self._layout, self._timeline = layout, Timeline(layout)
+        self._layout, self.timeline = layout, Timeline(layout)
         self._priorities = priorities
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._newest = -layout.frame_shape[0]  # where the newest frame begins in a stack
@@ -56,7 +56,7 @@ class ReplayBuffer(Stateful, ABC):
 
     def __len__(self) -> int:
         """Return how many transitions can be drawn now."""
-        return self._timeline.count
+        return self.timeline.count
 
     @property
     def capacity(self) -> int:
@@ -68,7 +68,7 @@ class ReplayBuffer(Stateful, ABC):
         """Bytes held, all included but the batch handed out."""
         priorities = self._priorities.nbytes if self._priorities else 0
         rows = sum(part.nbytes for part in self._stored().values())
-        return self._timeline.nbytes + rows + priorities
+        return self.timeline.nbytes + rows + priorities
 
     @abstractmethod
     def start(self, obs: NDArray) -> None:
@@ -130,7 +130,7 @@ class ReplayBuffer(Stateful, ABC):
 
     def clear(self) -> None:
         """Forget everything; the memory and the generator stay."""
-        self._timeline.clear()  # rows that it does not know are never read
+        self.timeline.clear()  # rows that it does not know are never read
         if self._priorities is not None:
             self._priorities.clear()
 
@@ -157,7 +157,7 @@ class ReplayBuffer(Stateful, ABC):
     @property
     def row(self) -> int:
         """Number of the open row, whose observation alone is known; −1 before the first."""
-        return self._timeline.row
+        return self.timeline.row
 
     @property
     def ring_rows(self) -> int:
@@ -185,7 +185,7 @@ class ReplayBuffer(Stateful, ABC):
         if wrong:
             raise ValueError(f"replay: saved with another shape: {', '.join(wrong)}")
         self.clear()
-        self._timeline.load_state_dict(outline["timeline"])
+        self.timeline.load_state_dict(outline["timeline"])
         if self._priorities is not None:
             self._priorities.load_state_dict(outline["priorities"])
         self._random.bit_generator.state = outline["random"]
@@ -208,7 +208,7 @@ class ReplayBuffer(Stateful, ABC):
         state = {
             "layout": self._layout.to_plain(),
             "random": self._random.bit_generator.state,
-            "timeline": self._timeline.state_dict(),
+            "timeline": self.timeline.state_dict(),
         }
         if self._priorities is not None:
             slots = self._filled() * self._layout.num_envs
@@ -220,7 +220,7 @@ class ReplayBuffer(Stateful, ABC):
         """Return what is saved of the rows, sharing memory: frames, action, reward."""
 
     def _filled(self) -> int:
-        return min(self._timeline.row + 1, self._layout.rows)
+        return min(self.timeline.row + 1, self._layout.rows)
 
     def _misfit(self, obs: NDArray) -> Exception:
         return ValueError(f"replay: observations {obs.shape} should be {self._expected}")

@@ -11,8 +11,8 @@ from agents.activations import ACTIVATIONS
 from agents.actors import Greedy, Sampling
 from agents.host_policy import policy_on_host, q_on_host
 from agents.network_settings import PLAIN
-from agents.networks import QNetwork
 from agents.ppo_rows import score
+from agents.trunks import QNetwork
 
 
 def both(agent):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from agents.dqn_loss import ScalarHead, td_loss
-from agents.networks import QNetwork
+from agents.trunks import QNetwork
 from buffers.replay import ReplayBatch
 
 ACTIONS = 3

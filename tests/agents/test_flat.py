@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from agents.adam import _written_out, adam_, adam_state, clip_
-from agents.networks import FlatNetwork, QNetwork, uniform_
+from agents.adam import adam_, adam_state, clip_, written_out_
+from agents.networks import FlatNetwork, uniform_
+from agents.trunks import QNetwork
 
 CPU = torch.device("cpu")
 
@@ -28,7 +29,7 @@ def test_the_function_of_the_weights_is_the_module():
     assert not net.function(torch.zeros_like(net.weights))(x).any()
 
 
-@pytest.mark.parametrize("step", [adam_, _written_out])
+@pytest.mark.parametrize("step", [adam_, written_out_])
 @torch.no_grad()
 def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
     net, data = flat(), torch.randn(64, 4)

@@ -12,8 +12,9 @@ from agents.compiling import Padding, _CudaGraph
 from agents.dqn_building import recipe
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.learner import Learner, Recipe, RowLoss
-from agents.networks import FlatNetwork, QNetwork
+from agents.networks import FlatNetwork
 from agents.tracing import flatten, traced
+from agents.trunks import QNetwork
 from buffers.replay import ReplayBatch
 from memory.errors import NonFiniteError
 

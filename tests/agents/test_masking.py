@@ -15,9 +15,9 @@ from agents.dqn import DQN
 from agents.dqn_loss import td_loss
 from agents.heads import DiscreteHead
 from agents.masking import Masks
-from agents.networks import QNetwork
 from agents.normaliser import ObservationNormaliser
 from agents.ppo import PPO
+from agents.trunks import QNetwork
 from envs.types import DiscreteActions, EnvSpec, Step
 
 CPU = torch.device("cpu")

@@ -12,8 +12,9 @@ from test_learner import as_traced
 
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.network_settings import NetworkSettings
-from agents.networks import QNetwork, orthogonal_, uniform_
+from agents.networks import orthogonal_, uniform_
 from agents.noisy import NoisyLinear, UpdateNoise, draw_noise
+from agents.trunks import QNetwork
 from memory.errors import SettingError
 
 SIGMA = 0.5

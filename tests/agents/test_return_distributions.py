@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_dqn_loss import batch
 
 from agents.dqn_loss import Munchausen, ScalarHead, td_loss
-from agents.networks import QNetwork
 from agents.return_distributions import CategoricalHead, QuantileHead, project
+from agents.trunks import QNetwork
 
 CPU = torch.device("cpu")
 ATOMS, LOW, HIGH = 7, -2.0, 4.0

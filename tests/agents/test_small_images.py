@@ -6,7 +6,7 @@ import torch
 from agents.actor_critic import ActorCritic
 from agents.heads import DiscreteHead
 from agents.network_settings import NATURE_MIN_SIDE
-from agents.networks import QNetwork
+from agents.trunks import QNetwork
 
 SIZES = [(h, w) for h in range(1, 13) for w in range(1, 13)]
 SIZES += [(h, w) for side in range(13, 49, 3) for h, w in ((side, side), (1, side), (side, 2))]

@@ -15,9 +15,9 @@ from agents.actor_critic import ActorCritic, TwinLayer, TwinNorm
 from agents.heads import DiscreteHead
 from agents.host_network import CODES, activate
 from agents.network_settings import NetworkSettings, fitting
-from agents.networks import FlatNetwork, QNetwork
+from agents.networks import FlatNetwork
 from agents.tracing import traced
-from agents.trunks import Residual, build_trunk
+from agents.trunks import QNetwork, Residual, build_trunk
 
 FRAMES, BOARD = (4, 84, 84), (4, 10, 10)
 TORCHS = {"relu": torch.relu, "tanh": torch.tanh, "elu": F.elu, "silu": F.silu}
