@@ -81,7 +81,7 @@ class DQN(Agent):
         self._rates = settings.learning_rates(total_steps)
         online, self._target = (start_network(settings, spec, device, seeds[1]) for _ in range(2))
         self._replay = start_replay(settings, spec, device, seeds[2])
-        expected = total_steps // settings.train_every * settings.updates_per_train
+        expected = settings.expected_updates(spec, total_steps)
         large = is_large_image(spec.seen_shape)
         mode = compile_mode(settings.compile, device, expected, large_images=large)
         network = online.module

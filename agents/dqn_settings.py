@@ -134,6 +134,11 @@ class DQNSettings(TeacherSettings):
             held=True,
         )
 
+    def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
+        """Return how many updates a run has."""
+        del spec
+        return total_steps // self.train_every * self.updates_per_train
+
     def of_rank(self, rank: int, size: int) -> DQNSettings:
         """Return the part of one of several ranks: batch and replay are of all together."""
         self.refuse_several_ranks()

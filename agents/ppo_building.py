@@ -30,10 +30,6 @@ from buffers.sequences import SequenceRollout, bytes_of_sequences
 from buffers.taught_rollout import TaughtRollout
 from envs.types import EnvSpec
 
-# What a graph of sequences saves grows with their rows, but so does the time to compile it: it pays
-# after so many times fewer updates. Graphs of more than so many rows take minutes.
-SOONER, LONGEST_GRAPH = 16, 32
-
 
 def build_network(
     settings: PPOSettings, spec: EnvSpec, head: Head, device: torch.device
@@ -65,9 +61,7 @@ def build_network(
 
 def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
     """Decide how updates run."""
-    rows = settings.rollout_steps * spec.num_envs
-    expected = total_steps // rows * settings.epochs * settings.minibatches_of(rows)
-    expected *= min(settings.length, SOONER) if settings.length <= LONGEST_GRAPH else 0
+    expected = settings.expected_updates(spec, total_steps)
     large = is_large_image(spec.seen_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 

@@ -20,6 +20,9 @@ from memory.errors import (
 )
 
 LARGEST_LOG_STD = 20  # e^20 is half a billion
+# What a graph of sequences saves grows with their rows, but so does the time to compile it: it pays
+# after so many times fewer updates. Graphs of more than so many rows take minutes.
+SOONER, LONGEST_GRAPH = 16, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,12 @@ class PPOSettings(TeacherSettings):
             raise SettingError(
                 "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
             )
+
+    def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
+        """Return how many updates a run has; one through L rows of a sequence counts as many."""
+        rows = self.rollout_steps * spec.num_envs
+        updates = total_steps // rows * self.epochs * self.minibatches_of(rows)
+        return updates * min(self.length, SOONER) if self.length <= LONGEST_GRAPH else 0
 
     def of_rank(self, rank: int, size: int) -> PPOSettings:
         """Return the part of one of several ranks: a minibatch is of all together."""

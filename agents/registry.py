@@ -53,6 +53,16 @@ class Masking(Protocol):
     takes_masks: bool
 
 
+@runtime_checkable
+class Compiling(Protocol):
+    """What the settings have of an algorithm whose updates can be one compiled graph."""
+
+    compile: str
+
+    def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
+        """Return how many updates a run has."""
+
+
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     """Return the settings of one of `size` ranks; refuse those that cannot be shared."""
     if size == 1:

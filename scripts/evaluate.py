@@ -208,7 +208,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
         policy, found = evaluate(args, settings)
         print(report(args, policy, settings, found))
     except Exception as error:
-        from training.command_line import explained
+        from training.failures import explained
 
         if isinstance(error, SettingError) and error.field.startswith(OF_ENVIRONMENTS):
             error = SettingError(f"env.{error.field}", error.value, error.reason)

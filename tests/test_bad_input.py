@@ -44,6 +44,15 @@ CASES = {
     "agent=dqn env=pendulum": ["agent=dqn", "Pendulum-v1", "agent=ppo"],
     "agent.gamma=1.5": ["agent.gamma=1.5", "between 0 and 1"],
     "seed=-1": ["seed=-1", "0 or more"],
+    "seeds=[]": ["seeds=[]", "names none"],
+    "seeds=[1,2,1]": ["seeds=[1,2,1]", "names 1 twice"],
+    "seeds=[0,-1]": ["seeds=[0,-1]", "0 or more"],
+    "seeds=3": ["seeds=3", "list of whole numbers"],
+    "seeds=[1,2] seed=3": ["seeds=[1,2]", "cannot be combined with seed="],
+    "seeds=[1,2] seed=0": ["seeds=[1,2]", "cannot be combined with seed="],
+    "seeds=${nope}": ["seeds: ", "'nope' not found"],
+    "seeds=[1,2] agent.gamma=1.5": ["agent.gamma=1.5", "between 0 and 1"],
+    "seeds=[1,2] env=pendulum": ["agent=dqn", "Pendulum-v1", "agent=ppo"],
     "agent.replay.capacity=10": ["agent.replay.capacity=10", "one batch"],
     "experiment=nosuch": ["experiment=nosuch"],
     "experiment=cartpole_dq": ["experiment=cartpole_dq", "cartpole_dqn"],
@@ -206,7 +215,7 @@ def test_only_a_bug_ends_with_1_and_only_a_file_that_exists_is_named():
 def test_a_torch_error_is_known_for_memory_that_ran_out():
     import torch
 
-    from training.command_line import out_of_memory
+    from training.failures import out_of_memory
 
     cuda = out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert cuda.exit_code == 7

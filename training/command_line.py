@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +18,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from agents.registry import of_rank
 from envs.types import EnvSpec
-from memory.errors import (
-    ExpectedError,
-    MemoryBudgetError,
-    SettingError,
-    describe,
-    exit_with,
-)
+from memory.errors import ExpectedError, SettingError, describe, exit_with
 from training.arguments import Arguments, CommandError, help_text, read, version
+from training.failures import in_a_line
 from training.hardware import refuse_unfit_machine
 from training.hints import explain
 from training.launch import end_with_launcher, place
@@ -40,12 +34,6 @@ from training.typed import UnknownKeyError
 
 if TYPE_CHECKING:
     from training.sweep_jobs import SweepJob
-
-
-class BugError(ExpectedError):
-    """Report a fault of the program itself: the only failure that ends with 1."""
-
-    exit_code = 1
 
 
 class ForgetConfigurations(Callback):
@@ -92,13 +80,20 @@ class Task:
         return run_job(*found, lambda: self._attempt(config, found[1]), options)
 
     def _attempt(self, config: DictConfig, of_sweep: SweepJob | None = None) -> float | None:
-        job = None
-        try:
-            job = accept(config, self._arguments.overrides, of_sweep)
+        many = OmegaConf.is_interpolation(config, "seeds") or config.get("seeds") is not None
+        with in_a_line():
+            if many:
+                from training.many_seeds import ManySeeds
+
+                typed = self._arguments.overrides
+                seeds = ManySeeds(*accept_seeds(config, typed, of_sweep), typed)
+            else:
+                job = accept(config, self._arguments.overrides, of_sweep)
+        return seeds.train(self._train_one) if many else self._train_one(job)
+
+    def _train_one(self, job: Job) -> float | None:
+        with in_a_line(job):
             return self._train(job)
-        except Exception as error:
-            expected = error if isinstance(error, ExpectedError) else explained(error, job)
-            raise expected from error
 
 
 def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments) -> None:
@@ -154,48 +149,6 @@ def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) 
         sys.argv = typed
 
 
-def explained(error: Exception, job: Job | None) -> ExpectedError:
-    """Turn what no one expected into a line: memory ran out, or the bug is ours."""
-    full = out_of_memory(error)
-    if full is not None:
-        return full
-    log = job.directory / "train.log" if job is not None else None
-    if log is not None and holds_traceback(log, error):
-        return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
-    traceback.print_exception(error)
-    return BugError(f"a bug of ours, please report it with the lines above: {describe(error)}")
-
-
-def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
-    """Return the refusal that fits when memory ran out, with what there is; None otherwise."""
-    if not (isinstance(error, MemoryError) or _is_torchs(error)):
-        return None
-    from memory.budget import plan_line
-
-    return MemoryBudgetError(
-        f"memory ran out ({describe(error)}); {plan_line({})}: make the replay, the "
-        "rollout, the batch or the network smaller, or use fewer environments"
-    )
-
-
-def _is_torchs(error: BaseException) -> bool:
-    # Without torch in memory no error is torch's; importing it here would take seconds.
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    # The host's allocator has no type of its own.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def holds_traceback(log: Path, error: Exception) -> bool:
-    """Return whether a run's log tells the story of `error`: a full disk may have kept it short."""
-    try:
-        _, begin, story = log.read_text(errors="replace").rpartition("Traceback (most recent")
-    except OSError:
-        return False
-    return bool(begin) and type(error).__name__ in story
-
-
 def accept(
     config: DictConfig, of_all_jobs: Sequence[str] = (), of_sweep: SweepJob | None = None
 ) -> Job:
@@ -211,10 +164,7 @@ def accept(
         if of_sweep.begun and values["resume"] is None:
             values["resume"] = AUTO
     typed = _typed()
-    try:
-        settings = load_settings(values)
-    except UnknownKeyError as error:
-        raise CommandError(explain(error, typed, CONFIGS, multirun=False)) from error
+    settings = _settings(values)
     # Before any code of an environment runs, which may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
     if place().rank == 0:
@@ -229,6 +179,29 @@ def accept(
     settings, spec = probed(settings)
     _refuse_unfit_share(settings, spec)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
+
+
+def accept_seeds(
+    config: DictConfig, of_all_jobs: Sequence[str], of_sweep: SweepJob | None
+) -> tuple[Path, tuple[int, ...], list[Job]]:
+    """Do the same for each of `seeds`; return their directory, themselves, and the jobs left."""
+    from training.many_seeds import each_seed
+
+    settings = _settings(_resolved(config))
+    if of_sweep is None:
+        directory = absolute(_directory(settings, of_all_jobs))
+    else:
+        directory = Path(of_sweep.run_dir)
+    again = of_sweep is not None and of_sweep.begun
+    configs = each_seed(config, settings.run, directory, _typed(), again=again)
+    return directory, settings.run.seeds or (), [accept(each) for each in configs]
+
+
+def _settings(values: dict[str, Any]) -> Settings:
+    try:
+        return load_settings(values)
+    except UnknownKeyError as error:
+        raise CommandError(explain(error, _typed(), CONFIGS, multirun=False)) from error
 
 
 def _refuse_unfit_share(settings: Settings, spec: EnvSpec) -> None:
@@ -285,4 +258,4 @@ def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
     if run.resume == AUTO:
         reason = "needs run_dir=… too: the directory to start in, or to continue"
         raise SettingError("resume", AUTO, reason)
-    return default_path(run.env.id, settings.agent.name, run.seed)
+    return default_path(run.env.id, settings.agent.name, run.seeds or run.seed)

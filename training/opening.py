@@ -122,7 +122,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watch = _watch(job, device, agent)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, world)))
-        progress = open_progress(console, settings.total_steps, silent=world.rank > 0)
+        progress = open_progress(console, settings.total_steps, job.label, silent=world.rank > 0)
         stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, facts)
         filmer = Filmer(settings, directory.path, seed=seed)

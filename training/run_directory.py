@@ -7,7 +7,7 @@ import fcntl
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -33,11 +33,12 @@ class RunDirectoryLostError(ExpectedError):
     exit_code = 2
 
 
-def default_path(env: str, agent: str, seed: int) -> Path:
-    """Name a directory that no other run has: microseconds, the seed and a short id."""
+def default_path(env: str, agent: str, seeds: int | Sequence[int]) -> Path:
+    """Name a directory that no other run has: microseconds, the seed or seeds, and a short id."""
+    of = f"s{seeds}" if isinstance(seeds, int) else f"{len(seeds)}seeds"
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in env)
-    return Path("outputs") / safe / agent / f"{stamp}-s{seed}-{uuid.uuid4().hex[:6]}"
+    return Path("outputs") / safe / agent / f"{stamp}-{of}-{uuid.uuid4().hex[:6]}"
 
 
 def absolute(path: Path) -> Path:

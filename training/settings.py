@@ -70,6 +70,7 @@ class RunSettings:
 
     total_steps: int
     seed: int
+    seeds: tuple[int, ...] | None
     device: Literal["auto", "cpu", "cuda"]
     threads: Literal["auto"] | int
     run_dir: str | None
@@ -86,6 +87,7 @@ class RunSettings:
             raise SettingError("total_steps", self.total_steps, "must be 1 or more")
         if self.seed < 0:
             raise SettingError("seed", self.seed, "must be 0 or more")
+        self._refuse_odd_seeds()
         if self.threads != "auto" and self.threads < 1:
             raise SettingError("threads", self.threads, "must be auto, or 1 or more")
         if self.env.num_envs > self.total_steps:
@@ -94,6 +96,17 @@ class RunSettings:
                 self.env.num_envs,
                 f"one row would be more than total_steps={self.total_steps}",
             )
+
+    def _refuse_odd_seeds(self) -> None:
+        if self.seeds is None:
+            return
+        if not self.seeds:
+            raise SettingError("seeds", [], "names none; [0,1,2] are three runs, null is one")
+        if min(self.seeds) < 0:
+            raise SettingError("seeds", self.seeds, "must be 0 or more")
+        twice = next((seed for seed in self.seeds if self.seeds.count(seed) > 1), None)
+        if twice is not None:
+            raise SettingError("seeds", self.seeds, f"names {twice} twice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +127,7 @@ class Job(NamedTuple):
     directory: Path  # absolute: where the run is kept
     # Of a run that is continued: what is another in its configuration than before.
     continues: tuple[str, ...] | None = None
+    label: str = ""  # which of many runs it is, for those who watch
 
 
 def load_settings(values: Mapping[str, Any]) -> Settings:

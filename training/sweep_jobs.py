@@ -21,6 +21,7 @@ from memory.errors import ExpectedError
 from training.child import is_finished, read_summary
 from training.files import write_whole
 from training.resume import ABOUT_THE_RUN, is_free, leaves
+from training.run_directory import CONFIG
 
 FORMAT = 1
 SWEEP, JOBS = "sweep.json", ".jobs"
@@ -53,8 +54,9 @@ class SweepJob:
 
     @property
     def begun(self) -> bool:
-        """Whether its directory holds a run that can be continued."""
-        return (Path(self.run_dir) / "config.yaml").exists()
+        """Whether its directory holds a run that can be continued, or some of its seeds do."""
+        place = Path(self.run_dir)
+        return (place / CONFIG).exists() or any(place.glob(f"seed-*/{CONFIG}"))
 
 
 def identity(values: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LINES = 5.0
 NEVER = logging.CRITICAL + 1
 
 # What is left out of the bar's line first stands last.
-BY_IMPORTANCE = ("steps", "share", "left", "return", "speed", "memory")
+BY_IMPORTANCE = ("run", "steps", "share", "left", "return", "speed", "memory")
 GAP = 2  # spaces after each
 SHORTEST_BAR, LONGEST_BAR = 8, 30
 
@@ -101,8 +101,8 @@ class Status(NamedTuple):
 class Bar:
     """A live line: steps, a bar, speed, return, memory and the time left, as far as they fit."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self._total = total
+    def __init__(self, console: Console, total: int, label: str = "") -> None:
+        self._total, self._label = total, label
         self._status = Status(0, 0.0, None, 0.0)
         self._live = Live(self, console=console, refresh_per_second=4, transient=True)
         with suppress(OSError):  # a terminal that is gone ends no run
@@ -118,11 +118,12 @@ class Bar:
             self._live.stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        texts = _texts(self._status, self._total)
+        texts = {"run": self._label} if self._label else {}
+        texts |= _texts(self._status, self._total)
         room = options.max_width - 1
         shown = set()
         for name in BY_IMPORTANCE:
-            if len(texts[name]) + GAP <= room:
+            if name in texts and len(texts[name]) + GAP <= room:
                 shown.add(name)
                 room -= len(texts[name]) + GAP
         line = Text(no_wrap=True, overflow="crop")
@@ -141,8 +142,8 @@ class Bar:
 class Lines:
     """One plain line now and then, for logs and pipes."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
+    def __init__(self, total: int, label: str = "") -> None:
+        self._total, self._label = total, f"{label} " if label else ""
         self._next = 0.0
 
     def show(self, status: Status) -> None:
@@ -152,7 +153,7 @@ class Lines:
             return
         self._next = now + SECONDS_BETWEEN_LINES
         texts = _texts(status, self._total)
-        log.info("step %s %s", texts.pop("steps"), "  ".join(texts.values()))
+        log.info("%sstep %s %s", self._label, texts.pop("steps"), "  ".join(texts.values()))
 
     def close(self) -> None:
         """Nothing to take back: lines stay."""
@@ -180,6 +181,9 @@ def score(value: float) -> str:
     return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.3g}"
 
 
-def open_progress(console: Console, total: int, *, silent: bool = False) -> Bar | Lines:
-    """Return the progress that suits where the output goes."""
-    return Bar(console, total) if console.is_terminal and not silent else Lines(total)
+def open_progress(
+    console: Console, total: int, label: str = "", *, silent: bool = False
+) -> Bar | Lines:
+    """Return the progress that suits where the output goes, of a run that may have a label."""
+    live = console.is_terminal and not silent
+    return Bar(console, total, label) if live else Lines(total, label)

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from training.command_line import holds_traceback
+from training.failures import holds_traceback
 from training.logger import to_file
 from training.summary import Summary
 from training.terminal import to_terminal

@@ -1,0 +1,64 @@
+"""Ten seeds in one process, killed in the middle of one after the other, end as if they had not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from killing import POLL
+from test_killed import DQN, PPO, QUICK, SAME, SAME_EVALUATION
+from test_resume import metrics
+from warm import run, start
+
+SEEDS = range(10)
+MANY = (f"seeds={list(SEEDS)}".replace(" ", ""), "total_steps=3000", "eval.every=1000",
+        "checkpoint.every=100", "log.every=200")  # fmt: skip
+
+
+def kill(folder: Path, arguments: tuple[str, ...], seed: int, generator: random.Random) -> None:
+    """Kill a batch somewhere in the run of one of its seeds."""
+    process = start(folder, *QUICK, *arguments, quick=False)
+    checkpoints = folder / "run" / f"seed-{seed}" / "checkpoints"
+    wanted = generator.randrange(1, 15)
+    while not any(int(path.name.split("-")[1]) >= 100 * wanted for path in whole(checkpoints)):
+        assert not process.is_over(POLL), process.communicate()
+    process.is_over(generator.uniform(0.0, 0.05))
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def whole(checkpoints: Path) -> list[Path]:
+    return list(checkpoints.glob("step-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "agent", [(*DQN, "agent.compile=true"), (*PPO, "agent.compile=true")], ids=["dqn", "ppo"]
+)
+def test_ten_seeds_that_are_killed_four_times_end_as_if_they_had_not_been(
+    tmp_path: Path, agent: tuple[str, ...]
+) -> None:
+    arguments, generator = (*MANY, *agent), random.Random(4)
+    one, other = tmp_path / "whole", tmp_path / "killed"
+    for folder in (one, other):
+        folder.mkdir()
+    run(one, *QUICK, *arguments, quick=False)
+    for seed in (0, 3, 3, 8):
+        kill(other, arguments, seed, generator)
+    run(other, *QUICK, *arguments, quick=False)
+    resumed = 0
+    for seed in SEEDS:
+        places = [folder / "run" / f"seed-{seed}" for folder in (one, other)]
+        left, right = (json.loads((place / "summary.json").read_text()) for place in places)
+        for key in (*SAME, *SAME_EVALUATION):
+            assert left[key] == right[key], (seed, key)
+        assert metrics(places[0]) == metrics(places[1])
+        resumed += right["resumed_from_step"] is not None
+    assert resumed == 3
+    hashes = {json.loads((one / "run" / f"seed-{seed}" / "summary.json").read_text())
+              ["weights_sha256"] for seed in SEEDS}  # fmt: skip
+    assert len(hashes) == len(SEEDS)

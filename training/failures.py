@@ -1,0 +1,71 @@
+"""Every failure as one line: the expected ones as they are, memory that ran out, and our bugs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memory.errors import ExpectedError, MemoryBudgetError, describe
+from training.settings import Job
+
+
+class BugError(ExpectedError):
+    """Report a fault of the program itself: the only failure that ends with 1."""
+
+    exit_code = 1
+
+
+@contextmanager
+def in_a_line(job: Job | None = None) -> Iterator[None]:
+    """Let nothing through that is not said in a line."""
+    try:
+        yield
+    except ExpectedError:
+        raise
+    except Exception as error:
+        raise explained(error, job) from error
+
+
+def explained(error: Exception, job: Job | None) -> ExpectedError:
+    """Turn what no one expected into a line: memory ran out, or the bug is ours."""
+    full = out_of_memory(error)
+    if full is not None:
+        return full
+    log = job.directory / "train.log" if job is not None else None
+    if log is not None and holds_traceback(log, error):
+        return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
+    traceback.print_exception(error)
+    return BugError(f"a bug of ours, please report it with the lines above: {describe(error)}")
+
+
+def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
+    """Return the refusal that fits when memory ran out, with what there is; None otherwise."""
+    if not (isinstance(error, MemoryError) or _is_torchs(error)):
+        return None
+    from memory.budget import plan_line
+
+    return MemoryBudgetError(
+        f"memory ran out ({describe(error)}); {plan_line({})}: make the replay, the "
+        "rollout, the batch or the network smaller, or use fewer environments"
+    )
+
+
+def _is_torchs(error: BaseException) -> bool:
+    # Without torch in memory no error is torch's; importing it here would take seconds.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    # The host's allocator has no type of its own.
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def holds_traceback(log: Path, error: Exception) -> bool:
+    """Return whether a run's log tells the story of `error`: a full disk may have kept it short."""
+    try:
+        _, begin, story = log.read_text(errors="replace").rpartition("Traceback (most recent")
+    except OSError:
+        return False
+    return bool(begin) and type(error).__name__ in story
