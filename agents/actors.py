@@ -22,16 +22,17 @@ from agents.host_network import Floats, HostNetwork
 from agents.host_policy import Drawing, HostPolicy, draw, explore, policy_on_host
 from agents.masking import RANKS, Masks
 from agents.noisy import draw_noise
+from buffers.arrays import send
 from memory.state import give
 
 Observations = NDArray[Any]  # [N, …]
+HOST = torch.device("cpu")
 ROWS_DRAWN = 256  # coins are drawn for so many rows at once
 
 
 def on_device(obs: Observations, device: torch.device) -> Tensor:
     """Return observations where the network is."""
-    tensor = torch.from_numpy(obs)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+    return torch.from_numpy(obs) if device.type == "cpu" else send(device, obs)[0]
 
 
 def as_rows(obs: Observations) -> Floats:
@@ -42,7 +43,8 @@ def as_rows(obs: Observations) -> Floats:
 class Greedy(Actor):
     """Takes the best action, by what the network puts out; draws nothing and changes nothing.
 
-    The outputs come from `on_host` where there is one, else from the network on its device.
+    The outputs come from `on_host` where there is one, else from the network on its device. What
+    reads a copy of the weights says how to `refresh` it.
     """
 
     def __init__(
@@ -51,15 +53,21 @@ class Greedy(Actor):
         on_host: Callable[[Observations], Floats] | None,
         device: torch.device,
         choose: Callable[[Tensor], Tensor],
+        refresh: Callable[[], None] | None = None,
     ) -> None:
         self._network, self.on_host, self.device = network, on_host, device
+        self.refresh = refresh
         self._choose = choose  # actions [N, …] by outputs [N, …]
 
     def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]."""
-        observed = on_device(obs, self.device)
         if self.on_host is not None:
-            return Decision(observed, self._choose(torch.from_numpy(self.on_host(obs))))
+            if self.refresh is not None:
+                self.refresh()
+            return Decision(
+                torch.from_numpy(obs), self._choose(torch.from_numpy(self.on_host(obs)))
+            )
+        observed = on_device(obs, self.device)
         with torch.inference_mode():
             return Decision(observed, self.decide(observed))
 
@@ -68,10 +76,15 @@ class Greedy(Actor):
         return self._choose(self._network(*inputs))
 
 
-def most_likely(network: ActorCritic, head: Head, device: torch.device) -> Actor:
+def most_likely(
+    network: ActorCritic,
+    head: Head,
+    device: torch.device,
+    refresh: Callable[[], None] | None = None,
+) -> Actor:
     """Return an actor that takes the most likely actions."""
     on_host = policy_on_host(network)
-    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)))
+    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)), refresh)
 
 
 class EpsilonGreedy(Actor):
@@ -89,6 +102,7 @@ class EpsilonGreedy(Actor):
         self._greedy, self._masks = greedy, masks
         network = greedy.on_host
         self.on_host = network if isinstance(network, HostNetwork) else None
+        self.mirrored = greedy.refresh is not None  # by a copy of the weights
         self._epsilon = epsilon
         self._actions = actions if masks is None else RANKS  # of which any number are allowed
         self._generator = np.random.Generator(np.random.PCG64(seed))
@@ -103,10 +117,12 @@ class EpsilonGreedy(Actor):
         coins, choices = self._row(len(obs))
         if self.on_host is not None:
             network = self.on_host
+            if self._greedy.refresh is not None:
+                self._greedy.refresh()
             action = np.empty((len(obs), 1), np.int64)
             drawn = coins, choices, self._epsilon()
             explore(network.plan, network.activation, as_rows(obs), *drawn, action)
-            return Decision(on_device(obs, self._greedy.device), torch.from_numpy(action[:, 0]))
+            return Decision(torch.from_numpy(obs), torch.from_numpy(action[:, 0]))
         random = coins < self._epsilon()
         best = self._greedy.act(obs, starts)
         if self._masks is not None and random.any():
@@ -152,14 +168,18 @@ class Perturbed(Actor):
 
     def __init__(self, greedy: Greedy, *, noise_size: int, seed: int) -> None:
         self._greedy, self._noise_size = greedy, noise_size
-        self._generator = torch.Generator(greedy.device).manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]."""
-        observed = on_device(obs, self._greedy.device)
+        drawn = draw_noise(len(obs), self._noise_size, self._generator)
+        device = self._greedy.device
+        at_home = device.type == "cpu"
+        observed, noise = (
+            (torch.from_numpy(obs), drawn) if at_home else send(device, obs, drawn.numpy())
+        )
         with torch.inference_mode():
-            noise = draw_noise(len(obs), self._noise_size, self._generator)
-            return Decision(observed, self._greedy.decide(observed, noise))
+            return Decision(observed, self._greedy.decide(observed, noise).cpu())
 
 
 class Sampling(Actor):
@@ -183,27 +203,36 @@ class Sampling(Actor):
         device: torch.device,
         seed: int,
         fresh: Callable[[], bool] = lambda: False,
+        refresh: Callable[[], None] | None = None,
     ) -> None:
         self.complete = on_host is None
         self._network, self._head, self._on_host = network, head, on_host
         self.drawing = None if on_host is None else on_host.drawing(head)
-        self._device, self.fresh = device, fresh
-        self._generator = torch.Generator(device).manual_seed(seed)
-        self.noise = torch.zeros((rows, num_envs, *head.noise_shape), device=device)
+        self._refresh = refresh
+        self._device = device if on_host is None else HOST  # where it decides
+        self.fresh = fresh
+        self._generator = torch.Generator().manual_seed(seed)
+        self.noise = torch.zeros((rows, num_envs, *head.noise_shape))
+        self._there: Tensor | None = None  # the noise on the device
         self.next = 0
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether it reads a copy of the weights."""
+        return self._refresh is not None
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self.noise.nbytes
+        return self.noise.nbytes if self._device.type == "cpu" else 2 * self.noise.nbytes
 
     def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]."""
         noise = self._row()
         observed = on_device(obs, self._device)
-        normaliser = self._network.normaliser
-        if normaliser is not None and self.fresh():
-            normaliser.look(observed)
+        self._look(observed)
+        if self._refresh is not None:
+            self._refresh()
         if self.drawing is not None:
             return self._drawn(self.drawing, obs, observed, noise)
         if self._on_host is not None:
@@ -214,6 +243,12 @@ class Sampling(Actor):
             action = self._head.sample(parameters, noise)
             log_prob = self._head.log_prob(parameters, action)
             return Decision(observed, self._head.sent(action), log_prob, value, action)
+
+    def _look(self, observed: Tensor) -> None:
+        """Let what is acted on count in the statistics of observations, while they are fresh."""
+        normaliser = self._network.normaliser
+        if normaliser is not None and self.fresh():
+            normaliser.look(observed.to(normaliser.shift.device))
 
     def values(self, observed: Tensor, valid: NDArray[np.bool_]) -> Tensor:
         """Return the values [N] of what comes after the last row, which was `valid` [N] or not."""
@@ -234,6 +269,14 @@ class Sampling(Actor):
         """Return the next row of noise [N, *noise_shape]."""
         if self.next == 0:
             self._head.draw_(self.noise, self._generator)
-        row = self.noise[self.next]
+            self._there = None
+        if self._there is None:
+            self._there = on_device(self.noise.numpy(), self._device)
+        row = self._there[self.next]
         self.next = (self.next + 1) % len(self.noise)
         return row
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._there = None

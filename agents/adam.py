@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agents.tracing import once
+from memory.recording import host_sees
 
 
 class AdamState(NamedTuple):
@@ -76,7 +77,7 @@ def clip_(gradient: Tensor, max_norm: float, *, looking: bool = True) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_norm <= 0:
         return norm
-    if looking and gradient.device.type == "cpu":
+    if looking and host_sees(gradient):
         # On the host a look is free, and most gradients need no scaling.
         size = norm.item()
         if not size <= max_norm:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from agents.kept_graphs import host_code
-from agents.tracing import flatten, traced
+from agents.tracing import traced
 from memory.errors import describe
+from memory.recording import Recorded, flatten
 
 Mode = Literal["eager", "compiled", "cudagraph"]
 Setting = Literal["false", "true", "cudagraph", "auto"]
@@ -102,67 +103,11 @@ def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[
     return lambda tensors: run(*tensors)
 
 
-class _CudaGraph:
-    """A function recorded once on static inputs and replayed with one launch per call.
-
-    What cannot be recorded goes on eagerly, with one warning.
-    """
-
-    WARM_UP = 3
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._calls = 0
-        self._eager = False
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Tensor] = []
-        self._outputs: Any = None
-
-    def __call__(self, *args: Any) -> Any:
-        if self._graph is None:
-            self._calls += 1
-            if self._calls <= self.WARM_UP:
-                return self._warm_up(args)
-            if self._eager or not self._recorded(args):
-                return self._function(*args)
-        else:
-            for static, tensor in zip(self._inputs, flatten(args), strict=True):
-                if static.data_ptr() != tensor.data_ptr():
-                    static.copy_(tensor, non_blocking=True)
-        assert self._graph is not None
-        self._graph.replay()
-        return self._outputs
-
-    def _warm_up(self, args: Any) -> Any:
-        # Recording needs libraries and autograd initialised on a side stream.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            result = self._function(*args)
-        torch.cuda.current_stream().wait_stream(stream)
-        return result
-
-    def _recorded(self, args: Any) -> bool:
-        """Record the function, which runs nothing; say whether that could be done."""
-        try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._outputs = self._function(*args)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            log.warning("the update cannot be recorded here, running eagerly: %s", describe(error))
-            self._eager = True
-            return False
-        self._graph, self._inputs = graph, flatten(args)
-        return True
-
-
 def compiled(
     function: Callable[..., Any], mode: Mode, eager: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return `function` compiled or recorded; `eager` computes the same without either."""
-    return _CudaGraph(eager) if mode == "cudagraph" else Compiled(function, eager)
+    return Recorded(eager) if mode == "cudagraph" else Compiled(function, eager)
 
 
 class Padding:

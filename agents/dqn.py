@@ -13,11 +13,12 @@ from typing_extensions import override
 
 from agents.actors import Greedy
 from agents.base import Actor, Agent, Decision
-from agents.compiling import compile_mode
 from agents.dqn_building import (
+    acting,
     build_network,
     exploring,
     greedy,
+    mode_of,
     recipe,
     start_network,
     start_replay,
@@ -25,7 +26,6 @@ from agents.dqn_building import (
 from agents.dqn_settings import DQNSettings
 from agents.dqn_stretch import explorer
 from agents.learner import Learner
-from agents.network_settings import is_large_image
 from agents.networks import with_memory
 from agents.noisy import UpdateNoise
 from agents.schedules import linear
@@ -80,17 +80,15 @@ class DQN(Agent):
         self._epsilons = settings.epsilons(total_steps)
         self._rates = settings.learning_rates(total_steps)
         online, self._target = (start_network(settings, spec, device, seeds[1]) for _ in range(2))
-        self._replay = start_replay(settings, spec, device, seeds[2])
-        expected = settings.expected_updates(spec, total_steps)
-        large = is_large_image(spec.seen_shape)
-        mode = compile_mode(settings.compile, device, expected, large_images=large)
+        mode = mode_of(settings, spec, device, total_steps)
+        self._replay = start_replay(settings, spec, device, seeds[2], mode)
         network = online.module
         assert isinstance(network, QNetwork)
         how = recipe(settings, device, network.masks)
         self._learner = Learner(how, online, mode, frozen=(self._target,))
         size = network.noise_size
         self._noise = UpdateNoise(size, device, seeds[3]) if size else None
-        self._greedy = greedy(settings, network, device)
+        self._greedy = acting(settings, online, spec, lambda: self._learner.updates)
         self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
         self._explore = explorer(settings, self._actor, self._replay, total_steps)
         self._filled = False  # every rank's replay has something to draw

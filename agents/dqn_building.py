@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from agents.actors import EpsilonGreedy, Greedy, Perturbed
 from agents.base import Actor
+from agents.compiling import Mode, compile_mode
 from agents.dqn_loss import METRICS, Munchausen, QHead, ScalarHead, td_loss
 from agents.dqn_settings import DQNSettings
 from agents.host_policy import q_on_host
 from agents.learner import Recipe
 from agents.masking import Masks
+from agents.mirror import Mirror, mirrored
+from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.noisy import NoisyLinear
 from agents.return_distributions import CategoricalHead, QuantileHead
@@ -106,9 +111,9 @@ def start_network(
 
 
 def start_replay(
-    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int, mode: Mode
 ) -> ReplayBuffer:
-    """Build the replay."""
+    """Build the replay, to be learned from in this mode."""
     return build_replay(
         settings.replay,
         frame_shape=spec.frame_shape,
@@ -119,7 +124,15 @@ def start_replay(
         gamma=settings.gamma,
         device=device,
         seed=seed,
+        recorded=mode == "cudagraph",
     )
+
+
+def mode_of(settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
+    """Decide how updates run."""
+    expected = settings.expected_updates(spec, total_steps)
+    large = is_large_image(spec.seen_shape)
+    return compile_mode(settings.compile, device, expected, large_images=large)
 
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
@@ -132,16 +145,35 @@ def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
     return 8 * 4 * settings.batch_size * settings.atoms * goals
 
 
-def greedy(settings: DQNSettings, network: QNetwork, device: torch.device) -> Greedy:
+def greedy(
+    settings: DQNSettings, network: QNetwork, device: torch.device, mirror: Mirror | None = None
+) -> Greedy:
     """Return an actor that takes the actions with the highest expected return."""
     head, masks = build_head(settings, device), network.masks
     if masks is None:
-        return Greedy(network, q_on_host(network), device, lambda q: head.values(q).argmax(1))
+        read: Any = network if mirror is None else mirror.module
+        refresh = None if mirror is None else mirror.refresh
+        on_host, best = q_on_host(read), lambda q: head.values(q).argmax(1)
+        return Greedy(network, on_host, device, best, refresh)
 
     def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
         return masks.forbid(head.values(network(obs, *noise)), obs)
 
     return Greedy(allowed, None, device, lambda q: q.argmax(1))
+
+
+def acting(
+    settings: DQNSettings, online: FlatNetwork, spec: EnvSpec, updates: Callable[[], int]
+) -> Greedy:
+    """Return the greedy actor of a network that learns, on the host or where the network is."""
+    network, device = online.module, online.weights.device
+    assert isinstance(network, QNetwork)
+    mirror = None
+    if not network.noise_size and settings.teacher is None:  # which are where the network is
+        obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
+        rows = settings.train_every / spec.num_envs
+        mirror = mirrored(online, updates, (q_on_host, network), obs, rows=rows)
+    return greedy(settings, network, device, mirror)
 
 
 def exploring(

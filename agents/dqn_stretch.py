@@ -109,7 +109,7 @@ def explorer(
     if not isinstance(actor, EpsilonGreedy) or not isinstance(replay, HostReplay):
         return None
     network, epsilons = actor.on_host, settings.epsilons(total_steps)
-    if network is None:
+    if network is None or actor.mirrored:  # whose copy may be old by then
         return None
     by = Exploring(
         network.plan,

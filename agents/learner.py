@@ -25,6 +25,7 @@ from agents.together import Together
 from agents.world import World
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
+from memory.recording import host_sees
 from memory.state import Stateful
 
 Tensors = tuple[Tensor, ...]
@@ -123,7 +124,7 @@ class Learner(Stateful):
         self._summed += 1
         # On the host a look at the loss is free; on a device it would stall the queue, and
         # the metrics' next flush finds it.
-        if self._last.device.type == "cpu" and not math.isfinite(self._last.numpy()[0]):
+        if host_sees(self._last) and not math.isfinite(self._last.numpy()[0]):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return tuple(reports)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from agents.world import World
+from buffers.arrays import send
 
 VECTORS = 3  # of an update: the values learned, their targets, and who chooses the next action
 
@@ -59,7 +60,7 @@ def noise_sizes(network: nn.Module) -> tuple[int, ...]:
 
 def draw_noise(rows: int, size: int, generator: torch.Generator) -> Tensor:
     """Draw f(ε) = sign(ε) √|ε| [rows, size], ε ~ N(0, 1)."""
-    noise = torch.randn((rows, size), generator=generator, device=generator.device)
+    noise = torch.randn((rows, size), generator=generator)
     return noise.abs().sqrt_().copysign_(noise)
 
 
@@ -70,7 +71,7 @@ class UpdateNoise:
     """
 
     def __init__(self, size: int, device: torch.device, seed: int) -> None:
-        self._size, self._generator = size, torch.Generator(device)
+        self._size, self._generator, self._device = size, torch.Generator(), device
         self._seed = torch.tensor(seed, device=device)
         self._first = seed
 
@@ -86,4 +87,5 @@ class UpdateNoise:
             return ()
         # Numbers that follow each other make seeds that do not; a generator keeps 32 bits of one.
         self._generator.manual_seed((self._first + update * 0x9E3779B1) % 2**32)
-        return (draw_noise(VECTORS, self._size, self._generator),)
+        noise = draw_noise(VECTORS, self._size, self._generator)
+        return (noise if self._device.type == "cpu" else send(self._device, noise.numpy())[0],)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
+from agents.actors import on_device
 from agents.base import Actor, Agent, Decision
 from agents.heads import build_head
 from agents.learner import Learner
@@ -23,6 +24,7 @@ from agents.ppo_building import (
     finished,
     likeliest,
     mode_of,
+    reading,
     recipe_of,
     sampling,
     start_rollout,
@@ -89,13 +91,13 @@ class PPO(Agent):
         network = FlatNetwork(module, device)
         self._observations = module.normaliser
         self._value_head, self._units = module.value, module.units
-        self._actor = sampling(
-            module, self._head, device, settings.rollout_steps, spec.num_envs, seeds[1]
-        )
-        self._actor.fresh = lambda: self._begun == 0
-        self._shuffling = torch.Generator(device).manual_seed(seeds[2])
-        self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
         self._learner = Learner(recipe_of(settings, self._head, self._piece), network, mode)
+        self._mirror = reading(settings, network, spec, lambda: self._learner.updates)
+        size = settings.rollout_steps, spec.num_envs
+        self._actor = sampling(module, self._head, device, *size, seeds[1], self._mirror)
+        self._actor.fresh = lambda: self._begun == 0
+        self._shuffling = torch.Generator().manual_seed(seeds[2])
+        self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
         seen = (spec.num_envs, *spec.observation_shape)
         self._next_obs: NDArray[Any] = np.zeros(seen, spec.dtype)
         self._fill = collector(settings, self._actor, self._rollout, self._rewards, self._next_obs)
@@ -175,7 +177,7 @@ class PPO(Agent):
         if not explore:
             network = self._learner.network.module
             assert isinstance(network, ActorCritic)
-            return likeliest(network, self._head, self._device)
+            return likeliest(network, self._head, self._device, self._mirror)
         if num_envs != len(self._next_obs):
             raise ValueError(f"rollouts are of {len(self._next_obs)} environments, not {num_envs}")
         return self._actor
@@ -185,8 +187,10 @@ class PPO(Agent):
         reward = np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward
         obs = decision.obs
         if self._observations is not None and self._begun == 0:
-            obs = self._observations(obs)
-            self._observations.update(decision.obs[torch.from_numpy(step.valid).to(obs.device)])
+            seen = obs.to(self._device)
+            obs = self._observations(seen)
+            valid = on_device(np.flatnonzero(step.valid), self._device)
+            self._observations.update(seen.index_select(0, valid))
         store(self._rollout, obs, decision, reward, step)
         if self._settings.normalize_reward:
             self._rewards.add(step.reward, step.valid)
@@ -240,7 +244,7 @@ class PPO(Agent):
         if s.normalize_reward:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
         with torch.inference_mode():
-            obs = torch.from_numpy(self._next_obs).to(self._device, non_blocking=True)
+            obs = on_device(self._next_obs, self._device)
             if self._observations is not None and self._begun == 0:
                 obs = self._observations(obs)
                 self._observations.rest_()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from agents.actor_critic import ActorCritic
@@ -16,8 +18,9 @@ from agents.heads import Head, build_head
 from agents.host_policy import policy_on_host
 from agents.learner import Recipe
 from agents.masking import Masks
+from agents.mirror import mirrored
 from agents.network_settings import is_large_image
-from agents.networks import with_memory
+from agents.networks import FlatNetwork, with_memory
 from agents.ppo_loss import recipe
 from agents.ppo_settings import PPOSettings
 from agents.recurrent import RecurrentActorCritic
@@ -29,6 +32,8 @@ from buffers.rollout import RolloutBuffer
 from buffers.sequences import SequenceRollout, bytes_of_sequences
 from buffers.taught_rollout import TaughtRollout
 from envs.types import EnvSpec
+
+HOST = torch.device("cpu")
 
 
 def build_network(
@@ -128,10 +133,14 @@ def finished(
     return with_memory(build_network(settings, spec, head, device), device), head
 
 
-def likeliest(network: ActorCritic, head: Head, device: torch.device) -> Actor:
+def likeliest(
+    network: ActorCritic, head: Head, device: torch.device, mirror: Reading | None = None
+) -> Actor:
     """Return an actor that takes the most likely actions."""
     if isinstance(network, RecurrentActorCritic):
         return RecurrentGreedy(network, head, device)
+    if mirror is not None:
+        return most_likely(mirror.network, mirror.head, HOST, mirror.refresh)
     return most_likely(network, head, device)
 
 
@@ -143,13 +152,46 @@ def drawing(
     return network, sampling(network, head, device, 1, num_envs, seed)
 
 
+class Reading(NamedTuple):
+    """What those who act on the host while a device learns read."""
+
+    network: ActorCritic
+    head: Head
+    refresh: Callable[[], None]
+
+
+def reading(
+    settings: PPOSettings, flat: FlatNetwork, spec: EnvSpec, updates: Callable[[], int]
+) -> Reading | None:
+    """Return what is read on the host, where that is quicker than to act on the device."""
+    network = flat.module
+    assert isinstance(network, ActorCritic)
+    if isinstance(network, RecurrentActorCritic) or settings.teacher is not None:
+        return None
+    obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
+    kinds = policy_on_host, network.deciding
+    mirror = mirrored(flat, updates, kinds, obs, rows=settings.rollout_steps)
+    if mirror is None:
+        return None
+    assert isinstance(mirror.module, ActorCritic)
+    head = build_head(spec.action, HOST, scaled=settings.scale_actions)
+    return Reading(mirror.module, head, mirror.refresh)
+
+
 def sampling(
-    network: ActorCritic, head: Head, device: torch.device, rows: int, num_envs: int, seed: int
+    network: ActorCritic,
+    head: Head,
+    device: torch.device,
+    rows: int,
+    num_envs: int,
+    seed: int,
+    mirror: Reading | None = None,
 ) -> Sampling:
     """Return who draws actions, with noise for so many rows at once."""
+    size: Any = {"rows": rows, "num_envs": num_envs, "device": device, "seed": seed}
     if isinstance(network, RecurrentActorCritic):
-        return RecurrentSampling(
-            network, head, rows=rows, num_envs=num_envs, device=device, seed=seed
-        )
-    on_host = policy_on_host(network)
-    return Sampling(network, head, on_host, rows=rows, num_envs=num_envs, device=device, seed=seed)
+        return RecurrentSampling(network, head, **size)
+    if mirror is None:
+        return Sampling(network, head, policy_on_host(network), **size)
+    on_host = policy_on_host(mirror.network)
+    return Sampling(network, mirror.head, on_host, **size, refresh=mirror.refresh)

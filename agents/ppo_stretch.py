@@ -114,7 +114,7 @@ def collector(
     next_obs: NDArray[Any],
 ) -> Collector | None:
     """Return what fills a rollout by machine code; None where it cannot be."""
-    if actor.drawing is None:
+    if actor.drawing is None or actor.mirrored:  # its rollout lies on a device
         return None
     steps, envs = rollout.reward.shape
     parts = (actor.noise, rollout.obs, rollout.action)

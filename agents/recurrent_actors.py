@@ -12,6 +12,7 @@ from agents.actors import Observations, Sampling, on_device
 from agents.base import Actor, Decision
 from agents.heads import Head
 from agents.recurrent import RecurrentActorCritic
+from buffers.arrays import send
 
 
 class RecurrentSampling(Sampling):
@@ -44,12 +45,10 @@ class RecurrentSampling(Sampling):
     def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]; the decision has the carry that it was made with."""
         noise = self._row()
-        observed = on_device(obs, self._device)
-        normaliser = self._network.normaliser
-        if normaliser is not None and self.fresh():
-            normaliser.look(observed)
+        observed, going = observed_and_kept(obs, ~starts, self._device)
+        self._look(observed)
         with torch.inference_mode():
-            before = kept(self.carry, ~starts)
+            before = self.carry * going
             parameters, value, after = self._remembering(observed, before)
             self.carry.copy_(after)
             action = self._head.sample(parameters, noise)
@@ -59,7 +58,8 @@ class RecurrentSampling(Sampling):
 
     @override
     def values(self, observed: Tensor, valid: NDArray[np.bool_]) -> Tensor:
-        value: Tensor = self._remembering(observed, kept(self.carry, valid))[1]
+        going = on_device(valid, self._device)
+        value: Tensor = self._remembering(observed, self.carry * going.view(-1, 1, 1))[1]
         return value
 
 
@@ -72,16 +72,21 @@ class RecurrentGreedy(Actor):
 
     def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]; other environments than before begin anew."""
-        observed = on_device(obs, self._device)
+        observed, going = observed_and_kept(obs, ~starts, self._device)
         with torch.inference_mode():
             if len(obs) != len(self._carry):
                 self._carry = self._carry.new_zeros((len(obs), *self._carry.shape[1:]))
-            parameters, _, after = self._network(observed, kept(self._carry, ~starts))
+            parameters, _, after = self._network(observed, self._carry * going)
             self._carry = after
             return Decision(observed, self._head.sent(self._head.greedy(parameters)))
 
 
-def kept(carry: Tensor, of: NDArray[np.bool_]) -> Tensor:
-    """Return the carry [N, G, C] of these [N], and zeros for the others."""
-    going = torch.from_numpy(of).to(carry.device)
-    return carry * going.view(-1, 1, 1)
+def observed_and_kept(
+    obs: Observations, of: NDArray[np.bool_], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return observations where the network is, and as [N, 1, 1] whose carry is kept."""
+    if device.type == "cpu":
+        observed, going = torch.from_numpy(obs), torch.from_numpy(of)
+    else:
+        observed, going = send(device, obs, of)
+    return observed, going.view(-1, 1, 1)

@@ -12,6 +12,7 @@ from agents.adam import AdamState
 from agents.compiling import Compiled
 from agents.stopping import Stop
 from agents.world import World
+from memory.recording import host_sees
 
 
 class Together:
@@ -46,7 +47,7 @@ class Together:
         self._world.sum_(shared)
         rows = len(gradient), len(values), 1
         gradient, values, asked = (part.clone() for part in shared.split(rows))
-        if asked.device.type == "cpu" and asked.item():
+        if host_sees(asked) and asked.item():
             stop.agree()
         return self._finish(weights[0], gradient, adam, numbers[0], values), *reports
 

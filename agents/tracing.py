@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memory.recording import flatten
+
 # With it comes a library for symbolic mathematics: 35 MB that runs without a compiler do not need.
 TRACING = "torch.fx.experimental.proxy_tensor"
 
@@ -25,17 +27,6 @@ def once(number: Tensor) -> Tensor:
     A compiler writes arithmetic into every loop that needs it, but keeps what a reduction gave.
     """
     return number.expand(16).amax()
-
-
-def flatten(args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors in `args`, one level of tuples deep: a general tree walk costs 10 µs."""
-    leaves: list[Tensor] = []
-    for arg in args:
-        if isinstance(arg, tuple):
-            leaves.extend(arg)
-        else:
-            leaves.append(arg)
-    return leaves
 
 
 def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:

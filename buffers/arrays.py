@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,21 +51,55 @@ def _declare(typing_context: Any, array: Any, place: Any) -> Any:
 prefetch: Any = intrinsic(_declare)
 
 
+Places = list[tuple[int, int, torch.dtype, tuple[int, ...]]]  # begin, bytes, type and shape
+
+
+def _views(packed: Tensor, places: Places) -> list[Tensor]:
+    return [packed[at : at + count].view(kind).view(shape) for at, count, kind, shape in places]
+
+
+def _places(parts: Iterable[tuple[int, torch.dtype, tuple[int, ...]]]) -> tuple[Places, int]:
+    """Return where parts of so many bytes lie when packed, and how many bytes that takes."""
+    places, size = [], 0
+    for nbytes, kind, shape in parts:
+        places.append((size, nbytes, kind, shape))
+        size += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return places, size
+
+
+class Parcel:
+    """Tensors on the host and the same ones on a device, made once, that travel in one copy."""
+
+    def __init__(self, like: Sequence[Tensor], device: torch.device) -> None:
+        places, size = _places((t.nbytes, t.dtype, tuple(t.shape)) for t in like)
+        pins = device.type == "cuda"
+        self._here = torch.empty(size, dtype=torch.uint8, pin_memory=pins)
+        self._there = torch.empty(size, dtype=torch.uint8, device=device)
+        self.here, self.there = _views(self._here, places), _views(self._there, places)
+        self._left = torch.cuda.Event() if pins else None  # type: ignore[no-untyped-call]
+
+    def send(self) -> None:
+        """Let what is here be there, without waiting."""
+        self._there.copy_(self._here, non_blocking=True)
+        if self._left is not None:
+            self._left.record(torch.cuda.current_stream(self._there.device))
+
+    def wait(self) -> None:
+        """Wait until what was sent last may be written over."""
+        if self._left is not None:
+            self._left.synchronize()
+
+
 def send(device: torch.device, *arrays: NDArray) -> list[Tensor]:
     """Return arrays as tensors on the device, in one copy that is not waited for.
 
     Pinned memory comes from torch's cache, which keeps a block back until its copy is done.
     """
-    begins, size = [], 0
-    for array in arrays:
-        begins.append(size)
-        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    kinds = [torch.from_numpy(np.empty(0, array.dtype)).dtype for array in arrays]
+    places, size = _places(
+        (array.nbytes, kind, array.shape) for array, kind in zip(arrays, kinds, strict=True)
+    )
     packed = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    parts = []
-    for begin, array in zip(begins, arrays, strict=True):
-        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        part = packed[begin : begin + array.nbytes].view(kind).view(array.shape)
+    for part, array in zip(_views(packed, places), arrays, strict=True):
         np.copyto(part.numpy(), array)
-        parts.append((begin, array.nbytes, kind, array.shape))
-    sent = packed.to(device, non_blocking=True)
-    return [sent[at : at + count].view(kind).view(shape) for at, count, kind, shape in parts]
+    return _views(packed.to(device, non_blocking=True), places)

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.arrays import send
 from buffers.sum_tree import EPSILON, check_shapes, refuse
+from memory.recording import Recorded, host_sees
 
 
 def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:
@@ -38,7 +38,10 @@ def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:
 class BlockSums:
     """Draw ids in proportion to their priorities with torch operations only."""
 
-    def __init__(self, slots: int, alpha: float, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, alpha: float, device: torch.device, *, recorded: bool = False
+    ) -> None:
+        """Make room for `slots` ids; `recorded`: an update of theirs is played with one launch."""
         blocks, width = self._shape(slots)
         self.alpha, self.slots, self._device, self._width = alpha, slots, device, width
         options: dict[str, Any] = {"dtype": torch.float64, "device": device}
@@ -48,6 +51,7 @@ class BlockSums:
         self._minima = torch.full((blocks,), math.inf, **options)
         self._peak = torch.ones((), **options)  # the largest raw priority seen
         self._deferred = DeferredCheck(device)
+        self._set = Recorded(self._take, "what priorities become") if recorded else self._take
 
     @staticmethod
     def _shape(slots: int) -> tuple[int, int]:
@@ -71,25 +75,35 @@ class BlockSums:
         self._flat.index_fill_(0, dead, 0.0)
         self._refresh(torch.cat((born, dead)))
 
-    def draw(self, uniform: NDArray[np.float64], beta: float) -> tuple[Tensor, Tensor]:
-        """Return one id and its importance weight per number in [0, 1), [B] each."""
+    @staticmethod
+    def asked(uniform: NDArray[np.float64], beta: float) -> NDArray[np.float64]:
+        """Return what a draw is told by the host, in one piece: a share of all each, and −β."""
         strata = (np.arange(len(uniform)) + uniform) / len(uniform)
+        return np.append(strata, -beta)
+
+    def draw(self, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one id and its importance weight per share that is `asked` for, [B] each."""
         sums = self._sums.cumsum(0)
-        target = send(self._device, strata)[0] * sums[-1]
+        target = asked[:-1] * sums[-1]
         block = first_beyond(sums, self._sums, target)
         target = target - (sums[block] - self._sums[block])
         leaves = self._leaves[block]
         place = first_beyond(leaves.cumsum(1), leaves, target)
         priority = leaves.gather(1, place[:, None])[:, 0]
-        weight = (priority / self._minima.amin()) ** -beta
+        weight = (priority / self._minima.amin()) ** asked[-1]
         return block * self._width + place, weight.float()
 
     def update(self, index: Tensor, td_error: Tensor) -> None:
         """Set p = (|δ| + ε)^α for the drawn ids that are still alive."""
         check_shapes(index, td_error)
-        error = td_error.detach().to(self._device, torch.float64)
         index = index.to(self._device)
-        finite = self._deferred.check(index, error, self.slots)
+        self._deferred.refuse_wrong(index, td_error, self.slots)
+        self._set(index, td_error)
+        self._deferred.tell()
+
+    def _take(self, index: Tensor, td_error: Tensor) -> None:
+        error = td_error.detach().to(self._device, torch.float64)
+        finite = self._deferred.look(index, error)
         raw = error.abs() + EPSILON
         current = self._flat[index]
         changes = (current > 0) & finite
@@ -141,35 +155,40 @@ class BlockSums:
 class DeferredCheck:
     """Look at errors [B] as they come.
 
-    On the CPU a wrong one raises at once. On CUDA it is left out at once and raises at one of the
-    next calls, when the news has reached the host by itself.
+    On the CPU a wrong one raises at once. On a device it is left out at once and raises at one of
+    the next calls, when the news has reached the host by itself.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._on_host = device.type != "cuda"
-        if self._on_host:
-            return
+        cuda = device.type == "cuda"
         # Whether there was a wrong one; the first: its place, id and error. Stays once set.
         self._first = torch.zeros(4, dtype=torch.float64, device=device)
-        self._news = torch.zeros(4, dtype=torch.float64, pin_memory=True)
-        self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._news = torch.zeros(4, dtype=torch.float64, pin_memory=cuda)
+        self._sent = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
 
-    def check(self, index: Tensor, error: Tensor, slots: int) -> Tensor:
-        """Return which errors are finite, [B]; raise for one that is not, here or seen before."""
-        finite = error.isfinite()
-        if self._on_host:
-            wrong = ~finite | (index < 0) | (index >= slots)
+    def refuse_wrong(self, index: Tensor, error: Tensor, slots: int) -> None:
+        """Raise for an error that is not finite: one of these, or seen before on a device."""
+        if host_sees(error):
+            wrong = ~error.isfinite() | (index < 0) | (index >= slots)
             if wrong.any():
                 place = int(wrong.byte().argmax())
                 raise refuse(place, int(index[place]), float(error[place]), slots)
-            return finite
-        if self._sent.query() and self._news[0]:  # type: ignore[no-untyped-call]
+        elif (self._sent is None or self._sent.query()) and self._news[0]:
             _, place, which, value = self._news.tolist()
             raise refuse(int(place), int(which), value, slots)
+
+    def look(self, index: Tensor, error: Tensor) -> Tensor:
+        """Return which errors are finite, [B], and remember the first that is not."""
+        finite = error.isfinite()
         first = (~finite).byte().argmax(keepdim=True)  # [1]; indexing with it asks nothing back
         parts = ((~finite).any()[None], first, index[first], error[first])
         seen = torch.cat([part.double() for part in parts])
         self._first.copy_(torch.where(self._first[0] > 0, self._first, seen))
-        self._news.copy_(self._first, non_blocking=True)
-        self._sent.record(torch.cuda.current_stream(error.device))
         return finite
+
+    def tell(self) -> None:
+        """Let the host know, once the device comes to it."""
+        if not host_sees(self._first):
+            self._news.copy_(self._first, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record(torch.cuda.current_stream(self._first.device))

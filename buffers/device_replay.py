@@ -19,6 +19,7 @@ from buffers.arrays import send
 from buffers.block_sums import BlockSums
 from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
 from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout
+from memory.recording import Recorded
 
 
 class DeviceReplay(ReplayBuffer):
@@ -27,10 +28,21 @@ class DeviceReplay(ReplayBuffer):
     _priorities: BlockSums | None
 
     def __init__(
-        self, layout: ReplayLayout, *, alpha: float, gamma: float, device: torch.device, seed: int
+        self,
+        layout: ReplayLayout,
+        *,
+        alpha: float,
+        gamma: float,
+        device: torch.device,
+        seed: int,
+        recorded: bool = False,
     ) -> None:
-        blocks = BlockSums(layout.slots, alpha, device) if layout.prioritized else None
+        """Make room; `recorded`: a draw, and an update of priorities, are one launch each."""
+        blocks = None
+        if layout.prioritized:
+            blocks = BlockSums(layout.slots, alpha, device, recorded=recorded)
         super().__init__(layout, blocks, seed)
+        self._deliver = Recorded(self._gather, "a draw") if recorded else self._gather
         self._device = device
         rows, envs = layout.rows, layout.num_envs
         dtype = getattr(torch, layout.dtype)
@@ -89,12 +101,14 @@ class DeviceReplay(ReplayBuffer):
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
         if not self.timeline.count:
             raise RuntimeError(NOTHING_YET)
+        asked: NDArray[Any] = np.empty(n, np.int64)
         uniform = self._random.random(n)
-        if self._priorities is not None:
-            return self._read(*self._priorities.draw(uniform, beta))
-        picked = np.empty(n, np.int64)
-        self.timeline.pick(uniform, picked)
-        return self._read(send(self._device, picked)[0], torch.ones(n, device=self._device))
+        if self._priorities is None:
+            self.timeline.pick(uniform, asked)
+        else:
+            asked = self._priorities.asked(uniform, beta)
+        batch: ReplayBatch = self._deliver(send(self._device, asked)[0])
+        return batch
 
     @override
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
@@ -114,6 +128,12 @@ class DeviceReplay(ReplayBuffer):
     @override
     def _stored(self) -> dict[str, Tensor]:
         return {"frames": self._frames, "action": self._action, "reward": self._reward}
+
+    def _gather(self, asked: Tensor) -> ReplayBatch:
+        """Return the transitions asked for: the shares of priorities and −β [B + 1], or ids [B]."""
+        if self._priorities is not None:
+            return self._read(*self._priorities.draw(asked))
+        return self._read(asked, torch.ones(len(asked), device=self._device))
 
     def _read(self, index: Tensor, weight: Tensor) -> ReplayBatch:
         """Gather the n-step windows that begin at `index` [B]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from buffers.arrays import prefetch, touched_zeros
+from buffers.arrays import Parcel, prefetch, touched_zeros
+from buffers.late_priorities import LatePriorities
 from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
 from buffers.replay_rows import PLACES, Ring
 from buffers.sum_tree import SumTree
@@ -113,6 +114,7 @@ class _Output(NamedTuple):
     next_obs: NDArray  # [B, stack, F]
     weight: NDArray[np.float32]
     drawn: NDArray[np.int64]
+    parcel: Parcel | None  # by which it gets to a device
 
 
 class HostReplay(ReplayBuffer):
@@ -132,7 +134,8 @@ class HostReplay(ReplayBuffer):
         self._gammas = gamma ** np.arange(layout.n_step + 1, dtype=np.float64)
         self._chosen = np.zeros((2, layout.frame_stack), np.int64)
         self._device = device
-        self._copied: torch.cuda.Event | None = None  # the last batch has left for the device
+        away = layout.prioritized and device.type != "cpu"
+        self._late = LatePriorities(device) if away else None
         self._output = self._make_output(1)
 
     @staticmethod
@@ -166,16 +169,18 @@ class HostReplay(ReplayBuffer):
         self._frames[self.timeline.slot] = next_obs[:, self._newest :]
         if self._priorities is not None:
             self._priorities.revise(born, dead)
+        if self._late is not None:
+            self._late.forget(dead)
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
         if not self.timeline.count:
             raise RuntimeError(NOTHING_YET)
-        if self._copied is not None:
-            self._copied.synchronize()
         if n != len(self._output.drawn):
             self._output = self._make_output(n)
         out = self._output
+        if out.parcel is not None:
+            out.parcel.wait()
         self._random.random(out=out.uniform)
         if self._priorities is None:
             self.timeline.pick(out.uniform, out.drawn)
@@ -185,14 +190,31 @@ class HostReplay(ReplayBuffer):
             self.timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
             out.drawn, self._chosen, out.obs, out.next_obs, out.action, out.reward, out.discount,
         )  # fmt: skip
-        return out.batch if self._device.type != "cuda" else self._deliver(out.batch)
+        if out.parcel is not None:
+            out.parcel.send()
+        return out.batch
 
     @override
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
-        if self._priorities is not None:
-            mine = self._output
-            drawn = mine.drawn if index is mine.batch.index else index.numpy(force=True)
+        if self._priorities is None:
+            return
+        mine = self._output
+        drawn = mine.drawn if index is mine.batch.index else index.numpy(force=True)
+        if self._late is None:
             self._priorities.update(drawn, td_error.numpy(force=True))
+        else:
+            self._priorities.update(*self._late.swap(drawn, td_error))
+
+    @override
+    def clear(self) -> None:
+        super().clear()
+        if self._late is not None:
+            self._late.clear()
+
+    @override
+    def _about(self) -> dict[str, Any]:
+        late = {} if self._late is None else {"late": self._late.state_dict()}
+        return super()._about() | late
 
     @cached_property
     def ring(self) -> Ring:
@@ -219,34 +241,27 @@ class HostReplay(ReplayBuffer):
         arrays = {"frames": self._frames, "action": self._action, "reward": self._reward}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _deliver(self, batch: ReplayBatch) -> ReplayBatch:
-        """Return the batch on the training device; its index stays here."""
-        moved = {
-            name: part.to(self._device, non_blocking=True)
-            for name, part in batch._asdict().items()
-            if name != "index"
-        }
-        if self._copied is None:
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied.record(torch.cuda.current_stream(self._device))
-        return batch._replace(**moved)
-
     def _make_output(self, size: int) -> _Output:
-        shape = self._expected[1:]
-        empty = partial(torch.empty, pin_memory=self._device.type == "cuda")
+        shape = (size, *self._expected[1:])
         stacked = (size, self._layout.frame_stack, self._frames_flat.shape[1])
         dtype = torch.from_numpy(self._frames[:0]).dtype
         batch = ReplayBatch(
-            obs=empty((size, *shape), dtype=dtype),
-            action=empty(size, dtype=torch.int64),
-            reward=empty(size),
-            discount=empty(size),
-            next_obs=empty((size, *shape), dtype=dtype),
-            weight=empty(size).fill_(1.0),
+            obs=torch.empty(shape, dtype=dtype),
+            action=torch.empty(size, dtype=torch.int64),
+            reward=torch.empty(size),
+            discount=torch.empty(size),
+            next_obs=torch.empty(shape, dtype=dtype),
+            weight=torch.empty(size),
             index=torch.empty(size, dtype=torch.int64),
         )
+        parcel, given = None, batch
+        if self._device.type != "cpu":
+            parcel = Parcel(batch[:-1], self._device)
+            batch = ReplayBatch._make([*parcel.here, batch.index])
+            given = ReplayBatch._make([*parcel.there, batch.index])
+        batch.weight.fill_(1.0)
         arrays: dict[str, Any] = {name: part.numpy() for name, part in batch._asdict().items()}
         arrays["obs"] = arrays["obs"].reshape(stacked)
         arrays["next_obs"] = arrays["next_obs"].reshape(stacked)
         arrays["drawn"] = arrays.pop("index")
-        return _Output(batch, np.empty(size), **arrays)
+        return _Output(given, np.empty(size), **arrays, parcel=parcel)

@@ -189,6 +189,9 @@ class ReplayBuffer(Stateful, ABC):
         if self._priorities is not None:
             self._priorities.load_state_dict(outline["priorities"])
         self._random.bit_generator.state = outline["random"]
+        late = outline.get("late")
+        if late is not None and len(late["index"]):
+            self.update_priorities(late["index"], late["error"])
 
     def read_rows(self, begin: int, end: int) -> dict[str, Tensor]:
         """Return a copy of rows begin … end − 1, [rows, N, …] each, on the host."""
@@ -237,8 +240,12 @@ def build_replay(
     gamma: float,
     device: torch.device,
     seed: int,
+    recorded: bool = False,
 ) -> ReplayBuffer:
-    """Build the replay that the settings ask for; refuse it first if it cannot fit."""
+    """Build the replay that the settings ask for; refuse it first if it cannot fit.
+
+    `recorded`: where an accelerator works on it, it does so by what it recorded once.
+    """
     from buffers.device_replay import DeviceReplay  # here: both build on this module
     from buffers.host_replay import HostReplay
 
@@ -252,9 +259,12 @@ def build_replay(
         prioritized=settings.prioritized,
     )
     where = choose_accelerator(settings, DeviceReplay.bytes_needed(layout), device)
-    made = HostReplay if where is None else DeviceReplay
-    require_room(layout, made.bytes_needed, where)
-    return made(layout, alpha=settings.alpha, gamma=gamma, device=device, seed=seed)
+    common: Any = {"alpha": settings.alpha, "gamma": gamma, "device": device, "seed": seed}
+    if where is None:
+        require_room(layout, HostReplay.bytes_needed, None)
+        return HostReplay(layout, **common)
+    require_room(layout, DeviceReplay.bytes_needed, where)
+    return DeviceReplay(layout, **common, recorded=recorded)
 
 
 def require_room(

@@ -64,7 +64,7 @@ class RolloutBuffer(Stateful):
             + math.prod(action_shape) * action_dtype.itemsize
             + 5 * 4  # log-probability, value, advantage, return, reward
             + 3 + 3 * 8  # flags, indices and their order in an epoch
-            + (0 if device.type == "cpu" else 4 * 8)  # sums and factors in float64
+            + (0 if device.type == "cpu" else 6 * 8)  # sums and factors in float64
         )  # fmt: skip
         require("rollout", needed + beside, device=device if device.type == "cuda" else None)
         self.obs = touched((*rows, *observation_shape), observation_dtype, device)
@@ -117,18 +117,25 @@ class RolloutBuffer(Stateful):
         t = self.position
         if t == self._steps:
             raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
-        for store, part in zip(self._decided, (obs, action, log_prob, value), strict=True):
-            if part is None:
-                continue
-            if part.requires_grad:
-                raise ValueError(
-                    "rollout: act under torch.inference_mode(); a graph kept would grow"
-                )
-            # On the host NumPy's assignment costs half of torch's.
-            store[t] = part.numpy() if self._on_numpy else part
+        for store, part in zip(
+            self._decided, self._here(obs, action, log_prob, value), strict=True
+        ):
+            if part is not None:
+                # On the host NumPy's assignment costs half of torch's.
+                store[t] = part.numpy() if self._on_numpy else part
         rewards, ends, cuts, valids = self._given
         rewards[t], ends[t], cuts[t], valids[t] = reward, terminated, truncated, valid
         self.position = t + 1
+
+    def _here(self, *parts: Tensor | None) -> list[Tensor | None]:
+        """Return a row's parts on this device: those that come from the host, in one copy."""
+        if any(part is not None and part.requires_grad for part in parts):
+            raise ValueError("rollout: act under torch.inference_mode(); a graph kept would grow")
+        come = [p.numpy() for p in parts if p is not None and p.device.type == "cpu"]
+        if self._on_numpy or not come:
+            return list(parts)
+        sent = iter(send(self._device, *come))
+        return [next(sent) if p is not None and p.device.type == "cpu" else p for p in parts]
 
     def rewards_since(self, begin: int) -> tuple[NDArray, NDArray]:
         """Return rewards and validity [R, N] of the rows from `begin` on."""
@@ -163,8 +170,10 @@ class RolloutBuffer(Stateful):
     def shuffled(self, generator: torch.Generator) -> Tensor:
         """Return the indices [M] of the valid rows in a new order."""
         valid = self.valid
-        order = torch.randperm(len(valid), generator=generator, device=generator.device)
-        return valid[order.to(self._device)]
+        order = torch.randperm(len(valid), generator=generator)
+        if not self._on_numpy:
+            (order,) = send(self._device, order.numpy())
+        return valid[order]
 
     def flat(self) -> RolloutBatch:
         """Return all T·N rows, valid or not, sharing memory."""
@@ -237,13 +246,19 @@ def gae_torch(
     gae_lambda: float,
     advantage: Tensor,
 ) -> None:
-    """Write the same with torch operations: one launch per row once the δ are known."""
+    """Write the same with torch operations, in a number of launches that grows with log T.
+
+    A_t = δ_t + c_t A_{t+1} has after k doublings all terms of 2^k rows (Hillis & Steele 1986).
+    """
     terminated, truncated, valid = flags
     ended = terminated | truncated
     ended[:-1] |= ~valid[1:]
     carry = (~ended).double() * (gamma * gae_lambda)
     known = value.double()
     delta = torch.addcmul(reward - known[:-1], (~terminated).double() * gamma, known[1:])
-    for t in range(len(delta) - 2, -1, -1):
-        delta[t].addcmul_(carry[t], delta[t + 1])
+    ahead = 1
+    while ahead < len(delta):
+        delta[:-ahead] += carry[:-ahead] * delta[ahead:]
+        carry[:-ahead] *= carry[ahead:].clone()  # which it lies in
+        ahead *= 2
     advantage.copy_(delta)

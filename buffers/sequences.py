@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from buffers.arrays import send
 from buffers.rollout import RolloutBuffer, pick, touched
 
 
@@ -71,8 +72,10 @@ class SequenceRollout(RolloutBuffer):
         What a part lacks is filled with a sequence again, of which no row counts.
         """
         learned = self._learned()
-        order = torch.randperm(len(self._rows), generator=generator, device=generator.device)
-        for part in order.to(self._rows.device).tensor_split(count):
+        order = torch.randperm(len(self._rows), generator=generator)
+        if self._rows.device.type != "cpu":
+            (order,) = send(self._rows.device, order.numpy())
+        for part in order.tensor_split(count):
             lacking = self._together - len(part)
             sequences = torch.cat((part, part[:1].expand(lacking)))
             rows = self._rows[sequences]

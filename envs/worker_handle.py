@@ -11,6 +11,7 @@ import os
 import resource
 import select
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -186,9 +187,15 @@ def _raise(signals: list[int]) -> None:
 
 
 def start_methods() -> tuple[str, ...]:
-    """Return the ways to start a process, the fastest safe one first."""
+    """Return the ways to start a process, the fastest safe one first.
+
+    What is forked from a process that works on a GPU holds it: its memory would stay taken.
+    """
     available = multiprocessing.get_all_start_methods()
-    safe = ("fork", "spawn") if os.uname().sysname == "Linux" else ("spawn",)
+    torch = sys.modules.get("torch")
+    works_on_gpu = torch is not None and torch.cuda.is_initialized()
+    forks = os.uname().sysname == "Linux" and not works_on_gpu
+    safe = ("fork", "spawn") if forks else ("spawn",)
     return tuple(method for method in safe if method in available)
 
 

@@ -8,15 +8,16 @@ import torch
 from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
-from agents.compiling import Padding, _CudaGraph
+from agents.compiling import Padding
 from agents.dqn_building import recipe
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.learner import Learner, Recipe, RowLoss
 from agents.networks import FlatNetwork
-from agents.tracing import flatten, traced
+from agents.tracing import traced
 from agents.trunks import QNetwork
 from buffers.replay import ReplayBatch
 from memory.errors import NonFiniteError
+from memory.recording import Recorded, flatten
 
 CPU = torch.device("cpu")
 
@@ -248,7 +249,7 @@ class NoCapture:
 def test_what_cannot_be_recorded_goes_on_eagerly_with_one_warning(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph", NoCapture)
-    monkeypatch.setattr(_CudaGraph, "WARM_UP", 0)
+    monkeypatch.setattr(Recorded, "WARM_UP", 0)
     eager, refused = line(), line(mode="cudagraph")
     for i in range(3):
         for learner in (eager, refused):
@@ -266,6 +267,6 @@ def test_running_out_of_memory_while_recording_is_not_hidden(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph", Full)
-    monkeypatch.setattr(_CudaGraph, "WARM_UP", 0)
+    monkeypatch.setattr(Recorded, "WARM_UP", 0)
     with pytest.raises(torch.OutOfMemoryError):
         line(mode="cudagraph").step(points(4), 1e-2)

@@ -36,7 +36,7 @@ class Tree:
     def draw(self, uniform, beta: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         uniform = np.array(uniform, np.float64)
         if not self.host:
-            index, weight = self.part.draw(uniform, beta)
+            index, weight = self.part.draw(torch.from_numpy(self.part.asked(uniform, beta)))
             return index.numpy(), weight.numpy()
         index, weight = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
         self.part.draw(uniform, beta, index, weight)

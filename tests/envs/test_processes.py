@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from toy_environments import settings
 
 from envs import worker_handle
@@ -167,3 +168,9 @@ def test_actions_of_every_kind_arrive_as_they_do_in_the_plain_loop(kind, send):
             np.testing.assert_array_equal(obs, other.step(action).obs)
         one.load_state_dict(one.state_dict())
         assert one.step(action).valid.all()
+
+
+def test_what_starts_beside_a_working_gpu_is_not_forked_from_it(monkeypatch):
+    assert worker_handle.start_methods()[0] == "fork"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert worker_handle.start_methods() == ("spawn",)

@@ -1,0 +1,143 @@
+"""An accelerator that is not there: tensors on `meta`, and every question put to it counted.
+
+`meta` has shapes and devices but no numbers. So whatever asks for one is found out, and so is a
+tensor of the host among those of the device. What is copied back is zeros.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+# What brings a number to the host, or needs one to know its result's shape.
+ASKS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"}
+MADE_WITHOUT_META = {"_fused_adam_"}  # torch has no shapes for it
+
+
+class Asked(NamedTuple):
+    """What a device was asked."""
+
+    launches: int
+    there: int  # copies to it
+    back: int  # copies from it
+    waits: tuple[str, ...]  # for what the host waits
+    made: int  # tensors
+
+
+class Card(TorchDispatchMode):
+    """Count what the device is asked while this is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+        self.alive: dict[int, int] = {}  # bytes of what was made and is still there
+        self._there = self._back = self._made_count = 0
+        self._waits: list[str] = []
+
+    def take(self) -> Asked:
+        """Return what was asked since the last call."""
+        asked = Asked(
+            self.launches.total(), self._there, self._back, tuple(self._waits), self._made_count
+        )
+        self.launches.clear()
+        self._there = self._back = self._made_count = 0
+        self._waits = []
+        return asked
+
+    def record(self, function):
+        """Stand where a CUDA graph is recorded, which permits no question; playing is a launch."""
+        before = Counter(self.launches), self._there, self._back, self._waits, self._made_count
+        self.launches.clear()
+        self._there = self._back = self._made_count = 0
+        self._waits = []
+        outputs = function()
+        asked = self.take()
+        self.launches, self._there, self._back, self._waits, self._made_count = before
+        if asked.waits or asked.there or asked.back:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {asked}")
+        return self._play, outputs
+
+    def _play(self) -> None:
+        self.launches["graph"] += 1
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        with self:  # what consists of others, and comes as it is under inference mode
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        there = [t for t in tensors if t.device.type == "meta"]
+        name = func.name().removeprefix("aten::").split(".")[0]
+        target = kwargs.get("device")
+        if name == "copy_" and tensors[0].device != tensors[1].device:
+            return self._copied(args[0], args[1], non_blocking=len(args) > 2 and args[2])
+        if name == "_to_copy" and target is not None and torch.device(target) != args[0].device:
+            return self._moved(func, args, kwargs)
+        if not there:
+            out = func(*args, **kwargs)
+            if target is not None and torch.device(target).type == "meta":
+                self._launched(name, out)
+            return out
+        here = [t for t in tensors if t.device.type != "meta" and t.dim()]
+        assert not here, f"{name} is given tensors of the host and of the device"
+        if name in ASKS:
+            self._waits.append(name)
+            return 0.0
+        if name in MADE_WITHOUT_META:
+            self.launches[name] += 1
+            return None
+        out = func(*args, **kwargs)
+        if not is_view(func):
+            self._launched(name, out)
+        return out
+
+    def _launched(self, name, out):
+        self.launches[name] += 1
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._made(tensor)
+
+    def _made(self, tensor):
+        self._made_count += 1
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.alive:
+            self.alive[key] = storage.nbytes()
+            weakref.finalize(storage, self.alive.pop, key, None)
+
+    def _copied(self, to, given, *, non_blocking):
+        self._counts(to.device.type, non_blocking)
+        if to.device.type == "cpu":
+            to.zero_()
+        return to
+
+    def _moved(self, func, args, kwargs):
+        to = torch.device(kwargs["device"])
+        self._counts(to.type, kwargs.get("non_blocking", False))
+        given = args[0]
+        made = torch.zeros(given.shape, dtype=kwargs.get("dtype") or given.dtype, device=to)
+        return made
+
+    def _counts(self, to, non_blocking):
+        if to == "cpu":
+            self._back += 1
+        else:
+            self._there += 1
+        if not non_blocking:
+            self._waits.append(f"copy to {to}")
+
+
+def is_view(func) -> bool:
+    """Tell whether an operator only looks at the memory of another tensor."""
+    returns = func._schema.returns
+    if not returns:
+        return False
+    return all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
