@@ -30,7 +30,7 @@ from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import CONFIGS, Job, Settings, load_settings
 from training.sweep_names import run_name
 from training.teacher_names import settle
-from training.typed import UnknownKeyError
+from training.typed import UnknownKeyError, show
 
 if TYPE_CHECKING:
     from training.sweep_jobs import SweepJob
@@ -165,6 +165,8 @@ def accept(
             values["resume"] = AUTO
     typed = _typed()
     settings = _settings(values)
+    if settings.run.seeds is not None:  # and somebody else than train.py asks for one
+        raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
     # Before any code of an environment runs, which may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
     if place().rank == 0:

@@ -13,18 +13,19 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from agents.network_settings import is_large_image
 from agents.registry import Compiling
 from envs.types import EnvironmentFailedError
-from memory.errors import NonFiniteError, SettingError, one_line
+from memory.errors import NonFiniteError, SettingError, describe, one_line
 from training.child import is_finished, read_summary
 from training.launch import place
 from training.manifest import CheckpointError
-from training.resume import AUTO
+from training.older import completed
+from training.resume import AUTO, continued, named
 from training.run_directory import CONFIG
 from training.seeds_summary import write_summary
 from training.settings import Job, RunSettings
@@ -52,15 +53,31 @@ def each_seed(
         raise SettingError("run_dir", directory, f"{reason}, or choose another directory")
     if run.resume not in (None, AUTO) and not begun:
         raise CheckpointError(f"resume={run.resume}: holds no run of seeds={show(run.seeds)}")
-    length = run.total_steps if "total_steps" in _keys(typed) else 0
+    length = run.total_steps if named(typed, ["total_steps"]) else 0
     for seed in run.seeds:
-        summary = read_summary(_folder(directory, seed))
-        if again and is_finished(summary) and summary.get("steps", 0) >= length:
-            continue
-        own = deepcopy(config)
-        own.seed, own.seeds, own.run_dir = seed, None, str(_folder(directory, seed))
+        folder, own = _folder(directory, seed), deepcopy(config)
+        own.seed, own.seeds, own.run_dir = seed, None, str(folder)
         own.resume = AUTO if again else None
-        yield own
+        summary = read_summary(folder)
+        if not (again and is_finished(summary) and summary.get("steps", 0) >= length):
+            yield own
+        elif seed in begun:
+            _refuse_another(folder / CONFIG, own, typed)
+
+
+def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
+    """Refuse a run that is over and was made with other settings: it is no seed of these."""
+    try:
+        stored = _plain(OmegaConf.load(file))
+    except Exception as error:  # of the parser, of the disk: the file may hold anything
+        raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
+    continued(completed(stored), _plain(own), typed)
+
+
+def _plain(config: DictConfig | ListConfig) -> dict[str, Any]:
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def _folder(directory: Path, seed: int) -> Path:

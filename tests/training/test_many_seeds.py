@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import yaml
 from command import QUICK
+from opened import job
 from test_cut_short import metrics
 
 import agents.learner
 import train
-from memory.errors import NonFiniteError
+from memory.errors import NonFiniteError, SettingError
 from training.command_line import main
 from training.launch import NEEDED
 from training.many_seeds import one_graph
@@ -137,7 +138,7 @@ def test_one_that_diverges_does_not_keep_the_others_from_going_on(
 
 
 def test_more_seeds_join_those_that_have_ended_and_longer_runs_go_on(
-    alone: Path, tmp_path: Path
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     many = tmp_path / "many"
     shutil.copytree(alone / "3", many / "seed-3")
@@ -147,12 +148,16 @@ def test_more_seeds_join_those_that_have_ended_and_longer_runs_go_on(
     told = summary(many / "seed-3")
     assert (told["steps"], told["resumed_from_step"]) == (400, 300)
     assert command(*SHORT, "seeds=[8]", f"resume={many}") == 3
+    other = (*SHORT, "agent.gamma=0.9", "total_steps=400", "seeds=[3,8]")
+    assert command(*other, f"resume={many}") == 2, "seed 3, which is over, was another"
+    assert "agent.gamma=0.9: cannot change" in capsys.readouterr().err
+    assert not (many / "seed-8").exists()
 
 
 def pretended(job: Any) -> float:
     """Leave what a run leaves that scored ten times its seed."""
     job.directory.mkdir(parents=True)
-    (job.directory / "config.yaml").touch()
+    (job.directory / "config.yaml").write_text(yaml.safe_dump(job.config))
     seed, steps = job.settings.run.seed, job.settings.run.total_steps
     left = {"status": "finished", "seed": seed, "steps": steps, "eval_return_mean": 10.0 * seed}
     (job.directory / "summary.json").write_text(json.dumps(left))
@@ -169,9 +174,9 @@ def test_a_sweep_trains_all_seeds_of_each_job_and_leaves_out_what_is_done(tmp_pa
     (places[1] / "summary.json").unlink()  # as if killed before all of them had ended
     shutil.rmtree(places[1] / "seed-2")
     for path in (tmp_path / ".jobs").glob("*.json"):
-        job = json.loads(path.read_text())
-        if job["run_dir"] == str(places[1]):
-            path.write_text(json.dumps({**job, "status": "interrupted"}))
+        kept = json.loads(path.read_text())
+        if kept["run_dir"] == str(places[1]):
+            path.write_text(json.dumps({**kept, "status": "interrupted"}))
     begun: list[Path] = []
     assert command(*typed, run=lambda job: begun.append(job.directory) or pretended(job)) == 0
     assert begun == [places[1] / "seed-2"]
@@ -187,13 +192,13 @@ def test_ranks_and_a_directory_with_a_run_of_its_own_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert command(*SHORT, "seeds=[1,2]", f"run_dir={tmp_path / 'many'}") == 2
     assert "cannot be combined with torchrun" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="are many runs, and this is one"):
+        job(tmp_path, "seeds=[1,2]")
     assert not (tmp_path / "many").exists()
 
 
 @pytest.mark.parametrize(("steps", "becomes"), [(99_000, "auto"), (100_000, "true")])
 def test_updates_are_compiled_where_that_pays_for_all_together(steps: int, becomes: str) -> None:
-    from opened import job
-
     few = ("agent.compile=auto", f"total_steps={steps}", "device=cpu", "agent.train_every=10",
            "agent.updates_per_train=1", "agent.hidden=[4]")  # fmt: skip
     accepted = job(Path("nowhere"), *few, quick=False)

@@ -11,11 +11,11 @@ LONG = 123_456_789
 MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
 
 
-def shown(width, status=MOMENT, total=LONG):
+def shown(width, status=MOMENT, total=LONG, label=""):
     """Return what the bar's line looks like on a terminal of this width."""
     output = io.StringIO()
     console = Console(file=output, width=width, force_terminal=True, color_system=None)
-    bar = Bar(console, total)
+    bar = Bar(console, total, label)
     bar.show(status)
     bar.close()
     # Once more and alone: a live line is taken off the screen when it is closed.
@@ -45,6 +45,11 @@ def test_more_is_shown_where_there_is_room(width, also):
     text = shown(width)
     for word in also:
         assert word in text
+
+
+def test_which_of_many_runs_it_is_stands_first():
+    text = shown(60, label="seed=3 (4/10)")
+    assert text.split()[:3] == ["seed=3", "(4/10)", "61,728,394"] and text.count("\n") == 1
 
 
 def test_a_return_beyond_all_measure_takes_no_more_room():
