@@ -40,9 +40,11 @@ class ObservationNormaliser(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, shape: tuple[int, ...], masks: Masks | None = None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], masks: Masks | None = None, *, clip: float = CLIP
+    ) -> None:
         super().__init__()
-        self._masks = masks
+        self._masks, self._clip = masks, clip
         self.world: World = ALONE  # whose rows count
         self.register_buffer("count", torch.empty((), dtype=torch.float64))
         self.register_buffer("mean", torch.empty(shape, dtype=torch.float64))
@@ -60,7 +62,7 @@ class ObservationNormaliser(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """Return normalised observations [B, …]."""
         seen = obs if self._masks is None else self._masks.seen(obs)
-        normal = ((seen - self.shift) * self.scale).clamp(-CLIP, CLIP)
+        normal = ((seen - self.shift) * self.scale).clamp(-self._clip, self._clip)
         return normal if self._masks is None else self._masks.behind(normal, obs)
 
     @torch.no_grad()
@@ -80,6 +82,12 @@ class ObservationNormaliser(nn.Module):
         """Be the identity, for rows that are normalised already."""
         self.shift.zero_()
         self.scale.fill_(1)
+
+    def take_over(self, other: ObservationNormaliser) -> None:
+        """Normalise by the rows that another has taken in."""
+        for mine, its in zip(self._statistics(), other._statistics(), strict=True):
+            mine.copy_(its)
+        self.settle_()
 
     def settle_(self) -> None:
         """Normalise by the rows taken in so far; the identity where there is none."""
@@ -137,15 +145,18 @@ def merged(one: Moments, other: Moments) -> Moments:
 
 
 class RewardNormaliser(Stateful):
-    """Divides rewards by the standard deviation of the discounted return, never shifts them."""
+    """Divides rewards by the standard deviation of the discounted return, never shifts them.
+
+    Returns end with episodes, unless they are not `episodic`.
+    """
 
     state_names = ("_return", "_count", "_mean", "_square")
 
-    def __init__(self, num_envs: int, gamma: float) -> None:
+    def __init__(self, num_envs: int, gamma: float, *, episodic: bool = True) -> None:
         self.world: World = ALONE  # whose rewards count
-        self._gamma = gamma
+        self._gamma, self._episodic = gamma, episodic
         self._return: NDArray[np.float64] = np.zeros(num_envs)
-        self._count = 0
+        self._count = 0.0
         self._mean = 0.0
         self._square = 0.0
 
@@ -153,14 +164,21 @@ class RewardNormaliser(Stateful):
         """Take in a row [N], or rows [R, N] one after the other."""
         rows = (part.reshape(-1, len(self._return)) for part in (reward, valid))
         self._count, self._mean, self._square = take_in(
-            *rows, self._gamma, self._return, self._count, self._mean, self._square
+            *rows,
+            *(self._gamma, self._episodic, self._return),
+            *(self._count, self._mean, self._square),
         )
+
+    def fade(self, share: float) -> None:
+        """Let what was taken in count for a share of it from now on."""
+        self._count *= share
+        self._square *= share
 
     def take_over(self, state: Mapping[str, Any]) -> None:
         """Count the rewards of another, by its state."""
         theirs = [state[name] for name in ("count", "mean", "square")]
-        count, self._mean, self._square = merged([self._count, self._mean, self._square], theirs)
-        self._count = int(count)
+        mine = [self._count, self._mean, self._square]
+        self._count, self._mean, self._square = merged(mine, theirs)
 
     @property
     def scale(self) -> float:
@@ -173,19 +191,21 @@ class RewardNormaliser(Stateful):
 
 @compiled
 def take_in(  # type: ignore[no-untyped-def]
-    reward, valid, gamma, returns, count, mean, square
+    reward, valid, gamma, episodic, returns, count, mean, square
 ):
-    """Take in rows [R, N]: G ← γG + r where valid, 0 where an environment resets.
+    """Take in rows [R, N]: G ← γG + r where valid, 0 where an environment resets if `episodic`.
 
     Returns count, mean and Σ(G − mean)² with them (Chan et al. 1979).
     """
     for row in range(len(reward)):
         new, total = 0, 0.0
         for env in range(len(returns)):
-            follows = returns[env] * gamma + reward[row, env]
-            returns[env] = follows if valid[row, env] else 0.0
-            new += valid[row, env]
-            total += returns[env]
+            if valid[row, env]:
+                returns[env] = returns[env] * gamma + reward[row, env]
+                new += 1
+                total += returns[env]
+            elif episodic:
+                returns[env] = 0.0
         if not new:
             continue
         own, spread = total / new, 0.0

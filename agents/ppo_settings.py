@@ -62,6 +62,9 @@ class PPOSettings(TeacherSettings):
     normalize_reward: bool
     value_norm: bool
     clip_reward: bool
+    rnd_coef: float
+    rnd_fraction: float
+    rnd_gamma: float
     recurrent: Literal["none", "gru", "lstm"]
     recurrent_size: int
     sequence_length: int
@@ -78,12 +81,12 @@ class PPOSettings(TeacherSettings):
         for name in ("batch_size", "target_kl"):
             if getattr(self, name) is not None:
                 positive(self, name)
-        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm")
-        fraction(self, "gamma", "gae_lambda")
+        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm", "rnd_coef")
+        fraction(self, "gamma", "gae_lambda", "rnd_fraction", "rnd_gamma")
         scheduled(self, "learning_rate", "clip", "entropy_coef")
         at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
         at_most(self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef")
-        at_most(self, 1e6, "grad_accumulation")
+        at_most(self, 1e6, "grad_accumulation", "rnd_coef")
         at_most(self, WIDEST_LAYER, "recurrent_size")
         at_most(self, 1e30, "max_grad_norm", "target_kl")
         if abs(self.log_std_init) > LARGEST_LOG_STD:
@@ -160,6 +163,10 @@ class PPOSettings(TeacherSettings):
         """Return what the entropy counts for over a run."""
         end, warmup = self.entropy_coef_end, self.entropy_coef_warmup
         return over_the_run(self.anneal_entropy_coef, self.entropy_coef, end, warmup, total_steps)
+
+    def rnd_coefs(self, total_steps: int) -> Schedule:
+        """Return what novelty counts for over a run."""
+        return Schedule(self.rnd_coef, 0.0, "linear", self.rnd_fraction * total_steps)
 
     @property
     def entropy_coef_varies(self) -> bool:

@@ -95,6 +95,11 @@ ALGORITHMS = {
 }
 # Those that take a teacher: what is built in place of them where there is one.
 TAUGHT = {"dqn": ("agents.taught_dqn", "TaughtDQN"), "ppo": ("agents.taught_ppo", "TaughtPPO")}
+# The same of PPO that is curious, without a teacher and with one.
+CURIOUS = {
+    False: ("agents.curious_ppo", "CuriousPPO"),
+    True: ("agents.curious_ppo", "CuriousTaughtPPO"),
+}
 
 
 def algorithm(name: str) -> Algorithm:
@@ -137,10 +142,14 @@ def build_agent(
 ) -> Agent:
     """Build the agent that `settings` describe."""
     numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
-    cls: Any = agent_class(settings.name)
+    place = None if teacher is None else TAUGHT[settings.name]
+    if isinstance(settings, PPOSettings) and settings.rnd_coef:
+        place = CURIOUS[teacher is not None]
     if teacher is not None:
-        module, name = TAUGHT[settings.name]
-        cls, numbers["teacher"] = getattr(import_module(module), name), teacher
+        numbers["teacher"] = teacher
+    cls: Any = agent_class(settings.name)
+    if place is not None:
+        cls = getattr(import_module(place[0]), place[1])
     agent: Agent = cls(settings, spec, **numbers)
     return agent
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from agents.curious_ppo import CuriousPPO
 from agents.network_settings import PLAIN
 from agents.ppo import PPO
 from agents.ppo_settings import PPOSettings
@@ -61,6 +62,9 @@ SETTINGS = PPOSettings(
     normalize_reward=False,
     value_norm=False,
     clip_reward=False,
+    rnd_coef=0.0,
+    rnd_fraction=1.0,
+    rnd_gamma=0.99,
     recurrent="none",
     recurrent_size=8,
     sequence_length=5,
@@ -74,10 +78,12 @@ SETTINGS = PPOSettings(
 
 
 def build(
-    envs=3, action=SPACES["discrete"], shape=(4,), dtype="float32", total=10_000, seed=0, **changes
-):
-    spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action)
-    return PPO(replace(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
+    envs=3, action=SPACES["discrete"], shape=(4,), dtype="float32", total=10_000, seed=0, mask=0,
+    **changes,
+):  # fmt: skip
+    spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action, mask)
+    kind = CuriousPPO if changes.get("rnd_coef") else PPO
+    return kind(replace(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
 
 
 class Episodes:
