@@ -250,12 +250,6 @@ class Sampling(Actor):
         if normaliser is not None and self.fresh():
             normaliser.look(observed.to(normaliser.shift.device))
 
-    def values(self, observed: Tensor, valid: NDArray[np.bool_]) -> Tensor:
-        """Return the values [N] of what comes after the last row, which was `valid` [N] or not."""
-        del valid
-        value: Tensor = self._network(observed)[1]
-        return value
-
     def _drawn(
         self, drawing: Drawing, obs: Observations, observed: Tensor, noise: Tensor
     ) -> Decision:

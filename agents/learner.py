@@ -153,9 +153,10 @@ class Learner(Stateful):
         return weights, self.adam, (self._rate, *self._numbers), batch, self._share
 
     @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """Take back all steps, and what they were counted as, if CutShortError ends them."""
-        tensors = (self.network.weights, *self.network.module.buffers(), *self.adam, self._sums)
+    def all_or_nothing(self, *others: Tensor) -> Iterator[None]:
+        """Take back all steps, their counts and what `others` held, if CutShortError ends them."""
+        own = (self.network.weights, *self.network.module.buffers(), *self.adam, self._sums)
+        tensors = (*own, *others)
         before, counts = [tensor.clone() for tensor in tensors], (self.updates, self._summed)
         try:
             yield

@@ -78,6 +78,15 @@ class ObservationNormaliser(nn.Module):
                 mine.copy_(new)
         self.settle_()
 
+    def take_in(self, obs: Tensor, rows: Tensor | None, piece: int) -> None:
+        """Take in these rows [M] of observations [R, …], if any, so many at a time, and settle."""
+        if rows is None:
+            self.settle_()
+            return
+        # Together: as many pieces on all ranks.
+        for some in rows.split(piece) if self.world.alone else [rows]:
+            self.update(obs.index_select(0, some))
+
     def rest_(self) -> None:
         """Be the identity, for rows that are normalised already."""
         self.shift.zero_()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ from agents.actors import on_device
 from agents.base import Actor, Agent, Decision
 from agents.heads import build_head
 from agents.learner import Learner
-from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import CLIP, RewardNormaliser
 from agents.ppo_building import (
     build_network,
@@ -27,16 +26,19 @@ from agents.ppo_building import (
     reading,
     recipe_of,
     sampling,
+    start_network,
     start_rollout,
 )
-from agents.ppo_ranks import explained_variance, minibatches, move_on
-from agents.ppo_rows import last_valid, score, store
+from agents.ppo_loss import explained_variance, score
+from agents.ppo_ranks import minibatches
 from agents.ppo_settings import PPOSettings
 from agents.ppo_stretch import collector
+from agents.recurrent_actors import RecurrentSampling
 from agents.schedules import Schedule
 from agents.stopping import CutShortError
 from agents.value_norm import finish
 from agents.world import World
+from buffers.sequences import SequenceRollout
 from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
@@ -49,16 +51,8 @@ class PPO(Agent):
     """Collect T rows from N environments on the training device, then learn from all of them."""
 
     state_names: ClassVar[tuple[str, ...]] = (
-        "_learner",
-        "_actor",
-        "_rollout",
-        "_rewards",
-        "_next_obs",
-        "_shuffling",
-        "_steps",
-        "_begun",
-    )
-
+        "_learner", "_actor", "_rollout", "_rewards", "_next_obs", "_shuffling", "_steps", "_begun",
+    )  # fmt: skip
     of_one_rank = ("actor", "shuffling", "rollout", "rewards", "next_obs")
 
     def __init__(
@@ -86,11 +80,8 @@ class PPO(Agent):
         self._rollout = start_rollout(
             settings, spec, self._head, module, device, copies=copied * self._piece
         )
-        with_memory(module, torch.device("cpu"))
-        module.start_(torch.Generator().manual_seed(seeds[0]), settings.network.init)
-        network = FlatNetwork(module, device)
-        self._observations = module.normaliser
-        self._value_head, self._units = module.value, module.units
+        network = start_network(module, settings, device, seeds[0])
+        self._network, self._observations = module, module.normaliser
         self._learner = Learner(recipe_of(settings, self._head, self._piece), network, mode)
         self._mirror = reading(settings, network, spec, lambda: self._learner.updates)
         size = settings.rollout_steps, spec.num_envs
@@ -103,6 +94,7 @@ class PPO(Agent):
         self._fill = collector(settings, self._actor, self._rollout, self._rewards, self._next_obs)
         self._steps = 0  # valid environment steps observed
         self._begun = 0  # those before the rollout under way
+        self._settled: tuple[int, tuple[float, ...]] | None = None  # see `_goes_by`
 
     @override
     def join(self, world: World) -> None:
@@ -147,6 +139,12 @@ class PPO(Agent):
         varies = self._settings.entropy_coef_varies
         return (self.clip, self.entropy_coef) if varies else (self.clip,)
 
+    def _goes_by(self) -> tuple[float, ...]:
+        """Return step size and numbers of the update to come, settled as its rollout begins."""
+        if self._settled is None or self._settled[0] != self._begun:
+            self._settled = self._begun, (self.learning_rate, *self._numbers)
+        return self._settled[1]
+
     def _now(self, schedule: Callable[[int], Schedule]) -> float:
         """Anneal from rollout to rollout: by the steps of those before it, never by its own.
 
@@ -161,8 +159,7 @@ class PPO(Agent):
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[ActorCritic, Actor]:
         """Build the network of a finished policy, and who takes its most likely actions."""
-        network, head = finished(settings, spec, device)
-        return network, likeliest(network, head, device)
+        return finished(settings, spec, device)
 
     @override
     @classmethod
@@ -175,15 +172,16 @@ class PPO(Agent):
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the sampling actor, or one that takes the most likely actions."""
         if not explore:
-            network = self._learner.network.module
-            assert isinstance(network, ActorCritic)
-            return likeliest(network, self._head, self._device, self._mirror)
+            return likeliest(self._network, self._head, self._device, self._mirror)
         if num_envs != len(self._next_obs):
             raise ValueError(f"rollouts are of {len(self._next_obs)} environments, not {num_envs}")
         return self._actor
 
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
+        rollout = self._rollout
+        if rollout.position == 0:
+            self._goes_by()
         reward = np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward
         obs = decision.obs
         if self._observations is not None and self._begun == 0:
@@ -191,7 +189,12 @@ class PPO(Agent):
             obs = self._observations(seen)
             valid = on_device(np.flatnonzero(step.valid), self._device)
             self._observations.update(seen.index_select(0, valid))
-        store(self._rollout, obs, decision, reward, step)
+        assert decision.chosen is not None
+        if isinstance(rollout, SequenceRollout):
+            assert decision.carry is not None
+            rollout.remember(decision.carry)
+        said = decision.chosen, decision.log_prob, decision.value
+        rollout.add(obs, *said, reward, step.terminated, step.truncated, step.valid)
         if self._settings.normalize_reward:
             self._rewards.add(step.reward, step.valid)
         self._steps += self._world.counted(step.valid)
@@ -202,6 +205,7 @@ class PPO(Agent):
         looking = self._observations is not None and self._begun == 0  # from row to row
         if run is None or self._fill is None or looking or not self._world.alone:
             return None
+        self._goes_by()
         rows = self._fill(decision, run, steps)
         self._steps += rows.steps
         return rows
@@ -211,32 +215,30 @@ class PPO(Agent):
 
         All of it or nothing: what is cut short has not happened, and is done again one day.
         """
-        if not self._rollout.full or self._learner.stop.requested:
+        rows, stop = self._settings.rollout_steps, self._learner.stop
+        if self._rollout.position < rows or stop.requested:
             return None
+        shuffling = self._shuffling.get_state()
         try:
             metrics = self._all_or_nothing()
         except CutShortError:
+            self._shuffling.set_state(shuffling)
             return None
         if self._observations is not None:
-            rows = self._rollout if self._begun else None  # those of the first have been counted
-            move_on(self._observations, rows, self._piece)
+            valid = self._rollout.valid if self._begun else None  # those of the first are counted
+            self._observations.take_in(self._rollout.obs.flatten(0, 1), valid, self._piece)
         self._rollout.clear()
         self._begun = self._steps
         return metrics
 
     def _all_or_nothing(self) -> Metrics | None:
         changed = (self._rollout.reward, self._rollout.value)
-        before, shuffling = [part.clone() for part in changed], self._shuffling.get_state()
-        try:
-            with self._learner.all_or_nothing():
-                self._finish_rollout()
-                rows = self._world.gather(len(self._rollout.valid))
-                return self._learn() if sum(rows) else None
-        except CutShortError:
-            for part, value in zip(changed, before, strict=True):
-                part.copy_(value)
-            self._shuffling.set_state(shuffling)
-            raise
+        with self._learner.all_or_nothing(*changed):
+            self._finish_rollout()
+            rows = len(self._rollout.valid)
+            if not self._world.alone:
+                rows = sum(self._world.gather(rows))
+            return self._learn() if rows else None
 
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
@@ -249,24 +251,28 @@ class PPO(Agent):
                 obs = self._observations(obs)
                 self._observations.rest_()
             if not self._actor.complete:
-                score(rollout, self._learner.network.module, self._head, self._piece)
-            last_value = self._actor.values(obs, last_valid(rollout))
-        finish(
-            rollout,
-            last_value,
-            *(self._value_head, self._units),
-            self._world,
-            gamma=s.gamma,
-            gae_lambda=s.gae_lambda,
-        )
+                score(rollout, self._network, self._head, self._piece)
+            if isinstance(self._actor, RecurrentSampling):  # of episodes that go on
+                last_value = self._actor.values(obs, rollout.flags[-1, -1].numpy())
+            else:
+                last_value = self._network(obs)[1]
+        how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}
+        if (units := self._network.units) is None:
+            rollout.finish(last_value, **how)
+        else:
+            finish(rollout, last_value, self._network.value, units, self._world, **how)
+
+    def _epoch(self) -> Iterator[tuple[Any, Any]]:
+        """Return every valid row once, in minibatches, and what a row of each counts for."""
+        rollout, parts, order = self._rollout, self._parts, self._shuffling
+        if self._world.alone and not isinstance(rollout, SequenceRollout):
+            return zip(rollout.minibatches(parts, order), repeat(None))  # its share of these
+        return minibatches(rollout, parts, order, self._world)
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""
-        rollout, rate, numbers = self._rollout, self.learning_rate, self._numbers
-        for batch, share in chain.from_iterable(
-            minibatches(rollout, self._parts, self._shuffling, self._world)
-            for _ in range(self._settings.epochs)
-        ):
+        rollout, (rate, *numbers), epochs = self._rollout, self._goes_by(), self._settings.epochs
+        for batch, share in chain.from_iterable(self._epoch() for _ in range(epochs)):
             if self._learner.stop.requested:
                 raise CutShortError
             self._learner.share = share
@@ -290,5 +296,5 @@ class PPO(Agent):
     def release(self) -> None:
         """Free the rollout and the network."""
         self._rollout.release()
-        del self._learner, self._actor, self._next_obs, self._fill
+        del self._learner, self._network, self._actor, self._mirror, self._next_obs, self._fill
         reclaim(self._device)  # a learner refers to itself, by its methods

@@ -64,6 +64,15 @@ def build_network(
         )
 
 
+def start_network(
+    network: ActorCritic, settings: PPOSettings, device: torch.device, seed: int
+) -> FlatNetwork:
+    """Give a network that is to learn its memory and its first weights."""
+    with_memory(network, torch.device("cpu"))
+    network.start_(torch.Generator().manual_seed(seed), settings.network.init)
+    return FlatNetwork(network, device)
+
+
 def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
     """Decide how updates run."""
     expected = settings.expected_updates(spec, total_steps)
@@ -127,8 +136,15 @@ def start_rollout(
 
 def finished(
     settings: PPOSettings, spec: EnvSpec, device: torch.device
+) -> tuple[ActorCritic, Actor]:
+    """Return the network of a finished policy, its weights not set yet, and who acts by it."""
+    network, head = _untrained(settings, spec, device)
+    return network, likeliest(network, head, device)
+
+
+def _untrained(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device
 ) -> tuple[ActorCritic, Head]:
-    """Return the network of a finished policy, its weights not set yet, and what it puts out."""
     head = build_head(spec.action, device, scaled=settings.scale_actions)
     return with_memory(build_network(settings, spec, head, device), device), head
 
@@ -148,7 +164,7 @@ def drawing(
     settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
 ) -> tuple[ActorCritic, Actor]:
     """Return the same network, and who draws actions from its distribution."""
-    network, head = finished(settings, spec, device)
+    network, head = _untrained(settings, spec, device)
     return network, sampling(network, head, device, 1, num_envs, seed)
 
 

@@ -11,12 +11,13 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
-from torch import Tensor
+from torch import Tensor, nn
 
 from agents.heads import Head
 from agents.learner import Recipe, RowLoss
 from agents.ppo_settings import PPOSettings
-from buffers.rollout import RolloutBatch
+from agents.world import ALONE, World
+from buffers.rollout import RolloutBatch, RolloutBuffer
 from buffers.sequences import SequenceBatch
 
 METRICS = (
@@ -145,8 +146,33 @@ def approximate_kl(log_ratio: Tensor, ratio: Tensor) -> Tensor:
     return ratio - 1 - log_ratio
 
 
-def explained_variance(value: Tensor, return_: Tensor) -> Tensor:
-    """Return 1 − Var(R − V) / Var(R) []; 0 when the returns are all equal."""
-    spread = return_.var(correction=0)
-    unexplained = (return_ - value).var(correction=0)
-    return torch.where(spread > 0, 1 - unexplained / spread, torch.zeros_like(spread))
+def explained_variance(value: Tensor, return_: Tensor, world: World = ALONE) -> Tensor:
+    """Together: return 1 − Var(R − V) / Var(R) [] over all ranks' rows; 0 for equal returns."""
+    if world.alone:
+        spread = return_.var(correction=0)
+        unexplained = (return_ - value).var(correction=0)
+        return torch.where(spread > 0, 1 - unexplained / spread, torch.zeros_like(spread))
+    moments = torch.stack((moments_of(return_), moments_of(return_ - value)))
+    total, first, second = world.sum_(moments).unbind(1)
+    spread, unexplained = second / total - (first / total).square()
+    return torch.where(spread > 0, 1 - unexplained / spread, 0.0).float()
+
+
+def moments_of(x: Tensor) -> Tensor:
+    """Return how many numbers there are, Σx and Σx² [3] in float64."""
+    x = x.double()
+    return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))
+
+
+def score(rollout: RolloutBuffer, network: nn.Module, head: Head, piece: int) -> None:
+    """Complete the rollout's log-probabilities and values, so many rows at a time.
+
+    They come from the network that the update uses, so that its first ratio is 1 although
+    NumPy's sums may differ from torch's in the last digit.
+    """
+    stored = (rollout.obs, rollout.action, rollout.log_prob, rollout.value[:-1])
+    pieces = (tensor.flatten(0, 1).split(piece) for tensor in stored)
+    for obs, action, log_prob, value in zip(*pieces, strict=True):
+        parameters, values = network(obs)
+        log_prob.copy_(head.log_prob(parameters, action))
+        value.copy_(values)

@@ -56,8 +56,8 @@ class RecurrentSampling(Sampling):
             sent = self._head.sent(action)
         return Decision(observed, sent, log_prob, value, action, before)
 
-    @override
     def values(self, observed: Tensor, valid: NDArray[np.bool_]) -> Tensor:
+        """Return the values [N] of what comes after the last row, which was `valid` [N] or not."""
         going = on_device(valid, self._device)
         value: Tensor = self._remembering(observed, self.carry * going.view(-1, 1, 1))[1]
         return value

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from agents.base import Actor, Decision
 from agents.ppo import PPO
-from agents.ppo_rows import score
+from agents.ppo_loss import score
 from agents.ppo_settings import PPOSettings
 from agents.teacher import Teacher
 from agents.teaching import Led, Teaching
@@ -92,7 +92,7 @@ class TaughtPPO(PPO):
         if self._actor.complete and not bool(rollout.own.all()):
             # What was said of the student's own action is not about the teacher's.
             with torch.inference_mode():
-                score(rollout, self._learner.network.module, self._head, self._piece)
+                score(rollout, self._network, self._head, self._piece)
         if not first and self.teacher_coef > 0:
             obs, lesson = rollout.obs.flatten(0, 1), rollout.lesson.flatten(0, 1)
             self._teaching.tell_all_(obs, lesson, self._piece)

@@ -11,7 +11,7 @@ from agents.activations import ACTIVATIONS
 from agents.actors import Greedy, Sampling
 from agents.host_policy import policy_on_host, q_on_host
 from agents.network_settings import PLAIN
-from agents.ppo_rows import score
+from agents.ppo_loss import score
 from agents.trunks import QNetwork
 
 
