@@ -1,23 +1,90 @@
-"""Policy and value in one network: with one trunk for both, or one each."""
+"""Policy and value in one network: with one trunk for both, or one each; and its activations.
+
+They stand between the layers of all networks, in torch; `agents/host_network.py` has the same as
+machine code.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from agents.activations import ACTIVATIONS
 from agents.heads import GaussianLayer, Head
 from agents.masking import Masks
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 from agents.networks import orthogonal_, uniform_
 from agents.normaliser import ObservationNormaliser
-from agents.trunks import build_trunk
 from agents.value_norm import ValueUnits
+
+# With it comes a library for symbolic mathematics: 35 MB that runs without a compiler do not need.
+TRACING = "torch.fx.experimental.proxy_tensor"
+
+
+def being_traced() -> bool:
+    """Return whether the caller is being turned into a graph rather than run."""
+    tracing = sys.modules.get(TRACING)
+    return tracing is not None and tracing.get_proxy_mode() is not None
+
+
+class FastTanh(torch.autograd.Function):
+    """tanh(x) = 2σ(2x) − 1 with its derivative 1 − y² as one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return y = tanh(x)."""
+        y = tanh_by_sigmoid(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> Tensor:
+        """Return (1 − y²) · gradient."""
+        slope: Tensor = torch.ops.aten.tanh_backward(gradient[0], ctx.saved_tensors[0])
+        return slope
+
+
+def tanh_by_sigmoid(x: Tensor) -> Tensor:
+    """Return 2σ(2x) − 1, with one allocation."""
+    y = torch.add(x, x).sigmoid_()
+    return y.add_(y).sub_(1)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return tanh(x), to 2e-7.
+
+    PyTorch's tanh takes half of a small network's time on a CPU; its sigmoid is six times as fast.
+    """
+    if x.is_cuda:
+        return torch.tanh(x)
+    if being_traced():
+        return 2 * torch.sigmoid(2 * x) - 1
+    if x.requires_grad:
+        y: Tensor = FastTanh.apply(x)  # type: ignore[no-untyped-call]
+        return y
+    return tanh_by_sigmoid(x)
+
+
+class Tanh(nn.Module):
+    """The function `tanh` as a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return tanh(x)."""
+        return tanh(x)
+
+
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": Tanh,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+}
 
 
 class TwinLayer(nn.Module):
@@ -136,6 +203,8 @@ class ActorCritic(nn.Module):
         masks: Masks | None = None,
         value_norm: bool = False,
     ) -> None:
+        from agents.trunks import build_trunk  # here: it builds on these activations
+
         super().__init__()
         trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
         image = len(observation_shape) == 3

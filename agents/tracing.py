@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,6 @@ import torch
 from torch import Tensor
 
 from memory.recording import flatten
-
-# With it comes a library for symbolic mathematics: 35 MB that runs without a compiler do not need.
-TRACING = "torch.fx.experimental.proxy_tensor"
-
-
-def being_traced() -> bool:
-    """Return whether the caller is being turned into a graph rather than run."""
-    tracing = sys.modules.get(TRACING)
-    return tracing is not None and tracing.get_proxy_mode() is not None
 
 
 def once(number: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from agents.activations import ACTIVATIONS
+from agents.actor_critic import ACTIVATIONS
 from agents.masking import Masks
 from agents.network_settings import (
     PLAIN,

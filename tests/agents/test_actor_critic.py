@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from agents.activations import tanh
-from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk
+from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk, tanh
 from agents.heads import BoxHead, DiscreteHead
 
 

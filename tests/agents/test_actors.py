@@ -7,7 +7,7 @@ import pytest
 import torch
 from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
-from agents.activations import ACTIVATIONS
+from agents.actor_critic import ACTIVATIONS
 from agents.actors import Greedy, Sampling
 from agents.host_policy import policy_on_host, q_on_host
 from agents.network_settings import PLAIN

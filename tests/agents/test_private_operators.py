@@ -15,7 +15,7 @@ PRIVATE = {
     ("torch._inductor", "aot_compile"): "agents/kept_graphs.py",
     ("torch._inductor", "compile"): "agents/compiling.py",
     ("torch.fx.experimental.proxy_tensor", "make_fx"): "agents/tracing.py",
-    ("torch.fx.experimental.proxy_tensor", "get_proxy_mode"): "agents/tracing.py",
+    ("torch.fx.experimental.proxy_tensor", "get_proxy_mode"): "agents/actor_critic.py",
 }
 
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from agents.activations import ACTIVATIONS
-from agents.actor_critic import ActorCritic, TwinLayer, TwinNorm
+from agents.actor_critic import ACTIVATIONS, ActorCritic, TwinLayer, TwinNorm
 from agents.heads import DiscreteHead
 from agents.host_network import CODES, activate
 from agents.network_settings import NetworkSettings, fitting
