@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from agents.tracing import once
-from memory.recording import host_sees
 
 
 class AdamState(NamedTuple):
@@ -72,13 +71,12 @@ def written_out_(
 def clip_(gradient: Tensor, max_norm: float, *, looking: bool = True) -> Tensor:
     """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before.
 
-    A graph cannot be `looking` at it.
+    `looking` at it is free on the host, and nothing for a graph.
     """
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_norm <= 0:
         return norm
-    if looking and host_sees(gradient):
-        # On the host a look is free, and most gradients need no scaling.
+    if looking:  # most gradients need no scaling
         size = norm.item()
         if not size <= max_norm:
             gradient.mul_(max_norm / (size + 1e-6))

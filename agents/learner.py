@@ -88,7 +88,7 @@ class Learner(Stateful):
         self._last = torch.zeros(len(self._names), device=device)
         self._sums = torch.zeros_like(self._last)
         self._summed = 0
-        self._graphs = mode != "eager"
+        self._graphs, self._seen = mode != "eager", host_sees(network.weights)
         self._padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
         self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
         self.ready = mode != "compiled"  # else the next step is held up by a compiler
@@ -124,7 +124,7 @@ class Learner(Stateful):
         self._summed += 1
         # On the host a look at the loss is free; on a device it would stall the queue, and
         # the metrics' next flush finds it.
-        if host_sees(self._last) and not math.isfinite(self._last.numpy()[0]):
+        if self._seen and not math.isfinite(self._last.numpy()[0]):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return tuple(reports)
 
@@ -273,7 +273,7 @@ class Learner(Stateful):
         in_graph: bool = False,
     ) -> Tensor:
         """Step along the gradient; return the metrics [K] and its norm."""
-        norm = clip_(gradient, self._recipe.max_grad_norm, looking=not in_graph)
+        norm = clip_(gradient, self._recipe.max_grad_norm, looking=self._seen and not in_graph)
         limit = self._recipe.limit
         before = [] if limit is None else [tensor.clone() for tensor in (weights, *adam)]
         step_ = written_out_ if in_graph else adam_

@@ -13,7 +13,7 @@ from ppo_agents import CPU, Episodes, collect
 from ppo_agents import build as build_ppo
 from test_dqn_agent import SETTINGS
 
-from agents import adam, dqn_building, learner, ppo_building
+from agents import dqn_building, learner, ppo_building
 from agents.dqn import DQN
 from buffers import block_sums, replay
 from envs.types import DiscreteActions, EnvSpec
@@ -34,7 +34,7 @@ def device(monkeypatch, caplog):
 
     monkeypatch.setattr(recording, "record", record)
     monkeypatch.setattr(recording, "aside", lambda function: function())
-    for module in (adam, learner, block_sums):
+    for module in (learner, block_sums):
         monkeypatch.setattr(module, "host_sees", lambda _: False)
     monkeypatch.setattr(replay, "choose_accelerator", lambda *_: CPU)
     yield played
