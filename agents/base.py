@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agents.learner import Learner
+from agents.precision import Precision
 from agents.stopping import Stop
 from agents.world import ALONE, World
 from buffers.replay import ReplayBuffer
@@ -137,6 +138,10 @@ class Agent(Stateful, ABC):
     def obey(self, stop: Stop) -> None:
         """Let what is due wait, and `update` return, once the run is to end."""
         self._learner.stop = stop
+
+    def compute_in(self, precision: Precision) -> None:
+        """Let updates read networks in this precision; before the first."""
+        self._learner.compute_in(precision)
 
     def join(self, world: World) -> None:
         """Together: learn with other ranks, each from its own rows, with rank 0's weights."""

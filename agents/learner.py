@@ -20,6 +20,8 @@ from torch.func import grad_and_value
 from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
 from agents.compiling import Compiled, Mode, Padding, compiled
 from agents.networks import FlatNetwork
+from agents.pieces import cut, told
+from agents.precision import Forward, Precision, learned_in, read_in
 from agents.stopping import CutShortError, Stop
 from agents.together import Together
 from agents.world import World
@@ -81,6 +83,8 @@ class Learner(Stateful):
         self._networks = (network, *frozen)
         # Themselves, because nothing hooks into these modules and each call costs.
         self._forwards = [n.module.forward for n in self._networks]
+        self.forward: Forward = self._forwards[0]  # as updates see it, which may be …
+        self.rounds = False  # … rounded, where what acts is not
         self._names = ("train/loss", *recipe.metrics, "train/grad_norm")
         self._rate = torch.zeros((), device=device)
         self._numbers: Numbers = ()
@@ -92,6 +96,14 @@ class Learner(Stateful):
         self._padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
         self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
         self.ready = mode != "compiled"  # else the next step is held up by a compiler
+
+    def compute_in(self, precision: Precision) -> None:
+        """Read networks in this precision; before the first step."""
+        device, count = self.network.weights.device, len(self._networks)
+        loss = learned_in(precision, self._recipe.loss, count, device)
+        self._recipe = replace(self._recipe, loss=loss)
+        self.forward = read_in(precision, self._forwards[0], device)
+        self.rounds = precision == "bf16"
 
     def join(self, world: World) -> None:
         """Take every step together with other ranks, from the weights that rank 0 has.
@@ -231,7 +243,7 @@ class Learner(Stateful):
             rows = self._recipe.loss(*self._forwards, piece, *numbers[1:])
             torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
             pieces.append((rows, part))
-        return gradient, *_told(pieces)
+        return gradient, *told(pieces)
 
     def _graph_slope(
         self, weights: Tensors, numbers: Tensors, batch: Any, share: Tensor
@@ -249,17 +261,13 @@ class Learner(Stateful):
             slope, (_, rows) = grad_and_value(loss, has_aux=True)(learned, piece, part)
             slopes.append(slope)
             pieces.append((rows, part))
-        return sum(slopes[1:], slopes[0]), *_told(pieces)
+        return sum(slopes[1:], slopes[0]), *told(pieces)
 
     def _pieces(self, batch: Any, share: Tensor) -> list[tuple[Any, Tensor]]:
         """Prepare the batch as a whole, then cut it; return pieces and their rows' shares."""
         if self._recipe.prepare is not None:
             batch = self._recipe.prepare(batch, share)
-        count = self._recipe.grad_accumulation
-        if count == 1:
-            return [(batch, share)]
-        chunks = zip(*(tensor.chunk(count) for tensor in (*batch, share)), strict=True)
-        return [(type(batch)(*fields), part) for *fields, part in chunks]
+        return cut(batch, share, self._recipe.grad_accumulation)
 
     @torch.no_grad()
     def _finish(
@@ -284,15 +292,3 @@ class Learner(Stateful):
             for now, then in zip((weights, *adam), before, strict=True):
                 now.copy_(torch.where(keep, now, then))
         return torch.cat((values, norm.unsqueeze(0)))
-
-
-@torch.no_grad()
-def _told(pieces: list[tuple[RowLoss, Tensor]]) -> Tensors:
-    """Return the metrics [K] over all pieces, and their reports [B]."""
-    means = [torch.mv(torch.stack((r.loss, *r.metrics)), part) for r, part in pieces]
-    values = means[0] if len(means) == 1 else torch.stack(means).sum(0)
-    reports = pieces[0][0].reports
-    if len(pieces) > 1:
-        parts = zip(*(rows.reports for rows, _ in pieces), strict=True)
-        reports = tuple(torch.cat(each) for each in parts)
-    return values, *reports

@@ -250,11 +250,11 @@ class PPO(Agent):
             if self._observations is not None and self._begun == 0:
                 obs = self._observations(obs)
                 self._observations.rest_()
-            if not self._actor.complete:
-                score(rollout, self._network, self._head, self._piece)
             if isinstance(self._actor, RecurrentSampling):  # of episodes that go on
                 last_value = self._actor.values(obs, rollout.flags[-1, -1].numpy())
             else:
+                if self._learner.rounds or not self._actor.complete:
+                    score(rollout, self._learner.forward, self._head, self._piece)
                 last_value = self._network(obs)[1]
         how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}
         if (units := self._network.units) is None:

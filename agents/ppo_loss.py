@@ -11,11 +11,12 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
-from torch import Tensor, nn
+from torch import Tensor
 
 from agents.heads import Head
 from agents.learner import Recipe, RowLoss
 from agents.ppo_settings import PPOSettings
+from agents.precision import Forward
 from agents.world import ALONE, World
 from buffers.rollout import RolloutBatch, RolloutBuffer
 from buffers.sequences import SequenceBatch
@@ -164,7 +165,7 @@ def moments_of(x: Tensor) -> Tensor:
     return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))
 
 
-def score(rollout: RolloutBuffer, network: nn.Module, head: Head, piece: int) -> None:
+def score(rollout: RolloutBuffer, network: Forward, head: Head, piece: int) -> None:
     """Complete the rollout's log-probabilities and values, so many rows at a time.
 
     They come from the network that the update uses, so that its first ratio is 1 although

@@ -92,7 +92,7 @@ class TaughtPPO(PPO):
         if self._actor.complete and not bool(rollout.own.all()):
             # What was said of the student's own action is not about the teacher's.
             with torch.inference_mode():
-                score(rollout, self._network, self._head, self._piece)
+                score(rollout, self._learner.forward, self._head, self._piece)
         if not first and self.teacher_coef > 0:
             obs, lesson = rollout.obs.flatten(0, 1), rollout.lesson.flatten(0, 1)
             self._teaching.tell_all_(obs, lesson, self._piece)

@@ -35,6 +35,21 @@ def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:
     return torch.where(beyond.any(-1), first, last)
 
 
+def running_sums(values: Tensor) -> Tensor:
+    """Return Σ of all up to each place of the last axis.
+
+    A card's own scan adds in an order that varies; where that is not allowed, ranges are doubled.
+    """
+    if host_sees(values) or not torch.are_deterministic_algorithms_enabled():
+        return values.cumsum(-1)
+    behind = 1
+    while behind < values.shape[-1]:
+        further = values[..., behind:] + values[..., :-behind]
+        values = torch.cat((values[..., :behind], further), -1)
+        behind *= 2
+    return values
+
+
 class BlockSums:
     """Draw ids in proportion to their priorities with torch operations only."""
 
@@ -83,12 +98,12 @@ class BlockSums:
 
     def draw(self, asked: Tensor) -> tuple[Tensor, Tensor]:
         """Return one id and its importance weight per share that is `asked` for, [B] each."""
-        sums = self._sums.cumsum(0)
+        sums = running_sums(self._sums)
         target = asked[:-1] * sums[-1]
         block = first_beyond(sums, self._sums, target)
         target = target - (sums[block] - self._sums[block])
         leaves = self._leaves[block]
-        place = first_beyond(leaves.cumsum(1), leaves, target)
+        place = first_beyond(running_sums(leaves), leaves, target)
         priority = leaves.gather(1, place[:, None])[:, 0]
         weight = (priority / self._minima.amin()) ** asked[-1]
         return block * self._width + place, weight.float()

@@ -75,11 +75,14 @@ def require(
     )
 
 
-def plan_line(parts: Mapping[str, int]) -> str:
-    """Say in one line what parts that are built take, and what else there is on the host."""
+def plan_line(parts: Mapping[str, int], device: torch.device | None = None) -> str:
+    """Say in one line what parts that are built take, and what else there is, on a device too."""
     listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
     still = "still " if parts else ""
-    return f"memory plan: {listed}{still}available {readable(available_bytes())}"
+    free = f"{still}available {readable(available_bytes())}"
+    if device is not None and device.type != "cpu":
+        free += f" on the host, {readable(available_bytes(device))} on {device}"
+    return f"memory plan: {listed}{free}"
 
 
 def _cuda_room(device: torch.device) -> Room:

@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--video", type=Path, metavar="PATH", help="film to an .mp4 or a .gif")
     shown.add_argument("--watch", action="store_true", help="open the environment's window")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: the run's")
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1; default: the run's")
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     args = parser.parse_args(arguments)

@@ -79,4 +79,6 @@ def what_a_run_sets_is_put_back():
     yield
     logging.getLogger("steadyrl").setLevel(logging.NOTSET)
     if "torch" in sys.modules:
-        sys.modules["torch"].set_flush_denormal(False)
+        torch = sys.modules["torch"]
+        torch.set_flush_denormal(False)
+        torch.set_deterministic_debug_mode("default")

@@ -7,9 +7,16 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from memory.errors import ExpectedError, MemoryBudgetError, describe
+from memory.errors import ExpectedError, MemoryBudgetError, SettingError, describe
 from training.settings import Job
+
+if TYPE_CHECKING:
+    import torch
+
+FULL = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+UNREPEATABLE = "does not have a deterministic implementation"  # what torch says of an operation
 
 
 class BugError(ExpectedError):
@@ -34,6 +41,9 @@ def explained(error: Exception, job: Job | None) -> ExpectedError:
     full = out_of_memory(error)
     if full is not None:
         return full
+    if isinstance(error, RuntimeError) and UNREPEATABLE in str(error):
+        reason = f"cannot be kept here ({describe(error)}): leave it out"
+        return SettingError("deterministic", "true", reason)
     log = job.directory / "train.log" if job is not None else None
     if log is not None and holds_traceback(log, error):
         return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
@@ -47,8 +57,9 @@ def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
         return None
     from memory.budget import plan_line
 
+    plan = plan_line({}, _device_at_work())
     return MemoryBudgetError(
-        f"memory ran out ({describe(error)}); {plan_line({})}: make the replay, the "
+        f"memory ran out ({describe(error)}); {plan}: make the replay, the "
         "rollout, the batch or the network smaller, or use fewer environments"
     )
 
@@ -58,8 +69,14 @@ def _is_torchs(error: BaseException) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    # The host's allocator has no type of its own.
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    # The host's allocator, and the libraries of a card, have no type of their own.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
+
+
+def _device_at_work() -> torch.device | None:
+    torch = sys.modules.get("torch")
+    working = torch is not None and torch.cuda.is_initialized()
+    return torch.device("cuda", torch.cuda.current_device()) if torch and working else None
 
 
 def holds_traceback(log: Path, error: Exception) -> bool:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import os
+from typing import TYPE_CHECKING
 
 from agents.network_settings import is_large_image
 from envs.types import EnvSpec
 from memory.errors import SettingError
 from memory.process import usable_cores
 from training.settings import RunSettings
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("steadyrl")
 
 
 def refuse_unfit_machine(settings: RunSettings) -> None:
@@ -20,7 +27,7 @@ def refuse_unfit_machine(settings: RunSettings) -> None:
         raise SettingError("threads", threads, f"this machine has {cores} cores; use threads=auto")
     if settings.log.wandb and importlib.util.find_spec("wandb") is None:
         raise SettingError("log.wandb", "true", "needs wandb, install it with: pip install wandb")
-    if settings.device == "cuda":
+    if settings.device.startswith("cuda"):
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
@@ -29,13 +36,44 @@ def refuse_unfit_machine(settings: RunSettings) -> None:
 
 
 def device_name(device: str) -> str:
-    """Return the torch name of the device to train on."""
+    """Return the torch name of the device to train on, or refuse one that is not there."""
     import torch
 
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise SettingError("device", device, "no CUDA device; use device=cpu or device=auto")
-    return "cuda" if device != "cpu" and available else "cpu"
+    # Ask the driver's library, not the driver: workers are forked after this.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    available = device != "cpu" and torch.cuda.is_available()
+    if not available:
+        if device.startswith("cuda"):
+            raise SettingError("device", device, "no CUDA device; use device=cpu or device=auto")
+        return "cpu"
+    kind, _, index = device.partition(":")
+    count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        last = f"cuda:{count - 1}" if count > 1 else "cuda"
+        raise SettingError("device", device, f"there is no such card; the last one is {last}")
+    return device if kind == "cuda" else "cuda"
+
+
+def prepare_device(settings: RunSettings, device: torch.device) -> None:
+    """Let a device compute as precisely, and as repeatably, as the settings say."""
+    import torch
+
+    if settings.deterministic:
+        # Before the first product: cuBLAS reads it once.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device.type != "cuda":
+        if settings.precision == "tf32":
+            log.warning("precision=tf32 has no effect on a CPU, whose products are float32")
+        return
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    allowed = settings.precision != "float32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    # Shapes stay: trying out convolutions once pays, but which one wins is up to the clock.
+    torch.backends.cudnn.benchmark = not settings.deterministic
+    torch.backends.cudnn.deterministic = settings.deterministic
 
 
 def thread_count(threads: str | int, spec: EnvSpec, ranks: int = 1) -> int:

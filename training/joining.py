@@ -33,6 +33,9 @@ def joined(job: Job, stop: Stop) -> Iterator[World]:
     from training.ranks import Ranks  # who is alone needs none of it
 
     device = torch.device(device_name(job.settings.run.device))
+    if device.index is not None:
+        reason = "every rank has a card of its own: use device=cuda, or CUDA_VISIBLE_DEVICES"
+        raise SettingError("device", str(device), reason)
     if device.type == "cuda":
         use_own_device(here)
     ranks = Ranks(here, device, job.settings.run.env.step_timeout)

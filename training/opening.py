@@ -23,7 +23,7 @@ from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
 from training.filming import Filmer
-from training.hardware import device_name, prepare_arithmetic, thread_count
+from training.hardware import device_name, prepare_arithmetic, prepare_device, thread_count
 from training.identity import facts_of, starting_weights
 from training.instruments import Instruments
 from training.joining import joined
@@ -70,6 +70,7 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
     seeds = spawn(settings.seed, world.rank)
     device = torch.device(device_name(settings.device))
     prepare_arithmetic(thread_count(settings.threads, job.spec, place().local_size))
+    prepare_device(settings, device)
     with build_env(settings.env, seed=seeds.env) as env:
         job.spec.refuse_another("training", env.spec)
         agent = build_agent(
@@ -80,6 +81,7 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
             total_steps=settings.total_steps,
             teacher=find_teacher(job.settings.agent, env.spec, device),
         )
+        agent.compute_in(settings.precision)
         if not world.alone:
             agent.join(world)
         try:
@@ -235,7 +237,7 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
         torch.get_num_threads(),
         "" if torch.get_num_threads() == 1 else "s",
     )
-    log.info(plan_line(agent.nbytes()))
+    log.info(plan_line(agent.nbytes(), device))
 
 
 @contextmanager

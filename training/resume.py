@@ -15,8 +15,12 @@ from training.settings import load_settings
 from training.teacher_names import refuse_foreign_teacher
 from training.typed import show
 
-# What may be another in the continued run: it decides when and where, not what.
-FREE = ("total_steps", "device", "threads", "agent.compile", "env.step_timeout", "env.max_restarts")
+# What may be another in the continued run: it decides when and where, and how numbers are rounded,
+# not what is learned; whatever is saved is float32.
+FREE = (
+    *("total_steps", "device", "precision", "deterministic", "threads"),
+    *("agent.compile", "env.step_timeout", "env.max_restarts"),
+)
 FREE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
 # What names the run rather than being part of it.
 ABOUT_THE_RUN = ("resume", "run_dir", "init_from")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from memory.settings import MemorySettings
 from training.typed import build, convert, show
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,9 @@ class RunSettings:
     total_steps: int
     seed: int
     seeds: tuple[int, ...] | None
-    device: Literal["auto", "cpu", "cuda"]
+    device: str
+    precision: Literal["float32", "tf32", "bf16"]
+    deterministic: bool
     threads: Literal["auto"] | int
     run_dir: str | None
     resume: str | None
@@ -88,6 +93,9 @@ class RunSettings:
         if self.seed < 0:
             raise SettingError("seed", self.seed, "must be 0 or more")
         self._refuse_odd_seeds()
+        if not DEVICES.fullmatch(self.device):
+            reason = "must be one of auto, cpu, cuda, or a card by its number: cuda:1"
+            raise SettingError("device", self.device, reason)
         if self.threads != "auto" and self.threads < 1:
             raise SettingError("threads", self.threads, "must be auto, or 1 or more")
         if self.env.num_envs > self.total_steps:

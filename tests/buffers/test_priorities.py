@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buffers import block_sums
 from buffers.block_sums import BlockSums, first_beyond
 from buffers.sum_tree import EPSILON, SumTree, root_of
 from memory.errors import NonFiniteError
@@ -249,3 +250,13 @@ def test_bytes_are_known_before_they_are_taken(kind):
     for slots in (1, 8, 9, 1000, 4097):
         tree = Tree(kind, slots)
         assert tree.part.nbytes == type(tree.part).bytes_needed(slots)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 8), (2, 1000)])
+def test_sums_that_are_added_in_one_order_are_those_of_a_scan(shape, monkeypatch):
+    values = torch.rand(shape, dtype=torch.float64)
+    monkeypatch.setattr(block_sums, "host_sees", lambda _: False)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    before = values.clone()
+    torch.testing.assert_close(block_sums.running_sums(values), values.cumsum(-1))
+    assert torch.equal(values, before)

@@ -12,6 +12,8 @@ STORED: dict[str, Any] = {
     "total_steps": 1000,
     "seed": 0,
     "device": "cpu",
+    "precision": "float32",
+    "deterministic": False,
     "run_dir": "/a",
     "resume": None,
     "eval": {"every": 100, "episodes": 5},
@@ -38,14 +40,18 @@ def test_what_was_not_typed_stays_as_it_was() -> None:
 
 
 def test_what_leaves_the_state_its_meaning_is_applied_and_listed() -> None:
-    new = fresh(total_steps=5000, eval__every=7, agent__compile="true", device="cuda")
-    typed = ["total_steps=5e3", "eval.every=7", "agent.compile=true", "device=cuda", "resume=/a"]
+    new = fresh(total_steps=5000, eval__every=7, agent__compile="true", device="cuda:1")
+    new |= {"precision": "bf16", "deterministic": True}
+    typed = ["total_steps=5e3", "eval.every=7", "agent.compile=true", "device=cuda:1", "resume=/a"]
+    typed += ["precision=bf16", "deterministic=true"]
     config, changes = continued(STORED, new, typed)
     assert config == new
     assert changes == (
         "agent.compile=true (was auto)",
-        "device=cuda (was cpu)",
+        "deterministic=true (was false)",
+        "device=cuda:1 (was cpu)",
         "eval.every=7 (was 100)",
+        "precision=bf16 (was float32)",
         "total_steps=5000 (was 1000)",
     )
     assert STORED["eval"]["every"] == 100

@@ -1,8 +1,14 @@
+import logging
+import os
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 from envs.types import DiscreteActions, EnvSpec
-from training.hardware import prepare_arithmetic, thread_count
+from memory import budget
+from memory.errors import SettingError
+from training.hardware import device_name, prepare_arithmetic, prepare_device, thread_count
 
 
 @pytest.mark.parametrize(
@@ -33,3 +39,100 @@ def test_numbers_that_slow_a_cpu_down_count_as_zero():
         assert (tiny * 0.1).count_nonzero() == 0
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """Pretend that there are so many."""
+
+    def there_are(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return there_are
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "name"),
+    [
+        ("auto", 0, "cpu"),
+        ("cpu", 2, "cpu"),
+        ("auto", 2, "cuda"),
+        ("cuda", 1, "cuda"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_a_card_may_be_named_by_its_number(cards, device, count, name):
+    cards(count)
+    assert device_name(device) == name
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "reason"),
+    [
+        ("cuda:1", 0, "no CUDA device"),
+        ("cuda:1", 1, "there is no such card; the last one is cuda"),
+        ("cuda:7", 4, "there is no such card; the last one is cuda:3"),
+    ],
+)
+def test_a_card_that_is_not_there_is_refused(cards, device, count, reason):
+    cards(count)
+    with pytest.raises(SettingError, match=reason) as refused:
+        device_name(device)
+    assert refused.value.exit_code == 2
+
+
+@pytest.fixture
+def as_it_was():
+    """Put back what is set for all of a process."""
+    cublas = os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [(b, b.allow_tf32) for b in backends]
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    yield
+    torch.set_deterministic_debug_mode("default")
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if cublas is not None:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = cublas
+    for backend, allowed in before:
+        backend.allow_tf32 = allowed
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+
+
+@dataclass
+class Told:
+    precision: str = "float32"
+    deterministic: bool = False
+
+
+def test_a_card_computes_as_it_is_told(as_it_was):
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    for precision, allowed in (("float32", False), ("tf32", True), ("bf16", True)):
+        prepare_device(Told(precision), torch.device("cuda"))
+        assert matmul.allow_tf32 is cudnn.allow_tf32 is allowed
+        assert cudnn.benchmark and not cudnn.deterministic
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    prepare_device(Told(deterministic=True), torch.device("cuda"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert cudnn.deterministic and not cudnn.benchmark
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    prepare_device(Told(), torch.device("cuda"))  # the next run of this process
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_cpu_says_that_it_has_no_tf32(as_it_was, caplog):
+    with caplog.at_level(logging.WARNING, "steadyrl"):
+        prepare_device(Told("bf16"), torch.device("cpu"))
+        assert caplog.messages == []
+        prepare_device(Told("tf32"), torch.device("cpu"))
+    assert caplog.messages == ["precision=tf32 has no effect on a CPU, whose products are float32"]
+
+
+def test_the_plan_tells_of_the_device_too(monkeypatch):
+    room = budget.Room("8 GB on cuda:0", 2_000_000_000)
+    monkeypatch.setattr(budget, "_cuda_room", lambda device: room)
+    line = budget.plan_line({"replay": 5_000_000}, torch.device("cuda:0"))
+    assert line.startswith("memory plan: replay 5.00 MB, still available ")
+    assert line.endswith(" on the host, 1.90 GB on cuda:0"), line
+    assert "cuda" not in budget.plan_line({}, torch.device("cpu"))

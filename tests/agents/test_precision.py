@@ -1,0 +1,123 @@
+"""Updates with forward passes in bfloat16: what that is, how far it is from float32, what stays."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from ppo_agents import CPU, Episodes, collect
+from ppo_agents import build as build_ppo
+from test_compiling import network as q_network
+from test_dqn_agent import SETTINGS
+from torch import Tensor, nn
+
+from agents.dqn_building import recipe
+from agents.learner import Learner, Recipe, RowLoss
+from agents.networks import FlatNetwork
+from buffers.replay import ReplayBatch
+
+EIGHT_BITS = 2.0**-8
+
+
+class Points(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+def squares(network, batch):
+    return RowLoss((network(batch.x).squeeze(1) - batch.y).square())
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def by_hand(batch):
+    """Return the gradient of the loss with every layer's inputs and weights rounded to 8 bits."""
+    module = layers()
+    weights = list(module.parameters())
+    one, two, three, four = (w.bfloat16() for w in weights)
+    hidden = F.relu(F.linear(batch.x.bfloat16(), one, two))
+    out = F.linear(hidden, three, four).float()
+    loss = (out.squeeze(1) - batch.y).square().mean()
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
+
+
+def test_the_gradient_is_that_of_rounded_layers():
+    batch = Points(torch.randn(32, 4), torch.randn(32))
+    how = Recipe(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
+    found = {}
+    for precision in ("float32", "bf16"):
+        learner = Learner(how, FlatNetwork(layers(), CPU), "eager")
+        learner.compute_in(precision)
+        learner.step(batch, 0.0)
+        found[precision] = learner.network.gradient.clone()
+    torch.testing.assert_close(found["bf16"], by_hand(batch), rtol=0, atol=0)
+    assert not torch.equal(found["bf16"], found["float32"])
+    scale = found["float32"].abs().max()
+    assert ((found["bf16"] - found["float32"]).abs() < 8 * EIGHT_BITS * scale).all()
+    assert found["bf16"].dtype == torch.float32
+
+
+def dqn_weights(precision, mode="eager", **changes):
+    settings = replace(SETTINGS, **changes)
+    online, target = (q_network(seed, settings, CPU) for seed in (0, 1))
+    learner = Learner(recipe(settings), online, mode, frozen=(target,))
+    learner.compute_in(precision)
+    g = torch.Generator().manual_seed(3)
+    n = settings.batch_size
+    for _ in range(5):
+        batch = ReplayBatch(
+            obs=torch.randn(n, 4, generator=g),
+            action=torch.randint(2, (n,), generator=g),
+            reward=torch.randn(n, generator=g),
+            discount=torch.rand(n, generator=g),
+            next_obs=torch.randn(n, 4, generator=g),
+            weight=torch.rand(n, generator=g),
+            index=torch.arange(n),
+        )
+        (td_error,) = learner.step(batch, 1e-3)
+    assert td_error.dtype == online.weights.dtype == torch.float32
+    return online.weights
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dueling": True, "distribution": "c51"},
+        {"distribution": "quantile", "munchausen": True},
+    ],
+)
+def test_dqn_learns_nearly_the_same(changes):
+    plain, again = dqn_weights("float32", **changes), dqn_weights("tf32", **changes)
+    halved = dqn_weights("bf16", **changes)
+    assert torch.equal(plain, again)  # a switch of cards
+    assert not torch.equal(plain, halved)
+    # Adam's steps are of the size of the rate, whatever the gradient's.
+    assert (plain - halved).abs().max() <= 2 * 5 * 1e-3
+    assert (plain - halved).abs().mean() < 1e-3
+
+
+@pytest.mark.slow
+def test_a_compiled_update_rounds_as_the_eager_one_does():
+    eager, compiled = (dqn_weights("bf16", mode) for mode in ("eager", "compiled"))
+    torch.testing.assert_close(eager, compiled, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_ppo_learns_nearly_the_same_from_what_its_update_sees(recurrent):
+    learned = []
+    for precision in ("float32", "bf16"):
+        agent, env = build_ppo(epochs=1, minibatches=1, recurrent=recurrent), Episodes()
+        agent.compute_in(precision)
+        collect(agent, env, env.reset(), 16)
+        metrics = agent.update()
+        kl = dict(zip(metrics.names, metrics.values.tolist(), strict=True))["train/approx_kl"]
+        learned.append(agent._learner.network.weights)
+        if recurrent == "none":
+            assert abs(kl) < 1e-7, "the first ratio is 1"
+    assert not torch.equal(*learned)
+    assert (learned[0] - learned[1]).abs().max() <= 2 * 1e-3

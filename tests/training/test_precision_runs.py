@@ -1,0 +1,117 @@
+"""Runs in other precisions, runs that are to be repeatable, and runs whose memory is not there."""
+
+import json
+import logging
+
+import pytest
+import torch
+from opened import job
+
+from agents.dqn import DQN
+from memory.errors import MemoryBudgetError, SettingError
+from train import train
+from training.failures import in_a_line
+
+PPO = ("agent=ppo", "agent.hidden=[16]", "agent.rollout_steps=32", "agent.compile=false")
+OF_PPO = (*PPO, "agent.epochs=2", "env=cartpole", "device=cpu", "eval.every=0", "log.every=0")
+SHORT = ("total_steps=600", "eval.every=0", "log.every=0")
+
+
+def summary(folder, *overrides, quick=True):
+    train(job(folder, *overrides, quick=quick))
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "quick"), [(SHORT, True), ((*OF_PPO, "total_steps=100"), False)]
+)
+def test_on_a_cpu_only_bf16_changes_what_is_learned(tmp_path, overrides, quick):
+    changes = {
+        "plain": (),
+        "tf32": ("precision=tf32", "deterministic=true"),
+        "bf16": ("precision=bf16",),
+    }
+    found = {}
+    for name, more in changes.items():
+        (tmp_path / name).mkdir()
+        told = summary(tmp_path / name, *overrides, *more, quick=quick)
+        assert told["status"] == "finished" and told["updates"] > 9
+        found[name] = told["weights_sha256"]
+    assert found["plain"] == found["tf32"] != found["bf16"]
+
+
+def test_a_run_in_bf16_goes_on_exactly_and_in_float32_if_told(tmp_path, caplog):
+    whole = ("precision=bf16", "checkpoint.every=300", "checkpoint.keep=9", *SHORT)
+    straight = summary(tmp_path, *whole)
+    found = tmp_path / "run" / "checkpoints"
+    for checkpoint in found.iterdir():
+        if checkpoint.name > "step-000000000300":
+            for file in checkpoint.iterdir():
+                file.unlink()
+            checkpoint.rmdir()
+    assert max(path.name for path in found.iterdir()) == "step-000000000300"
+    resumed = summary(tmp_path, f"resume={tmp_path / 'run'}", quick=False)
+    assert resumed["resumed_from_step"] == 300
+    assert resumed["weights_sha256"] == straight["weights_sha256"]
+    further = (f"resume={tmp_path / 'run'}", "total_steps=700", "precision=float32")
+    with caplog.at_level(logging.INFO, "steadyrl"):
+        assert summary(tmp_path, *further, quick=False)["steps"] == 700
+    assert "  with precision=float32 (was bf16)" in caplog.messages
+
+
+def refused(run):
+    with pytest.raises(Exception) as raised, in_a_line(run):
+        train(run)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        (("agent.replay.capacity=4e15",), "MemoryError"),  # NumPy's
+        ((*PPO, "agent.rollout_steps=1e14", "total_steps=1e18"), "DefaultCPUAllocator"),  # torch's
+    ],
+)
+def test_memory_that_is_not_there_after_all_ends_with_7_and_the_plan(
+    tmp_path, monkeypatch, overrides, what
+):
+    for module in ("memory.budget", "buffers.replay"):
+        monkeypatch.setattr(f"{module}.available_bytes", lambda device=None: 1 << 62)
+    error = refused(job(tmp_path, *overrides, "eval.every=0", quick=what == "MemoryError"))
+    assert isinstance(error, MemoryBudgetError) and error.exit_code == 7
+    assert str(error).startswith("memory ran out (")
+    assert what in str(error) or "allocate" in str(error)
+    assert "memory plan: available " in str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_a_card_that_is_full_in_the_middle_of_a_run_ends_it_with_7(tmp_path, monkeypatch, error):
+    def full(self):
+        raise error
+
+    monkeypatch.setattr(DQN, "update", full)
+    refusal = refused(job(tmp_path, *SHORT))
+    assert refusal.exit_code == 7
+    assert "memory plan" in str(refusal) and "\n" not in str(refusal)
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert told["status"] == "failed"
+
+
+def test_what_cannot_be_repeated_is_refused_by_its_setting(tmp_path, monkeypatch):
+    def varying(self):
+        raise RuntimeError(
+            "max_pool2d_with_indices_backward_cuda does not have a deterministic implementation, "
+            "but you set 'torch.use_deterministic_algorithms(True)'"
+        )
+
+    monkeypatch.setattr(DQN, "update", varying)
+    refusal = refused(job(tmp_path, *SHORT, "deterministic=true"))
+    assert isinstance(refusal, SettingError) and refusal.field == "deterministic"
+    assert "max_pool2d" in str(refusal)
