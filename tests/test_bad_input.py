@@ -47,6 +47,7 @@ CASES = {
     "seeds=[]": ["seeds=[]", "names none"],
     "seeds=[1,2,1]": ["seeds=[1,2,1]", "names 1 twice"],
     "seeds=[0,-1]": ["seeds=[0,-1]", "0 or more"],
+    "seeds=0,1": ["seeds=0,1", "'seeds=[0,1,2]'"],
     "seeds=3": ["seeds=3", "list of whole numbers"],
     "seeds=[1,2] seed=3": ["seeds=[1,2]", "cannot be combined with seed="],
     "seeds=[1,2] seed=0": ["seeds=[1,2]", "cannot be combined with seed="],

@@ -33,6 +33,7 @@ OTHER_NAMES = {
     "clip_range": "clip",
     "net_arch": "hidden",
 }
+SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
 
 
@@ -71,7 +72,7 @@ def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None
     if not key:
         return "names no key; overrides look like agent.gamma=0.99"
     if override.is_sweep_override() and not multirun:
-        return "several values are for -m, one run each: add -m"
+        return SEVERAL.get(key, "several values are for -m, one run each: add -m")
     if key == "agent.name":
         return "an agent is chosen with all its keys: agent=…"
     if key == "hydra":

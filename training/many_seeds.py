@@ -111,6 +111,8 @@ class ManySeeds(NamedTuple):
         """
         told = {seed: _account(_folder(self.directory, seed), seed) for seed in self.seeds}
         jobs = {job.settings.run.seed: job for job in one_graph(self.jobs, len(self.seeds))}
+        for seed in jobs:
+            told[seed].status = "waiting"
         try:
             for at, (seed, account) in enumerate(told.items()):
                 if seed not in jobs:
