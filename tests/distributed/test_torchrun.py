@@ -143,17 +143,27 @@ def test_max_restarts_and_resume_go_on_by_themselves(tmp_path):
     assert summary(tmp_path)["status"] == "finished"
 
 
-@pytest.mark.parametrize("agent", ["dqn", "ppo"])
-def test_ten_kills_change_nothing(tmp_path, agent):
-    chosen = (
-        ("agent.replay.prioritized=true", "agent.n_step=3", "agent.replay.capacity=1400")
-        if agent == "dqn"
-        else ("agent.normalize_obs=true", "agent.normalize_reward=true", "agent.rollout_steps=64")
-    )
-    quick = QUICK if agent == "dqn" else ("env=cartpole", "device=cpu", "agent.compile=false")
+REPLAY = ("agent.replay.prioritized=true", "agent.n_step=3", "agent.replay.capacity=1400")
+PPO = ("env=cartpole", "device=cpu", "agent=ppo", "agent.compile=false", "agent.rollout_steps=64")
+NORMALISED = ("agent.normalize_obs=true", "agent.normalize_reward=true")
+KILLED = {
+    "dqn": (*QUICK, *REPLAY),
+    "rainbow": (
+        *QUICK, *REPLAY, "agent.double=true", "agent.dueling=true", "agent.noisy=true",
+        "agent.munchausen=true", "agent.distribution=c51", "agent.v_min=0", "agent.v_max=100",
+    ),
+    "dqn with masks": (*QUICK, *REPLAY, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
+    "ppo": (*PPO, *NORMALISED),
+    "ppo with masks": (*PPO, *NORMALISED, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
+    "ppo that remembers": (*PPO, "agent.recurrent=gru", "agent.value_norm=true"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", KILLED.values(), ids=KILLED)
+def test_ten_kills_change_nothing(tmp_path, chosen):
     arguments = (
-        *quick, f"agent={agent}", *chosen, "total_steps=16000", "eval.every=4000",
-        "checkpoint.every=500", "env.num_envs=2", "run_dir=run", "resume=auto",
+        *chosen, "total_steps=16000", "eval.every=4000", "checkpoint.every=500", "env.num_envs=2",
+        "run_dir=run", "resume=auto",
     )  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
