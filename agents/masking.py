@@ -23,7 +23,8 @@ class Masks:
     def __init__(self, spec: EnvSpec, actions: int, device: torch.device) -> None:
         self._actions, self._mask = actions, spec.mask
         self._vectors = spec.frame_stack if len(spec.frame_shape) == 1 else 0
-        self._newest = 1 if self._vectors else spec.frame_shape[0]
+        self._size = spec.frame_shape[0]  # of a vector, or in channels
+        self._newest = 1 if self._vectors else self._size
         bits = range(MASK_BITS[spec.dtype])
         self._powers = torch.tensor([0.5**bit for bit in bits], device=device)
 
@@ -37,7 +38,7 @@ class Masks:
 
     def _frames(self, obs: Tensor) -> Tensor:
         """Return frames [B, K, …] whose third axis ends in bits; of images K counts channels."""
-        return obs.reshape(len(obs), self._vectors, -1) if self._vectors else obs
+        return obs.reshape(len(obs), self._vectors, self._size) if self._vectors else obs
 
     def seen(self, obs: Tensor) -> Tensor:
         """Return observations [B, …] without their masks."""
@@ -47,7 +48,7 @@ class Masks:
     def behind(self, seen: Tensor, obs: Tensor) -> Tensor:
         """Return the same vectors [B, D] with something else seen of them."""
         masks = self._frames(obs)[:, :, -self._mask :]
-        parts = seen.reshape(len(seen), self._vectors, -1), masks
+        parts = seen.reshape(len(seen), self._vectors, self._size - self._mask), masks
         return torch.cat(parts, 2).flatten(1)
 
     def allowed(self, obs: Tensor) -> Tensor:

@@ -205,6 +205,13 @@ def test_the_normaliser_counts_what_is_seen_alone():
     }
 
 
+def test_a_rank_that_has_no_valid_row_takes_none_apart():
+    masks, none = Masks.of(replace(VECTORS, frame_stack=2), CPU), torch.zeros(0, 10)
+    assert masks.seen(none).shape == (0, 8)
+    assert masks.behind(masks.seen(none), none).shape == none.shape
+    assert masks.allowed(none).shape == (0, 7)
+
+
 def learned(cls, settings, spec):
     """Return the weights after some updates on random rows, whose episodes end now and then."""
     agent = cls(settings, spec, device=CPU, seed=0, total_steps=1_000)
