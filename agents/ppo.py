@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
-from agents.actors import on_device
 from agents.base import Actor, Agent, Decision
 from agents.heads import build_head
 from agents.learner import Learner
@@ -187,7 +186,7 @@ class PPO(Agent):
         if self._observations is not None and self._begun == 0:
             seen = obs.to(self._device)
             obs = self._observations(seen)
-            valid = on_device(np.flatnonzero(step.valid), self._device)
+            valid = rollout.brought(np.flatnonzero(step.valid))
             self._observations.update(seen.index_select(0, valid))
         assert decision.chosen is not None
         if isinstance(rollout, SequenceRollout):
@@ -246,7 +245,7 @@ class PPO(Agent):
         if s.normalize_reward:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
         with torch.inference_mode():
-            obs = on_device(self._next_obs, self._device)
+            obs = rollout.brought(self._next_obs)
             if self._observations is not None and self._begun == 0:
                 obs = self._observations(obs)
                 self._observations.rest_()

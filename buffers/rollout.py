@@ -127,12 +127,18 @@ class RolloutBuffer(Stateful):
         rewards[t], ends[t], cuts[t], valids[t] = reward, terminated, truncated, valid
         self.position = t + 1
 
+    def brought(self, array: NDArray) -> Tensor:
+        """Return an array of the host as a tensor where the rows are."""
+        return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
+
     def _here(self, *parts: Tensor | None) -> list[Tensor | None]:
         """Return a row's parts on this device: those that come from the host, in one copy."""
         if any(part is not None and part.requires_grad for part in parts):
             raise ValueError("rollout: act under torch.inference_mode(); a graph kept would grow")
+        if self._on_numpy:
+            return list(parts)
         come = [p.numpy() for p in parts if p is not None and p.device.type == "cpu"]
-        if self._on_numpy or not come:
+        if not come:
             return list(parts)
         sent = iter(send(self._device, *come))
         return [next(sent) if p is not None and p.device.type == "cpu" else p for p in parts]
