@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from agents.actors import EpsilonGreedy, Greedy, Perturbed
 from agents.base import Actor
 from agents.compiling import Mode, compile_mode
-from agents.dqn_loss import METRICS, Munchausen, QHead, ScalarHead, td_loss
+from agents.dqn_loss import (
+    METRICS,
+    CategoricalHead,
+    Munchausen,
+    QHead,
+    QuantileHead,
+    ScalarHead,
+    td_loss,
+)
 from agents.dqn_settings import DQNSettings
 from agents.host_policy import q_on_host
 from agents.learner import Recipe
@@ -22,7 +30,6 @@ from agents.mirror import Mirror, mirrored
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.noisy import NoisyLinear
-from agents.return_distributions import CategoricalHead, QuantileHead
 from agents.taught_loss import taught_td_loss, with_teacher
 from agents.trunks import QNetwork
 from buffers.replay import ReplayBuffer, build_replay

@@ -16,8 +16,7 @@ from buffers.host_replay import HostReplay
 from buffers.replay import ReplayBuffer
 from buffers.replay_rows import WRONG, add_row
 from envs.types import BROKEN, OVER, ROW, SEEN, Rows, RunRows
-from memory.compiled import compiled
-from memory.machine_code import Held, call
+from memory.compiled import Held, call, compiled
 
 STEPS, DRAWN = range(2)  # of the places
 CONSTANT, LINEAR, COSINE = range(3)

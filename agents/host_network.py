@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from agents.dot_products import add_four_products, add_one_product
 from agents.network_settings import Activation
-from memory.compiled import compiled
-from memory.machine_code import floats_at
+from memory.compiled import compiled, floats_at
 
 Floats = NDArray[np.float32]
 

@@ -32,7 +32,7 @@ from agents.ppo_loss import explained_variance, score
 from agents.ppo_ranks import minibatches
 from agents.ppo_settings import PPOSettings
 from agents.ppo_stretch import collector
-from agents.recurrent_actors import RecurrentSampling
+from agents.recurrent import RecurrentSampling
 from agents.schedules import Schedule
 from agents.stopping import CutShortError
 from agents.value_norm import finish

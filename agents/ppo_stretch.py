@@ -14,8 +14,7 @@ from agents.normaliser import RewardNormaliser
 from agents.ppo_settings import PPOSettings
 from buffers.rollout import RolloutBuffer
 from envs.types import BROKEN, OVER, ROW, SEEN, Rows, RunRows
-from memory.compiled import compiled
-from memory.machine_code import Held, call
+from memory.compiled import Held, call, compiled
 
 POSITION, NOISE = range(2)  # of the places
 

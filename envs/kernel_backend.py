@@ -24,7 +24,7 @@ from envs.settings import EnvSettings
 from envs.spaces import action_decoder
 from envs.types import Encoder, EnvSpec
 from envs.vector import Backend
-from memory.machine_code import address_of
+from memory.compiled import address_of
 
 
 class KernelBackend(Backend):

@@ -14,8 +14,7 @@ from envs.kernel_backend import KernelBackend
 from envs.kernel_steps import Outcome, Simulation
 from envs.types import BROKEN, OVER, ROW, SEEN, Episode, Rows, RunRows
 from envs.vector import VectorEnv
-from memory.compiled import compiled
-from memory.machine_code import Held, address_of, call, is_kept
+from memory.compiled import Held, address_of, call, compiled, is_kept
 
 # Of the counters, after those that agents know.
 ROWS, LEFT_ROWS, STEPS, LEFT_STEPS, EPISODES, COUNTERS = range(BROKEN + 1, BROKEN + 7)

@@ -13,9 +13,8 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
-from envs.foreign import import_foreign
 from envs.settings import EnvSettings
-from envs.wrapping import wrap
+from envs.wrapping import import_foreign, wrap
 from memory.errors import SettingError
 
 # Packages that bring environments: the start of an id → (module, extra that installs it).

@@ -29,7 +29,7 @@ from training.resume import AUTO, stored
 from training.run_directory import absolute, default_path, refuse_in_use
 from training.settings import CONFIGS, Job, Settings, load_settings
 from training.sweep_names import run_name
-from training.teacher_names import settle
+from training.teachers import settle
 from training.typed import UnknownKeyError, show
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from envs.types import ActionSpec, EnvSpec
 from memory.errors import SettingError
 from training.archive import read_part
 from training.manifest import CheckpointError, checked_facts, differences
-from training.older import completed
 from training.policies import find_policy
 from training.run_directory import LAST
+from training.settings import completed
 from training.typed import build
 
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")

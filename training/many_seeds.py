@@ -24,11 +24,10 @@ from memory.errors import NonFiniteError, SettingError, describe, one_line
 from training.child import is_finished, read_summary
 from training.launch import place
 from training.manifest import CheckpointError
-from training.older import completed
 from training.resume import AUTO, continued, named
 from training.run_directory import CONFIG
 from training.seeds_summary import write_summary
-from training.settings import Job, RunSettings
+from training.settings import Job, RunSettings, completed
 from training.sweep_jobs import SweepJob, progress_line, table
 from training.sweep_run import say
 from training.typed import show

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory.errors import ExpectedError
-from training.branching import branch
 from training.child import Child, last_error
-from training.files import write_whole
+from training.files import Files, write_whole
+from training.manifest import MANIFEST, CheckpointError, manifest_of, saved_below, seal
 from training.run_directory import in_use
 from training.search_space import job_of, typed
 
@@ -112,3 +113,34 @@ def draw_lineage(members: Sequence[Member], out: Path) -> None:
     axes.set_ylabel("evaluated return")
     axes.set_title("dotted: went on from a copy of another member; orange: the best one's line")
     figure.savefig(out)
+
+
+def branch(source: Path, target: Path, config: Mapping[str, Any]) -> int:
+    """Give the new run in `target` the newest whole checkpoint of `source`; return its step.
+
+    The files are the same ones, linked; only the configuration is another. Whether it fits the
+    state is checked where the run is continued.
+    """
+    files, reasons = Files(), []
+    for saved in saved_below(source / "checkpoints"):
+        try:
+            manifest = manifest_of(saved.path)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        manifest["facts"] = {**manifest["facts"], "config": dict(config), "eval_return_mean": None}
+        manifest["sha256"] = seal(manifest)
+        whole = target / "checkpoints" / saved.path.name
+        if whole.exists():
+            return saved.step
+        temporary = whole.with_name(f".writing-{saved.path.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.makedirs(temporary)
+        for name in manifest["files"]:
+            files.link(saved.path / name, temporary / name)
+        files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+        files.sync_directory(temporary)
+        files.rename(temporary, whole)
+        files.sync_directory(whole.parent)
+        return saved.step
+    raise CheckpointError("; ".join(reasons) or f"{source}: has no checkpoint to go on from")

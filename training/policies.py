@@ -14,10 +14,9 @@ from omegaconf import OmegaConf
 
 from memory.errors import ExpectedError, SettingError, describe
 from training.manifest import MANIFEST, CheckpointError, manifest_facts, part_names, standing
-from training.older import completed
 from training.resume import put, refuse_foreign
 from training.run_directory import BEST, CONFIG, LAST, in_use
-from training.settings import Settings, load_settings
+from training.settings import Settings, completed, load_settings
 from training.typed import show
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from agents.base import Agent
 from agents.world import World
-from buffers.taking_over import take_over
 from envs.vector import VectorEnv
 from memory.state import Stateful
 from training.archive import read_part
 from training.manifest import manifest_facts, part_names
-from training.replay_blocks import OUTLINE, held_rows
+from training.replay_blocks import OUTLINE, held_rows, take_over
 
 log = logging.getLogger("steadyrl")
 

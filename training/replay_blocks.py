@@ -8,12 +8,15 @@ that is not yet written does it wait for that block.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from buffers.replay import ReplayBuffer
-from buffers.taking_over import HeldRow
+from buffers.timeline import ENDED, TERMINATED, VALID
 from training.archive import Existing, read_part
 from training.manifest import CheckpointError, part_names
 
@@ -126,3 +129,31 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
         following = end
     if following != replay.row + 1:
         raise CheckpointError(f"{path}: the replay's rows end at {following}, not {replay.row + 1}")
+
+
+class HeldRow(NamedTuple):
+    """A row as a replay holds it: what was seen, and what came of it."""
+
+    frame: NDArray  # [N, *frame_shape]
+    action: NDArray  # [N]
+    reward: NDArray  # [N]
+    flags: NDArray[np.uint8]  # [N]
+
+
+def take_over(replay: ReplayBuffer, rows: Iterable[HeldRow]) -> None:
+    """Add rows that follow each other, as if they were collected now, to a stretch of their own.
+
+    Their priorities are those of new rows. Of the last one only the observation is kept.
+    """
+    before: HeldRow | None = None
+    for row in rows:
+        obs = replay.stacked(row.frame)
+        if before is None:
+            replay.start(obs)
+        else:
+            ended, terminated, valid = (
+                before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID)
+            )
+            truncated = ended & ~terminated
+            replay.add(before.action, before.reward, terminated, truncated, valid, obs)
+        before = row

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from memory.errors import SettingError
 from training.manifest import CheckpointError, manifest_facts, saved_below
-from training.older import completed
 from training.run_directory import LAST
-from training.settings import load_settings
-from training.teacher_names import refuse_foreign_teacher
+from training.settings import completed, load_settings
+from training.teachers import refuse_foreign_teacher
 from training.typed import show
 
 # What may be another in the continued run: it decides when and where, and how numbers are rounded,

@@ -1,14 +1,20 @@
-"""The typed root of the configuration, and a job: all that a run is told from outside."""
+"""The typed root of the configuration, and a job: all that a run is told from outside.
+
+What a configuration lacks because it was saved before a key was there gets today's value.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agents.registry import AgentSettings, settings_type
+from omegaconf import OmegaConf
+
+from agents.registry import ALGORITHMS, AgentSettings, settings_type
 from envs.settings import EnvSettings
 from envs.types import EnvSpec
 from memory.errors import SettingError
@@ -151,3 +157,40 @@ def load_settings(values: Mapping[str, Any]) -> Settings:
     except SettingError as error:
         raise SettingError(f"agent.{error.field}", error.value, error.reason) from None
     return Settings(run=build(RunSettings, rest), agent=build(cls, agent, "agent."))
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the keys that it has not got yet."""
+    found = deepcopy(dict(config))
+    fill(found, _defaults(found))
+    return found
+
+
+def fill(config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Give the keys that a configuration has not got the values of `defaults`."""
+    for key, value in defaults.items():
+        if key not in config:
+            config[key] = deepcopy(value)
+        elif isinstance(config[key], dict) and isinstance(value, Mapping):
+            fill(config[key], value)
+
+
+def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    agent = config.get("agent")
+    name = agent.get("name") if isinstance(agent, dict) else None
+    found = _yaml("config")
+    del found["hydra"]
+    found["memory"] = _yaml("memory", "default")
+    found["env"] = _yaml("env", "cartpole")  # what all environments have
+    found["env"]["action_masks"] = False  # which those of before knew nothing of
+    if name in ALGORITHMS:
+        found["agent"] = _yaml("agent", str(name)) | _yaml("agent", "network", "auto")
+    return found
+
+
+def _yaml(*names: str) -> dict[str, Any]:
+    path = CONFIGS.joinpath(*names).with_suffix(".yaml")
+    found = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(found, dict)
+    found.pop("defaults", None)  # of Hydra: which files come together
+    return found  # type: ignore[return-value]

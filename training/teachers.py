@@ -1,23 +1,51 @@
-"""Find the teacher that the settings name, and refuse one that cannot teach here."""
+"""What a configuration calls a teacher, a policy's place or `module:name`, and who that is.
+
+Torch is imported only where one is found, because names are read before anything slow.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from agents.actor_critic import ActorCritic
 from agents.registry import AgentSettings
-from agents.teacher import ObjectTeacher, PolicyTeacher, Teacher
 from agents.teacher_settings import TeacherSettings
-from envs.foreign import import_foreign
 from envs.types import DiscreteActions, EnvSpec
 from memory.errors import SettingError, describe
-from training.identity import acting, plain_spec, read_policy
-from training.policies import Policy, refuse_other_spaces
-from training.summary import weights_hash
-from training.teacher_names import is_module
+from training.manifest import CheckpointError
+from training.typed import show
+
+if TYPE_CHECKING:
+    import torch
+
+    from agents.teacher import Teacher
+
+
+def is_module(name: str) -> bool:
+    """Tell whether a teacher is `module:name` and no path that has a colon."""
+    return ":" in name and not os.path.exists(name)
+
+
+def settle(config: dict[str, Any]) -> None:
+    """Name a policy by where it is now, so that it is found from anywhere, and later."""
+    agent = config.get("agent")
+    name = agent.get("teacher") if isinstance(agent, dict) else None
+    if isinstance(name, str) and name.strip() and not is_module(name):
+        config["agent"]["teacher"] = os.path.abspath(os.path.expanduser(name))
+
+
+def refuse_foreign_teacher(
+    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]
+) -> None:
+    """Refuse a module that only a checkpoint asks for."""
+    name, typed = (each.get("agent", {}).get("teacher") for each in (config, fresh))
+    if isinstance(name, str) and is_module(name) and name != typed:
+        raise CheckpointError(
+            f"{checkpoint}: agent.teacher={show(name)} imports a module, which a checkpoint cannot "
+            "ask for: type agent.teacher=… with it too"
+        )
 
 
 def find_teacher(settings: AgentSettings, spec: EnvSpec, device: torch.device) -> Teacher | None:
@@ -30,6 +58,9 @@ def find_teacher(settings: AgentSettings, spec: EnvSpec, device: torch.device) -
 
 
 def _object(name: str, spec: EnvSpec) -> Teacher:
+    from agents.teacher import ObjectTeacher
+    from envs.wrapping import import_foreign
+
     module, _, attribute = name.rpartition(":")
     found: Any = import_foreign(module, "agent.teacher", name)
     if not hasattr(found, attribute):
@@ -49,6 +80,14 @@ def _object(name: str, spec: EnvSpec) -> Teacher:
 
 
 def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
+    import torch
+
+    from agents.actor_critic import ActorCritic
+    from agents.teacher import PolicyTeacher
+    from training.identity import acting, plain_spec, read_policy
+    from training.policies import Policy, refuse_other_spaces
+    from training.summary import weights_hash
+
     found = read_policy(Path(name))
     try:
         trained = found.facts.get("spec", {})

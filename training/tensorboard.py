@@ -1,11 +1,17 @@
-"""TensorBoard's files, written directly: no thread, no queue, nothing that fails unseen."""
+"""TensorBoard's files, written directly: no thread, no queue, nothing that fails unseen.
+
+They consist of records: a length, bytes, and a checksum of each. Its own writer brings with it an
+import of every file system it can write to, 0.2 s of a start.
+"""
 
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from os import getpid
 from pathlib import Path
 
@@ -25,7 +31,6 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 from typing_extensions import override
 
-from training.records import framed
 from training.sinks import Card, Record, Sink
 
 HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
@@ -218,3 +223,30 @@ def _layout(card: Card) -> Summary.Value:
         for title, charts in CHARTS.items()
     ]
     return _page(LAYOUT, "custom_scalars", Layout(category=categories).SerializeToString())
+
+
+POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest bit first
+
+
+def framed(data: bytes) -> bytes:
+    """Return `data` as a record: uint64 length, its checksum, the data, its checksum."""
+    length = struct.pack("<Q", len(data))
+    return length + _checksum(length) + data + _checksum(data)
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the CRC-32C of `data`, masked, as checksums that are themselves data have to be."""
+    table, crc = _table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@cache
+def _table() -> list[int]:
+    """Return what every byte does to a checksum."""
+    table = list(range(256))
+    for _ in range(8):
+        table = [entry >> 1 ^ POLYNOMIAL * (entry & 1) for entry in table]
+    return table

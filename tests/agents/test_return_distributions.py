@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dqn_loss import batch
 
-from agents.dqn_loss import Munchausen, ScalarHead, td_loss
-from agents.return_distributions import CategoricalHead, QuantileHead, project
+from agents.dqn_loss import CategoricalHead, Munchausen, QuantileHead, ScalarHead, project, td_loss
 from agents.trunks import QNetwork
 
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from envs import kernel_mersenne
+from envs.kernel_acrobot import small_cos, small_sin
 from envs.kernel_mersenne import rand, randint, seed_twister
 from envs.kernel_random import (
     WORDS,
@@ -18,7 +19,6 @@ from envs.kernel_random import (
 )
 from envs.kernel_steps import seed_words
 from envs.single import episode_seed as plain_episode_seed
-from envs.single_precision import small_cos, small_sin
 
 
 @pytest.mark.parametrize("seed", [0, 1, 123456, 2**32 - 1])

@@ -15,8 +15,8 @@ from agents.registry import Masking
 from memory.errors import SettingError
 from scripts.evaluate import command
 from training.identity import plain_spec, spec_of
-from training.older import completed
 from training.probing import probed
+from training.settings import completed
 
 DOORS = "env.id=masked_envs:Doors-v0"
 ENVS = (DOORS, "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.compile=false")

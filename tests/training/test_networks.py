@@ -21,9 +21,8 @@ from training.arguments import help_text, read
 from training.command_line import compose_one, main
 from training.identity import deciding, network_of, read_policy, starting_weights
 from training.manifest import CheckpointError, manifest_facts, saved_below, seal
-from training.older import completed
 from training.policies import find_policy, settings_of
-from training.settings import CONFIGS
+from training.settings import CONFIGS, completed
 
 FEW = ("total_steps=60", "agent.learning_starts=20", "eval.every=0", "checkpoint.every=20")
 

@@ -20,12 +20,11 @@ from traffic import Row, Scene, Traffic
 
 import training.replay_blocks
 from buffers.replay import ReplayBuffer
-from buffers.taking_over import take_over
 from memory.state import Stateful
 from training.archive import write_archive
 from training.files import Files
 from training.manifest import CheckpointError
-from training.replay_blocks import ReplaySave, held_rows, load_replay
+from training.replay_blocks import ReplaySave, held_rows, load_replay, take_over
 from training.saving import Saver
 from training.settings import CheckpointSettings
 
