@@ -109,9 +109,8 @@ class CuriousTaughtPPO(CuriousPPO, TaughtPPO):
 
 
 def joined(metrics: Metrics | None, others: Metrics | None) -> Metrics | None:
-    """Return both, the others' loss and gradient under no name that the first have."""
+    """Return both, without the others' loss as a whole, their first, and gradient, their last."""
     if metrics is None or others is None:
         return metrics
-    new = [k for k, name in enumerate(others.names) if name not in metrics.names]
-    names = (*metrics.names, *(others.names[k] for k in new))
-    return Metrics(names, torch.cat((metrics.values, others.values[new])))
+    names = (*metrics.names, *others.names[1:-1])
+    return Metrics(names, torch.cat((metrics.values, others.values[1:-1])))
