@@ -20,7 +20,7 @@ from torch.func import grad_and_value
 from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
 from agents.compiling import Compiled, Mode, Padding, compiled
 from agents.networks import FlatNetwork
-from agents.pieces import cut, told
+from agents.pieces import cut, together
 from agents.precision import Forward, Precision, learned_in, read_in
 from agents.stopping import CutShortError, Stop
 from agents.together import Together
@@ -40,6 +40,11 @@ class RowLoss(NamedTuple):
     loss: Tensor  # [B]
     metrics: Tensors = ()  # [B] each: their means are logged
     reports: Tensors = ()  # [B] each: given back as they are, detached
+
+    @torch.no_grad()
+    def told(self, share: Tensor) -> Tensors:
+        """Return the means [K] of losses and metrics by the rows' shares [B], and the reports."""
+        return torch.mv(torch.stack((self.loss, *self.metrics)), share), *self.reports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +247,8 @@ class Learner(Stateful):
         for piece, part in self._pieces(batch, share):
             rows = self._recipe.loss(*self._forwards, piece, *numbers[1:])
             torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
-            pieces.append((rows, part))
-        return gradient, *told(pieces)
+            pieces.append(rows.told(part))
+        return gradient, *(pieces[0] if len(pieces) == 1 else together(pieces))
 
     def _graph_slope(
         self, weights: Tensors, numbers: Tensors, batch: Any, share: Tensor
@@ -260,14 +265,15 @@ class Learner(Stateful):
         for piece, part in self._pieces(batch, share):
             slope, (_, rows) = grad_and_value(loss, has_aux=True)(learned, piece, part)
             slopes.append(slope)
-            pieces.append((rows, part))
-        return sum(slopes[1:], slopes[0]), *told(pieces)
+            pieces.append(rows.told(part))
+        return sum(slopes[1:], slopes[0]), *(pieces[0] if len(pieces) == 1 else together(pieces))
 
     def _pieces(self, batch: Any, share: Tensor) -> list[tuple[Any, Tensor]]:
         """Prepare the batch as a whole, then cut it; return pieces and their rows' shares."""
         if self._recipe.prepare is not None:
             batch = self._recipe.prepare(batch, share)
-        return cut(batch, share, self._recipe.grad_accumulation)
+        count = self._recipe.grad_accumulation
+        return [(batch, share)] if count == 1 else cut(batch, share, count)
 
     @torch.no_grad()
     def _finish(
