@@ -12,99 +12,26 @@ import json
 import logging
 import os
 import sys
+import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from memory.errors import ExpectedError, MemoryBudgetError, describe, exit_with
+from memory.errors import ExpectedError, describe, exit_with
 from training.members import draw_lineage, live_one_generation, read_members
-from training.search_space import Range, StudyError, check_space, read_space, read_yaml
-from training.settings import Job
+from training.population import WHOLE, Plan, read_plan
+from training.search_space import StudyError
 from training.signals import ended_by_signals
 
-KEYS = {
-    "name": ..., "overrides": ..., "space": ..., "members": 8, "generations": 10, "interval": ...,
-    "method": "pbt", "quantile": 0.25, "resample": 0.25, "workers": None, "address": None,
-    "folder": None,
-}  # fmt: skip
-METHODS = ("pbt", "evolution")
-# Whole numbers that what a run has saved does not depend on; others are numbers with a point.
-WHOLE = ("agent.epochs",)
-# A run's length grows with every generation: what follows it would start over each time.
-CONSTANT = ("anneal_learning_rate", "anneal_clip", "anneal_entropy_coef")
-PROCESS = 450_000_000  # bytes of a run besides its replay, as docs/MEMORY.md measures it
+TRIES = 5  # of a Ray of our own that breaks off
+LOOKS = 5.0  # seconds between two looks at whether Ray still has a node
 
 
-class Plan(NamedTuple):
-    """A population as its file describes it."""
-
-    name: str
-    overrides: list[str]
-    space: dict[str, Range]
-    members: int
-    generations: int
-    interval: int
-    method: str
-    quantile: float
-    resample: float
-    workers: int
-    address: str | None
-    folder: Path
-
-
-def read_plan(path: Path) -> Plan:
-    """Read and check a population; nothing is run for it that cannot be."""
-    from memory.process import usable_cores
-
-    values = read_yaml(path, KEYS)
-    for key, least in (("members", 2), ("generations", 1), ("interval", 1)):
-        if not isinstance(values[key], int) or values[key] < least:
-            raise StudyError(f"{path}: {key}={values[key]}: must be {least} or more")
-    if values["method"] not in METHODS:
-        raise StudyError(f"{path}: method={values['method']}: there are: {', '.join(METHODS)}")
-    if not 0 < values["quantile"] <= 0.5:
-        raise StudyError(f"{path}: quantile={values['quantile']}: must be above 0, at most 0.5")
-    space = read_space(path, values["space"])
-    for key, allowed in space.items():
-        if allowed.choices or (allowed.whole and key not in WHOLE):
-            raise StudyError(
-                f"{path}: space.{key}: members go on with what they have saved, which only numbers "
-                f"with a point and {', '.join(WHOLE)} leave its meaning"
-            )
-    overrides = [str(text) for text in values["overrides"]]
-    overrides += [f"total_steps={values['interval']}", f"eval.every={values['interval']}"]
-    job = check_space(overrides, space)
-    overrides.pop(-2)
-    agent = job.config["agent"]
-    overrides += [f"agent.{key}=false" for key in CONSTANT if key in agent]
-    workers = values["workers"] or min(values["members"], usable_cores())
-    refuse_too_many(job, workers, values["members"])
-    folder = Path(values["folder"] or Path("outputs") / "populations" / str(values["name"]))
-    return Plan(
-        str(values["name"]), overrides, space, values["members"], values["generations"],
-        values["interval"], values["method"], values["quantile"], values["resample"], workers,
-        values["address"], folder.absolute(),
-    )  # fmt: skip
-
-
-def refuse_too_many(job: Job, workers: int, members: int) -> None:
-    """Refuse members that together do not fit in the memory there is."""
-    from memory.budget import available_bytes
-
-    replay = job.config["agent"].get("replay") or {}
-    rows = min(int(replay.get("capacity", 0)), job.settings.run.total_steps * members)
-    size = 1 if job.spec.dtype == "uint8" else 4
-    for length in job.spec.frame_shape:
-        size *= length
-    needed = (PROCESS + rows * (size + 32)) * workers
-    there = available_bytes()
-    if needed > there:
-        raise MemoryBudgetError(
-            f"{workers} members at once need about {needed / 1e9:.1f} GB, available are "
-            f"{there / 1e9:.1f} GB: lower workers, or agent.replay.capacity"
-        )
+class LostRayError(Exception):
+    """Ray has no node left, and would wait for one for ever."""
 
 
 def live(config: dict[str, Any]) -> None:
@@ -186,9 +113,32 @@ def run(plan: Plan) -> None:
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     try:
         import ray  # type: ignore[import-not-found]
-        from ray import tune  # type: ignore[import-not-found]
+        from ray import tune  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError as error:
         raise StudyError(f'populations need {error.name}: pip install -e ".[ray]"') from None
+    # What it reports is told here in lines: its own are tracebacks, and advice to programmers.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module="ray")
+    for _ in range(TRIES):
+        connect(plan)
+        try:
+            tuner(plan).fit()
+            return report(plan)
+        except LostRayError:
+            if plan.address:
+                raise StudyError(
+                    f"address={plan.address}: no node is left: start this again to go on"
+                ) from None
+            print("Ray broke off on this machine", flush=True)
+        finally:
+            ray.shutdown()
+    raise StudyError(f"Ray broke off {TRIES} times: start this again to go on")
+
+
+def connect(plan: Plan) -> None:
+    """Start Ray on this machine, or join the one there is."""
+    import ray  # type: ignore[import-not-found]
+
     own: dict[str, Any] = {}
     if not plan.address:
         own = {"num_cpus": plan.workers, "include_dashboard": False}
@@ -200,32 +150,32 @@ def run(plan: Plan) -> None:
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         where = plan.address or "this machine"
         raise StudyError(f"address={where}: no Ray there: {describe(error)}") from None
-    try:
-        trainable = tune.with_resources(live, {"cpu": 1})
-        storage = plan.folder / "ray"
-        if tune.Tuner.can_restore(str(storage / plan.name)):
-            print("the population goes on where it was", flush=True)
-            tuner = tune.Tuner.restore(
-                str(storage / plan.name), trainable, resume_unfinished=True, resume_errored=True
-            )
-        else:
-            tuner = tune.Tuner(
-                trainable,
-                param_space={"plan": told_to_members(plan)},
-                tune_config=tune.TuneConfig(
-                    scheduler=scheduler(plan), num_samples=plan.members,
-                    max_concurrent_trials=None, reuse_actors=False,
-                ),
-                run_config=tune.RunConfig(
-                    name=plan.name, storage_path=str(storage), verbose=0,
-                    failure_config=tune.FailureConfig(max_failures=5),
-                    callbacks=[progress(plan)],
-                ),
-            )  # fmt: skip
-        tuner.fit()
-    finally:
-        ray.shutdown()
-    report(plan)
+
+
+def tuner(plan: Plan) -> Any:
+    """Return what runs the population, or goes on with it."""
+    from ray import tune  # type: ignore[import-not-found]
+
+    trainable = tune.with_resources(live, {"cpu": 1})
+    storage = plan.folder / "ray"
+    if tune.Tuner.can_restore(str(storage / plan.name)):
+        print("the population goes on where it was", flush=True)
+        return tune.Tuner.restore(
+            str(storage / plan.name), trainable, resume_unfinished=True, resume_errored=True
+        )
+    return tune.Tuner(
+        trainable,
+        param_space={"plan": told_to_members(plan)},
+        tune_config=tune.TuneConfig(
+            scheduler=scheduler(plan), num_samples=plan.members,
+            max_concurrent_trials=None, reuse_actors=False,
+        ),
+        run_config=tune.RunConfig(
+            name=plan.name, storage_path=str(storage), verbose=0,
+            failure_config=tune.FailureConfig(max_failures=5),
+            callbacks=[progress(plan)],
+        ),
+    )  # fmt: skip
 
 
 def progress(plan: Plan) -> Any:
@@ -233,6 +183,16 @@ def progress(plan: Plan) -> Any:
     from ray.tune import Callback  # type: ignore[import-not-found]
 
     class Progress(Callback):  # type: ignore[misc]
+        looked = time.monotonic()
+
+        def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
+            if time.monotonic() > self.looked + LOOKS:
+                refuse_to_wait()
+                self.looked = time.monotonic()
+
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            print("a member was lost, and goes on from its last generation", flush=True)
+
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
@@ -247,6 +207,18 @@ def progress(plan: Plan) -> Any:
             )
 
     return Progress()
+
+
+def refuse_to_wait() -> None:
+    """End what would wait for a node that does not come back."""
+    import ray  # type: ignore[import-not-found]
+
+    try:
+        alive = any(node["Alive"] for node in ray.nodes())
+    except Exception as error:  # of connections, of several libraries
+        raise LostRayError from error
+    if not alive:
+        raise LostRayError
 
 
 def report(plan: Plan) -> None:

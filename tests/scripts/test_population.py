@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from command import ROOT, environment
 
@@ -104,4 +105,24 @@ def test_a_small_population_comes_to_its_end(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "population: 4/4 generations of members done" in done.stdout
+    assert len(json.loads((tmp_path / "all" / "lineage.json").read_text())) == 4
+
+
+@pytest.mark.slow
+def test_a_population_outlives_its_ray(tmp_path):
+    pytest.importorskip("ray")
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / "population.py"), str(written(tmp_path))],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=tmp_path,
+    )  # fmt: skip
+    printed = process.stdout.readline()
+    assert "1/4 generations" in printed
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if child.name() == "raylet":
+            child.kill()
+    printed += process.communicate()[0]
+    assert process.returncode == 0, printed
+    assert "Ray broke off on this machine" in printed and "goes on where it was" in printed
+    assert "Traceback" not in printed
     assert len(json.loads((tmp_path / "all" / "lineage.json").read_text())) == 4

@@ -1,0 +1,90 @@
+"""A population as its file describes it: read and refused before anything is run for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from memory.budget import available_bytes
+from memory.errors import MemoryBudgetError
+from memory.process import usable_cores
+from training.search_space import Range, StudyError, check_space, read_space, read_yaml
+from training.settings import Job
+
+KEYS = {
+    "name": ..., "overrides": ..., "space": ..., "members": 8, "generations": 10, "interval": ...,
+    "method": "pbt", "quantile": 0.25, "resample": 0.25, "workers": None, "address": None,
+    "folder": None,
+}  # fmt: skip
+METHODS = ("pbt", "evolution")
+# Whole numbers that what a run has saved does not depend on; others are numbers with a point.
+WHOLE = ("agent.epochs",)
+# A run's length grows with every generation: what follows it would start over each time.
+CONSTANT = ("anneal_learning_rate", "anneal_clip", "anneal_entropy_coef")
+PROCESS = 450_000_000  # bytes of a run besides its replay, as docs/MEMORY.md measures it
+
+
+class Plan(NamedTuple):
+    """A population as its file describes it."""
+
+    name: str
+    overrides: list[str]
+    space: dict[str, Range]
+    members: int
+    generations: int
+    interval: int
+    method: str
+    quantile: float
+    resample: float
+    workers: int
+    address: str | None
+    folder: Path
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a population; nothing is run for it that cannot be."""
+    values = read_yaml(path, KEYS)
+    for key, least in (("members", 2), ("generations", 1), ("interval", 1)):
+        if not isinstance(values[key], int) or values[key] < least:
+            raise StudyError(f"{path}: {key}={values[key]}: must be {least} or more")
+    if values["method"] not in METHODS:
+        raise StudyError(f"{path}: method={values['method']}: there are: {', '.join(METHODS)}")
+    if not 0 < values["quantile"] <= 0.5:
+        raise StudyError(f"{path}: quantile={values['quantile']}: must be above 0, at most 0.5")
+    space = read_space(path, values["space"])
+    for key, allowed in space.items():
+        if allowed.choices or (allowed.whole and key not in WHOLE):
+            raise StudyError(
+                f"{path}: space.{key}: members go on with what they have saved, which only numbers "
+                f"with a point and {', '.join(WHOLE)} leave its meaning"
+            )
+    overrides = [str(text) for text in values["overrides"]]
+    overrides += [f"total_steps={values['interval']}", f"eval.every={values['interval']}"]
+    job = check_space(overrides, space)
+    overrides.pop(-2)
+    agent = job.config["agent"]
+    overrides += [f"agent.{key}=false" for key in CONSTANT if key in agent]
+    workers = values["workers"] or min(values["members"], usable_cores())
+    refuse_too_many(job, workers, values["members"])
+    folder = Path(values["folder"] or Path("outputs") / "populations" / str(values["name"]))
+    return Plan(
+        str(values["name"]), overrides, space, values["members"], values["generations"],
+        values["interval"], values["method"], values["quantile"], values["resample"], workers,
+        values["address"], folder.absolute(),
+    )  # fmt: skip
+
+
+def refuse_too_many(job: Job, workers: int, members: int) -> None:
+    """Refuse members that together do not fit in the memory there is."""
+    replay = job.config["agent"].get("replay") or {}
+    rows = min(int(replay.get("capacity", 0)), job.settings.run.total_steps * members)
+    size = 1 if job.spec.dtype == "uint8" else 4
+    for length in job.spec.frame_shape:
+        size *= length
+    needed = (PROCESS + rows * (size + 32)) * workers
+    there = available_bytes()
+    if needed > there:
+        raise MemoryBudgetError(
+            f"{workers} members at once need about {needed / 1e9:.1f} GB, available are "
+            f"{there / 1e9:.1f} GB: lower workers, or agent.replay.capacity"
+        )
