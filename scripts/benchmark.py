@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.benchmarks import agents, graph_leak, race, replay, rollout, watch
+from scripts.benchmarks import agents, growth, race, replay, rollout, watch
 
 # One module an idea; each brings add_parser(subparsers), which says what to run.
-MODULES = (agents, race, replay, rollout, graph_leak, watch)
+MODULES = (agents, race, replay, rollout, growth, watch)
 
 
 def main(arguments: list[str] | None = None) -> None:

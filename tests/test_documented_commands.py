@@ -32,6 +32,7 @@ NOT_RUN = {
     r"(srun )?torchrun": "tests/distributed/test_torchrun.py starts runs with it",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
     r".*--watch": "opens a window; tests/scripts/test_evaluate.py tells what it needs",
+    r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",
     r"python docs/configuration.py": "writes a page; tests/test_configuration_page.py compares it",
 }
 # Hours, or nobody's time: that their arguments are read is enough here.

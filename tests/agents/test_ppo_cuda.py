@@ -6,6 +6,7 @@ import pytest
 import torch
 from ppo_agents import SETTINGS, Episodes, collect, learn
 
+from agents import mirror
 from agents.ppo import PPO
 from envs.types import DiscreteActions, EnvSpec
 
@@ -13,6 +14,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.fixture(autouse=True, params=["host", "device"])
+def acting(request, monkeypatch):
+    """Act there, whatever is quicker."""
+    monkeypatch.setattr(mirror, "quicker_on_host", lambda *_, **__: request.param == "host")
 
 
 def build(**changes):

@@ -10,6 +10,7 @@ import torch
 from places import make_replay
 from traffic import Scene, Traffic
 
+from buffers.late_priorities import LatePriorities
 from buffers.replay import build_replay
 from buffers.rollout import RolloutBuffer
 from buffers.settings import ReplaySettings
@@ -29,6 +30,8 @@ def test_the_device_and_the_host_deliver_the_same(prioritized):
         make_replay(place, SCENE, 60, 3, 0.9, prioritized, device=device)[0]
         for place, device in (("host", torch.device("cpu")), ("host", CUDA), ("device", CUDA))
     ]
+    if prioritized:  # which reach the host one update late: held against the same on the CPU below
+        del replays[1]
     traffic = Traffic(SCENE, 5)
     first = traffic.first()
     for replay in replays:
@@ -39,7 +42,7 @@ def test_the_device_and_the_host_deliver_the_same(prioritized):
         if not len(replays[0]):
             continue
         batches = [replay.sample(16, beta=0.6) for replay in replays]
-        assert {part.device.type for part in batches[2]} == {"cuda"}
+        assert {part.device.type for part in batches[-1]} == {"cuda"}
         assert {part.device.type for part in batches[1][:-1]} == {"cuda"}
         for parts in zip(*batches, strict=True):
             for part in parts[1:]:
@@ -47,6 +50,25 @@ def test_the_device_and_the_host_deliver_the_same(prioritized):
         error = batches[0].reward - 0.3
         for replay, batch in zip(replays, batches, strict=True):
             replay.update_priorities(batch.index, error.to(batch.obs.device))
+
+
+def test_priorities_that_are_late_are_as_late_on_the_cpu():
+    ours, _ = make_replay("host", SCENE, 60, 3, 0.9, True, device=CUDA)
+    naive, _ = make_replay("host", SCENE, 60, 3, 0.9, True)
+    naive._late = LatePriorities(torch.device("cpu"))
+    traffic = Traffic(SCENE, 5)
+    first = traffic.first()
+    for replay in (ours, naive):
+        replay.start(first)
+    for row in traffic.rows(150):
+        for replay in (ours, naive):
+            replay.add(*row)
+        if len(ours):
+            error = torch.rand(16)
+            there, here = ours.sample(16), naive.sample(16)
+            assert torch.equal(there.index, here.index)
+            ours.update_priorities(there.index, error.to(CUDA))
+            naive.update_priorities(here.index, error)
 
 
 def test_adding_drawing_and_updating_ask_the_device_nothing():

@@ -2,13 +2,13 @@ import argparse
 
 import pytest
 
-from scripts.benchmarks import graph_leak
+from scripts.benchmarks import growth
 
 
 @pytest.mark.slow
 def test_kept_losses_grow_and_recorded_ones_do_not(capsys):
     parser = argparse.ArgumentParser()
-    graph_leak.add_parser(parser.add_subparsers())
+    growth.add_parser(parser.add_subparsers())
     args = parser.parse_args(["graph_leak", "--losses", "500", "--cycles", "3"])
     args.run(args)
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "KB" in line]

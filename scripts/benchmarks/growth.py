@@ -1,15 +1,22 @@
-"""What it costs to keep losses: with their graph, after backward, and as recorded metrics."""
+"""What stays behind: of losses that are kept, and of iterations of a run, on a card too."""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import multiprocessing
+import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    from scripts.benchmarks.measuring import Ours
 
 WARMUP_CYCLES = 2
 
@@ -22,8 +29,15 @@ class Growth(NamedTuple):
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `graph_leak` to the benchmark command."""
-    parser = subparsers.add_parser("graph_leak", help=__doc__)
+    """Add `graph_leak` and `card` to the benchmark command."""
+    card = subparsers.add_parser("card", help="speed, memory and waits of one work, on any device")
+    card.add_argument("overrides", nargs="+", help="of the run: agent=ppo device=cuda …")
+    card.add_argument("--name", default="", help="of the work, for the row that is printed")
+    card.add_argument(
+        "--iterations", type=int, default=1000, help="rollouts, or updates that are due"
+    )
+    card.set_defaults(run=run_card)
+    parser = subparsers.add_parser("graph_leak", help="what it costs to keep losses")
     parser.add_argument("--losses", type=int, default=3_072, help="losses per cycle")
     parser.add_argument("--cycles", type=int, default=5, help="cycles after the warm-up")
     parser.set_defaults(run=run)
@@ -157,3 +171,76 @@ WAYS: dict[str, Callable[[], Keep]] = {
     "a recorded metric (`memory.metrics`)": _Recorded,
     "nothing": Keep,
 }
+
+
+FIRST = 10  # iterations after which nothing may grow
+TRACED = 3
+# What the host waits in, as a trace names it; `item` is free where the host itself learns.
+WAITS = (
+    *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+    *("aten::_local_scalar_dense", "aten::nonzero"),
+)
+
+
+def run_card(args: argparse.Namespace) -> None:
+    """Print a row of a Markdown table: speed, memory after 10 and all iterations, waits."""
+    from scripts.benchmarks.measuring import ours
+
+    with ours("total_steps=1e9", "eval.every=0", "log.every=0", *args.overrides) as one:
+        agent: Any = one.agent
+        settings = agent._settings
+        steps = getattr(settings, "train_every", 0)
+        steps = steps or settings.rollout_steps * one.env.spec.num_envs
+        one.train(getattr(settings, "learning_starts", 0) + FIRST * steps)
+        device = next(iter(one.agent.weights().values())).device
+        before, first = taken(device), one.agent.updates
+        begin = time.perf_counter()
+        one.train((args.iterations - FIRST) * steps)
+        after = taken(device)  # which waits for the device
+        seconds = time.perf_counter() - begin
+        made, updates = (args.iterations - FIRST) * steps, one.agent.updates - first
+        found = waits_in_updates(one, TRACED * steps)
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "none"
+    print(
+        f"| {args.name} | {device.type} | {made / seconds:,.0f} | {updates / seconds:,.0f} "
+        f"| {before / 1e6:,.1f} | {after / 1e6:,.1f} | {listed} |"
+    )
+
+
+def taken(device: torch.device) -> int:
+    """Return the bytes that tensors take on a card, or that this process takes."""
+    import psutil
+    import torch
+
+    from memory.process import read_rss
+
+    gc.collect()
+    if device.type != "cuda":
+        return read_rss(psutil.Process())
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def waits_in_updates(one: Ours, steps: int) -> Counter[str]:
+    """Train on under the profiler; return how often an update waited, by what it waited in."""
+    from torch.profiler import profile, record_function
+
+    update = one.agent.update
+
+    def marked() -> Any:
+        with record_function("an update"):
+            return update()
+
+    agent: Any = one.agent
+    agent.update = marked
+    try:
+        with profile() as trace:
+            one.train(steps)
+    finally:
+        del agent.update
+    spans = [e.time_range for e in trace.events() or () if e.name == "an update"]
+    return Counter(
+        event.name
+        for event in trace.events() or ()
+        if event.name in WAITS and any(s.start <= event.time_range.start <= s.end for s in spans)
+    )
