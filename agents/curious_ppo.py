@@ -14,7 +14,7 @@ from agents.ppo import PPO
 from agents.ppo_building import mode_of
 from agents.ppo_settings import PPOSettings
 from agents.stopping import Stop
-from agents.taught_ppo import TaughtPPO
+from agents.taught import TaughtPPO
 from agents.world import World
 from envs.types import EnvSpec
 from memory.metrics import Metrics

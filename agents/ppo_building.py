@@ -21,10 +21,9 @@ from agents.masking import Masks
 from agents.mirror import mirrored
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
-from agents.ppo_loss import recipe
+from agents.ppo_loss import recipe, sequence_recipe
 from agents.ppo_settings import PPOSettings
 from agents.recurrent import RecurrentActorCritic, RecurrentGreedy, RecurrentSampling
-from agents.sequences import sequence_recipe
 from agents.taught_loss import taught_ppo_loss, with_teacher
 from agents.teaching import lesson_of
 from buffers.rollout import RolloutBuffer

@@ -7,7 +7,9 @@ and 0 for padding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -21,6 +23,7 @@ from agents.world import ALONE, World
 from buffers.rollout import RolloutBatch, RolloutBuffer
 from buffers.sequences import SequenceBatch
 
+Network = Callable[..., Any]  # of observations: parameters [B, P], values [B]
 METRICS = (
     "train/policy_loss",
     "train/value_loss",
@@ -57,43 +60,50 @@ def recipe(
     )
 
 
+def sequence_recipe(settings: PPOSettings, head: Head) -> Recipe:
+    """Return how the learner takes a step on sequences, which come prepared and of one size."""
+    loss = partial(ppo_loss, said_of=said_of_sequences)
+    return replace(recipe(settings, head, 0, loss), prepare=None, rows=None)
+
+
+class Said(NamedTuple):
+    """What a network says of a batch's rows."""
+
+    log_prob: Tensor  # [B] of the actions that were taken
+    entropy: Tensor  # [B]
+    value: Tensor  # [B]
+
+
+def said_of_rows(network: Network, batch: RolloutBatch, head: Head) -> Said:
+    """Return what is said of rows, each alone."""
+    parameters, value = network(batch.obs)
+    return Said(*head.evaluate(parameters, batch.action), value)
+
+
+def said_of_sequences(network: Network, batch: SequenceBatch, head: Head) -> Said:
+    """Return what is said of sequences, unrolled from their carries.
+
+    Rows that do not count have the ratio 1, whatever the network has come to say of them: a share
+    of 0 would not save the gradient from an infinite ratio.
+    """
+    parameters, value, _ = network(batch.obs, batch.carry, batch.starts)
+    log_prob, entropy = head.evaluate(parameters, batch.action)
+    return Said(torch.where(batch.counts, log_prob, batch.log_prob), entropy, value)
+
+
 def ppo_loss(
-    network: Callable[[Tensor], tuple[Tensor, Tensor]],
-    batch: RolloutBatch,
+    network: Network,
+    batch: RolloutBatch | SequenceBatch,
     clip: float | Tensor,
     entropy_coef: float | Tensor,
     *,
     head: Head,
     clip_value: bool,
     value_coef: float,
-) -> RowLoss:
-    """Return what `loss_of` says of what the network says of a batch."""
-    parameters, value = network(batch.obs)
-    log_prob, entropy = head.evaluate(parameters, batch.action)
-    return loss_of(
-        log_prob,
-        entropy,
-        value,
-        batch,
-        clip,
-        entropy_coef,
-        clip_value=clip_value,
-        value_coef=value_coef,
-    )
-
-
-def loss_of(
-    log_prob: Tensor,
-    entropy: Tensor,
-    value: Tensor,
-    batch: RolloutBatch | SequenceBatch,
-    clip: float | Tensor,
-    entropy_coef: float | Tensor,
-    *,
-    clip_value: bool,
-    value_coef: float,
+    said_of: Callable[..., Said] = said_of_rows,
 ) -> RowLoss:
     """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
+    log_prob, entropy, value = said_of(network, batch, head)
     log_ratio = log_prob - batch.log_prob
     ratio = log_ratio.exp()
     if clip_value:

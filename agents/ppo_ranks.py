@@ -1,4 +1,4 @@
-"""What PPO does when several ranks learn from their rollouts as from one."""
+"""PPO's minibatches where rows alone are not enough: whole sequences, or those of several ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from agents.ppo_loss import moments_of
-from agents.sequences import sequence_minibatches
 from agents.world import World
 from buffers.rollout import RolloutBatch, RolloutBuffer, pick
 from buffers.sequences import SequenceBatch, SequenceRollout
@@ -19,7 +18,7 @@ class Part(NamedTuple):
     """This rank's part of a minibatch, and what one of its rows counts for in the whole."""
 
     batch: RolloutBatch | SequenceBatch
-    share: float | Tensor | None  # None: what it is of these rows
+    share: float | Tensor
 
 
 def minibatches(
@@ -43,3 +42,26 @@ def minibatches(
         batch = pick(flat, rows if len(rows) else rows.new_zeros(1))
         normal = (batch.advantage - mean) / (std + 1e-8)
         yield Part(batch._replace(advantage=normal), 1 / total if len(rows) else 0.0)
+
+
+def sequence_minibatches(
+    rollout: SequenceRollout, count: int, generator: torch.Generator, world: World
+) -> Iterator[tuple[SequenceBatch, Tensor]]:
+    """Together: yield one epoch with the rows' shares, advantages normal over all ranks' rows."""
+    parts, advantage = list(rollout.sequences(count, generator)), rollout.flat().advantage
+    sums = [_moments_that_count(advantage[chosen.rows], chosen.counts) for chosen in parts]
+    moments = world.sum_(torch.stack(sums)).tolist()
+    for chosen, (total, first, second) in zip(parts, moments, strict=True):
+        if not total:
+            continue
+        mean = first / total
+        std = max(0.0, second / total - mean**2) ** 0.5
+        batch, counts = rollout.batch(chosen), chosen.counts.float()
+        normal = (batch.advantage - mean) / (std + 1e-8) * counts
+        yield batch._replace(advantage=normal), counts / total
+
+
+def _moments_that_count(x: Tensor, counts: Tensor) -> Tensor:
+    """Return how many numbers count, Σx and Σx² [3] in float64."""
+    x = x.double() * counts
+    return torch.stack((counts.sum().double(), x.sum(), x.square().sum()))

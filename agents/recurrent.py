@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,7 @@ from agents.actor_critic import ActorCritic, SharedTrunk
 from agents.actors import Observations, Sampling, on_device
 from agents.base import Actor, Decision
 from agents.heads import Head
-from agents.masking import Masks
-from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
+from agents.network_settings import Init
 from buffers.arrays import send
 
 GATES = {"gru": 3, "lstm": 4}
@@ -116,27 +116,11 @@ class RecurrentActorCritic(ActorCritic):
         size: int,
         longest: int,
         hidden: Sequence[int],
-        activation: Activation,
-        shared: bool | None,
-        normalise: bool,
         log_std: float,
-        network: NetworkSettings = PLAIN,
-        masks: Masks | None = None,
-        value_norm: bool = False,
+        **others: Any,
     ) -> None:
-        super().__init__(
-            observation_shape,
-            dtype,
-            head,
-            hidden=hidden,
-            activation=activation,
-            shared=shared,
-            normalise=normalise,
-            log_std=log_std,
-            network=network,
-            masks=masks,
-            value_norm=value_norm,
-        )
+        """Take what an `ActorCritic` takes, the kind of cell, its size and the longest sequence."""
+        super().__init__(observation_shape, dtype, head, hidden=hidden, log_std=log_std, **others)
         groups = 1 if isinstance(self.trunk, SharedTrunk) else 2
         self.memory = Memory(recurrent, hidden[-1], size, groups, longest)
         self.policy = head.layer(size, log_std)

@@ -94,7 +94,7 @@ ALGORITHMS = {
     "ppo": Algorithm(PPOSettings, "agents.ppo", "PPO"),
 }
 # Those that take a teacher: what is built in place of them where there is one.
-TAUGHT = {"dqn": ("agents.taught_dqn", "TaughtDQN"), "ppo": ("agents.taught_ppo", "TaughtPPO")}
+TAUGHT = {"dqn": ("agents.taught", "TaughtDQN"), "ppo": ("agents.taught", "TaughtPPO")}
 # The same of PPO that is curious, without a teacher and with one.
 CURIOUS = {
     False: ("agents.curious_ppo", "CuriousPPO"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from agents.dqn_loss import Q, QHead, td_loss
 from agents.heads import Head
 from agents.learner import Recipe, RowLoss
-from agents.ppo_loss import loss_of
+from agents.ppo_loss import ppo_loss
 from agents.teaching import is_choice
 from buffers.replay import ReplayBatch
 from buffers.rollout import RolloutBatch
@@ -49,40 +49,41 @@ def cross_entropy(head: Head, parameters: Tensor, lesson: Tensor) -> Tensor:
     return -head.log_prob(parameters, lesson)
 
 
+def remembering(network: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """Return the network, and what it says from now on."""
+    told: list[Any] = []
+
+    def remembered(*inputs: Tensor) -> Any:
+        told.append(network(*inputs))
+        return told[-1]
+
+    return remembered, told
+
+
 def told_of(taught: Tensor, teacher_coef: float | Tensor) -> Tensor:
     """Return the metric [B]: none once the teacher is not asked, and what it said is no more."""
     return taught.detach() * (teacher_coef > 0)
 
 
 def taught_ppo_loss(
-    network: Callable[[Tensor], tuple[Tensor, Tensor]],
+    network: Callable[..., Any],
     batch: TaughtBatch,
     teacher_coef: float | Tensor,
     clip: float | Tensor,
     entropy_coef: float | Tensor,
     *,
     head: Head,
-    clip_value: bool,
-    value_coef: float,
+    **switches: Any,
 ) -> RowLoss:
     """Return PPO's loss of every row and c·H(π_teacher, π).
 
     A row that the teacher acted in is not the policy's own: its advantage is none, so that only
     the value and the teacher's part learn from it.
     """
-    parameters, value = network(batch.obs)
-    log_prob, entropy = head.evaluate(parameters, batch.action)
-    own = batch._replace(advantage=batch.advantage * batch.own)
-    rows = loss_of(
-        log_prob,
-        entropy,
-        value,
-        cast(RolloutBatch, own),
-        clip,
-        entropy_coef,
-        clip_value=clip_value,
-        value_coef=value_coef,
-    )
+    own = cast(RolloutBatch, batch._replace(advantage=batch.advantage * batch.own))
+    network, told = remembering(network)
+    rows = ppo_loss(network, own, clip, entropy_coef, head=head, **switches)
+    [(parameters, _)] = told
     taught = cross_entropy(head, parameters, batch.lesson)
     return RowLoss(
         rows.loss + teacher_coef * taught, (*rows.metrics, told_of(taught, teacher_coef))
@@ -101,13 +102,8 @@ def taught_td_loss(
     **switches: Any,
 ) -> RowLoss:
     """Return DQN's loss of every row and c·w·H(π_teacher, softmax(Q(s, ·)/τ))."""
-    told: list[Tensor] = []
-
-    def remembered(*inputs: Tensor) -> Tensor:
-        told.append(online(*inputs))
-        return told[-1]
-
-    rows = td_loss(remembered, target, cast(ReplayBatch, batch), noise, head=head, **switches)
+    online, told = remembering(online)
+    rows = td_loss(online, target, cast(ReplayBatch, batch), noise, head=head, **switches)
     values = head.values(told[0])  # what is learned is asked first: Q(s, ·)
     taught = -(batch.lesson * F.log_softmax(values / temperature, 1)).sum(1)
     loss = rows.loss + teacher_coef * batch.weight * taught

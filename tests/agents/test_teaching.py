@@ -12,9 +12,8 @@ from test_dqn_agent import SETTINGS as DQN_SETTINGS
 
 from agents.dqn_loss import ScalarHead
 from agents.heads import build_head
-from agents.taught_dqn import TaughtDQN
+from agents.taught import TaughtDQN, TaughtPPO
 from agents.taught_loss import TaughtReplayBatch, cross_entropy, taught_ppo_loss, taught_td_loss
-from agents.taught_ppo import TaughtPPO
 from agents.teacher import ObjectTeacher, TeacherError
 from buffers.taught_rollout import TaughtBatch
 from envs.types import BoxActions, DiscreteActions, EnvSpec

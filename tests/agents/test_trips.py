@@ -1,0 +1,66 @@
+"""How far data travels: the files that a call passes through, and how often it changes file."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from ppo_agents import Episodes, act, collect
+from ppo_agents import build as build_ppo
+from test_dqn_agent import Chain
+from test_dqn_agent import build as build_dqn
+
+ROOT = str(Path(__file__).parent.parent.parent) + "/"
+
+
+def trip(call, *arguments):
+    """Return the files of ours whose functions a call calls, one after the other."""
+    files = []
+
+    def watch(frame, event, _):
+        code = frame.f_code
+        ours = code.co_filename.startswith(ROOT) and not code.co_name.startswith("<")
+        if event == "call" and ours:
+            files.append(code.co_filename.removeprefix(ROOT))
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        call(*arguments)
+    finally:
+        sys.setprofile(before)
+    return files
+
+
+def changes(files):
+    return sum(a != b for a, b in pairwise(files))
+
+
+def test_an_update_of_dqn_goes_through_nine_files_and_a_row_into_its_replay_through_four():
+    agent = build_dqn(
+        obs=6, prioritized=True, train_every=1, updates_per_train=1, learning_starts=10, n_step=3
+    )
+    env = Chain(1, [5], True)
+    obs, stored, learned = env.reset(), [], []
+    actor = agent.actor(1, explore=True)
+    for _ in range(20):
+        decision = actor.act(obs, np.zeros(1, dtype=bool))
+        learned = max(learned, trip(agent.update), key=len)
+        step = env.step()
+        stored = max(stored, trip(agent.observe, decision, step), key=len)
+        obs = step.obs
+    assert "agents/learner.py" in learned and "agents/dqn_loss.py" in learned
+    assert len(set(learned)) <= 9, learned
+    assert changes(learned) <= 18, learned
+    assert len(set(stored)) <= 4, stored
+
+
+def test_an_update_of_ppo_goes_through_eight_files():
+    agent = build_ppo(2, rollout_steps=8, minibatches=1, epochs=1)
+    env = Episodes(2)
+    obs = collect(agent, env, env.reset(), 7)
+    agent.observe(act(agent, obs), env.step())
+    learned = trip(agent.update)
+    assert "agents/learner.py" in learned and "agents/ppo_loss.py" in learned
+    assert len(set(learned)) <= 8, learned
+    assert changes(learned) <= 26, learned
