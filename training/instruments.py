@@ -1,20 +1,32 @@
-"""The parts around a run that it reports through and listens to."""
+"""The parts around a run that it reports through and listens to, and how it ends by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from agents.base import Agent
 from agents.world import ALONE, World
+from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluation
 from training.filming import Filmer
 from training.logger import Logger
-from training.run_directory import RunDirectory
+from training.run_directory import RunDirectory, RunDirectoryLostError
 from training.saving import Saver
 from training.signals import StopSignals
-from training.terminal import Bar, Lines
+from training.terminal import Bar, Lines, score
+
+if TYPE_CHECKING:
+    from training.run import Run
+
+log = logging.getLogger("steadyrl")
+
+# Ways to end that a signal does not excuse.
+OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 
 class Scoring(Protocol):
@@ -36,3 +48,56 @@ class Instruments(NamedTuple):
     saver: Saver
     filmer: Filmer
     world: World = ALONE
+
+
+@contextmanager
+def ending(run: Run, instruments: Instruments) -> Iterator[None]:
+    """Give every way out its status, and write the summary on all of them."""
+    try:
+        with instruments.world.telling():
+            yield
+            run.finish()
+    except KeyboardInterrupt:
+        run.fail("interrupted")
+        raise
+    except NonFiniteError as error:
+        log.debug("the run diverged", exc_info=True)
+        run.fail("diverged")
+        last = instruments.saver.last_good()
+        if last is None:
+            raise
+        raise NonFiniteError(f"{error}; the last good checkpoint is {last}") from error
+    except BaseException as error:
+        log.debug("the run failed", exc_info=True)
+        if instruments.signals.received is not None and not isinstance(error, OWN_ENDS):
+            # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
+            run.fail("interrupted")
+        else:
+            run.fail("failed")
+            instruments.saver.last_good()  # what is being written may be what it is continued from
+            raise
+    finally:
+        instruments.progress.close()
+        with instruments.signals.shielded():
+            if instruments.world.rank == 0:
+                run.summary.save(instruments.directory.path)
+    _report(run, instruments.directory.path)
+
+
+def _report(run: Run, path: Path) -> None:
+    s = run.summary
+    evaluated = (
+        "" if s.eval_return_mean is None else f", evaluated return {score(s.eval_return_mean)}"
+    )
+    mean = "" if s.return_mean is None else f", return {score(s.return_mean)}"
+    log.info(
+        "%s after %s steps in %.0f s (%s steps/s)%s%s",
+        s.status,
+        f"{s.steps:,}",
+        s.wall_seconds,
+        f"{s.steps_per_second:,.0f}",
+        mean,
+        evaluated,
+    )
+    log.info("run:    %s", path)
+    log.info("curves: tensorboard --logdir %s", path)

@@ -19,31 +19,27 @@ from agents.world import ALONE, World
 from envs.factory import build_env
 from envs.vector import VectorEnv
 from memory.budget import plan_line
-from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
 from training.filming import Filmer
 from training.hardware import device_name, prepare_arithmetic, prepare_device, thread_count
 from training.identity import facts_of, starting_weights
-from training.instruments import Instruments
+from training.instruments import Instruments, ending
 from training.joining import joined
 from training.launch import place
 from training.logger import Logger, NoLogger, to_file
 from training.run import Run
-from training.run_directory import RunDirectory, RunDirectoryLostError, SeenDirectory
+from training.run_directory import RunDirectory, SeenDirectory
 from training.saving import Saver
 from training.settings import Job
 from training.signals import StopSignals
 from training.sinks import Card
 from training.summary import Summary
 from training.teachers import find_teacher
-from training.terminal import open_progress, score, to_terminal
+from training.terminal import open_progress, to_terminal
 from training.wandb_sink import WandB
 
 log = logging.getLogger("steadyrl")
-
-# Ways to end that a signal does not excuse.
-OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 
 class Seeds(NamedTuple):
@@ -136,7 +132,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             _continue(job, run, instruments)
             begin_log()
             signals.begin()
-        with _ending(run, instruments):
+        with ending(run, instruments):
             if job.continues is None:
                 env.reset()
                 instruments.saver.start()
@@ -238,56 +234,3 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
         "" if torch.get_num_threads() == 1 else "s",
     )
     log.info(plan_line(agent.nbytes(), device))
-
-
-@contextmanager
-def _ending(run: Run, instruments: Instruments) -> Iterator[None]:
-    """Give every way out its status, and write the summary on all of them."""
-    try:
-        with instruments.world.telling():
-            yield
-            run.finish()
-    except KeyboardInterrupt:
-        run.fail("interrupted")
-        raise
-    except NonFiniteError as error:
-        log.debug("the run diverged", exc_info=True)
-        run.fail("diverged")
-        last = instruments.saver.last_good()
-        if last is None:
-            raise
-        raise NonFiniteError(f"{error}; the last good checkpoint is {last}") from error
-    except BaseException as error:
-        log.debug("the run failed", exc_info=True)
-        if instruments.signals.received is not None and not isinstance(error, OWN_ENDS):
-            # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
-            run.fail("interrupted")
-        else:
-            run.fail("failed")
-            instruments.saver.last_good()  # what is being written may be what it is continued from
-            raise
-    finally:
-        instruments.progress.close()
-        with instruments.signals.shielded():
-            if instruments.world.rank == 0:
-                run.summary.save(instruments.directory.path)
-    _report(run, instruments.directory.path)
-
-
-def _report(run: Run, path: Path) -> None:
-    s = run.summary
-    evaluated = (
-        "" if s.eval_return_mean is None else f", evaluated return {score(s.eval_return_mean)}"
-    )
-    mean = "" if s.return_mean is None else f", return {score(s.return_mean)}"
-    log.info(
-        "%s after %s steps in %.0f s (%s steps/s)%s%s",
-        s.status,
-        f"{s.steps:,}",
-        s.wall_seconds,
-        f"{s.steps_per_second:,.0f}",
-        mean,
-        evaluated,
-    )
-    log.info("run:    %s", path)
-    log.info("curves: tensorboard --logdir %s", path)

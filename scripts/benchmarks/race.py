@@ -1,6 +1,6 @@
-"""From the start of a process to its first step, and to its evaluated policy beside others.
+"""From the start of a process to its evaluated policy, beside others.
 
-In a race our side is the preset as people type it; what Stable-Baselines3 and rejax are
+Our side is the preset as people type it; what Stable-Baselines3 and rejax are
 told, the same settings, is read off it.
 """
 
@@ -31,33 +31,6 @@ OURS, REJAX = "SteadyRL", "rejax"
 # What gymnax has of Gymnasium's.
 REJAX_ENVS = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
 
-# A program that starts as train.py does, and says what it has cost where.
-PROBE = """
-import sys, time
-begin = time.perf_counter()
-import psutil
-marks = []
-def mark(part):
-    marks.append((part, time.perf_counter() - begin, time.process_time(),
-                  psutil.Process().memory_info().rss / 1e6))
-from training.command_line import accept, compose_one
-job = accept(compose_one(sys.argv[1:]), sys.argv[1:])
-mark("accept the configuration")
-import torch
-mark("import torch")
-from training.opening import open_run
-mark("import the program")
-with open_run(job) as (run, env, agent):
-    mark("open the run")
-    actor = agent.actor(env.spec.num_envs, explore=True)
-    decision = actor.act(env.observation, env.starts)
-    env.send(decision.action.numpy(force=True))
-    agent.observe(decision, env.receive())
-    mark("the first step")
-    for part in marks:
-        print("MARK", *part, sep="|")
-"""
-
 
 class Finish(NamedTuple):
     """What a contestant came to."""
@@ -67,11 +40,7 @@ class Finish(NamedTuple):
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `startup` and `race` to the benchmark command."""
-    parser = subparsers.add_parser("startup", help=startup.__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("overrides", nargs="*", default=["env=cartpole"])
-    parser.set_defaults(run=startup)
+    """Add `race` to the benchmark command."""
     parser = subparsers.add_parser("race", help="from process start to the evaluated policy")
     parser.add_argument("presets", nargs="*", default=PRESETS, help="of configs/experiment")
     parser.add_argument("--seeds", type=int, default=3)
@@ -79,25 +48,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--set", nargs="*", default=[], help="more overrides for our side")
     parser.add_argument("--plot", type=Path, help="draw the seconds as bars into this picture")
     parser.set_defaults(run=race)
-
-
-def startup(args: argparse.Namespace) -> None:
-    """Time a fresh process up to its first step, and say what it keeps resident."""
-    rounds = [_started(args.overrides) for _ in range(args.rounds + 1)][1:]
-    print("| until it has done this | seconds | on the CPU | resident MB |")
-    print("|---|---:|---:|---:|")
-    for marks in zip(*rounds, strict=True):
-        columns = zip(*(numbers for _, numbers in marks), strict=True)
-        seconds, busy, resident = (median(column) for column in columns)
-        print(f"| {marks[0][0]} | {seconds:.2f} | {busy:.2f} | {resident:.0f} |")
-
-
-def _started(overrides: Sequence[str]) -> list[tuple[str, list[float]]]:
-    with tempfile.TemporaryDirectory() as folder:
-        told = (*overrides, "total_steps=1e6", "threads=1", "device=cpu", f"run_dir={folder}/run")
-        _, printed = timed([sys.executable, "-c", PROBE, *told])
-    lines = [text.split("|") for text in printed.splitlines() if text.startswith("MARK|")]
-    return [(part, [float(number) for number in numbers]) for _, part, *numbers in lines]
 
 
 def race(args: argparse.Namespace) -> None:
