@@ -23,6 +23,7 @@ from agents.host_policy import Drawing, HostPolicy, draw, explore, policy_on_hos
 from agents.masking import RANKS, Masks
 from agents.noisy import draw_noise
 from buffers.arrays import send
+from memory.recording import Recorded
 from memory.state import give
 
 Observations = NDArray[Any]  # [N, …]
@@ -54,7 +55,11 @@ class Greedy(Actor):
         device: torch.device,
         choose: Callable[[Tensor], Tensor],
         refresh: Callable[[], None] | None = None,
+        recorded: bool = False,
     ) -> None:
+        self._decide: Callable[..., Any] = self.decide
+        if recorded and on_host is None:
+            self._decide = Recorded(self.decide, "a decision", copies=True)
         self._network, self.on_host, self.device = network, on_host, device
         self.refresh = refresh
         self._choose = choose  # actions [N, …] by outputs [N, …]
@@ -69,7 +74,7 @@ class Greedy(Actor):
             )
         observed = on_device(obs, self.device)
         with torch.inference_mode():
-            return Decision(observed, self.decide(observed))
+            return Decision(observed, self._decide(observed))
 
     def decide(self, *inputs: Tensor) -> Tensor:
         """Return the best actions [N, …] for the network's inputs, observations [N, …] first."""
@@ -204,8 +209,12 @@ class Sampling(Actor):
         seed: int,
         fresh: Callable[[], bool] = lambda: False,
         refresh: Callable[[], None] | None = None,
+        recorded: bool = False,
     ) -> None:
         self.complete = on_host is None
+        self._decide: Callable[..., Any] = self._decided
+        if recorded and self.complete:
+            self._decide = Recorded(self._decided, "a decision", copies=True)
         self._network, self._head, self._on_host = network, head, on_host
         self.drawing = None if on_host is None else on_host.drawing(head)
         self._refresh = refresh
@@ -238,11 +247,15 @@ class Sampling(Actor):
         if self._on_host is not None:
             action = self._head.sample(torch.from_numpy(self._on_host(obs)), noise)
             return Decision(observed, self._head.sent(action), chosen=action)
-        with torch.inference_mode():
-            parameters, value = self._network(observed)
-            action = self._head.sample(parameters, noise)
-            log_prob = self._head.log_prob(parameters, action)
-            return Decision(observed, self._head.sent(action), log_prob, value, action)
+        return Decision(observed, *self._decide(observed, noise))
+
+    @torch.inference_mode()
+    def _decided(self, observed: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what is sent, how likely it is, the values, and the actions [N, …]."""
+        parameters, value = self._network(observed)
+        action = self._head.sample(parameters, noise)
+        log_prob = self._head.log_prob(parameters, action)
+        return self._head.sent(action), log_prob, value, action
 
     def _look(self, observed: Tensor) -> None:
         """Let what is acted on count in the statistics of observations, while they are fresh."""

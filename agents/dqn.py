@@ -88,7 +88,7 @@ class DQN(Agent):
         self._learner = Learner(how, online, mode, frozen=(self._target,))
         size = network.noise_size
         self._noise = UpdateNoise(size, device, seeds[3]) if size else None
-        self._greedy = acting(settings, online, spec, lambda: self._learner.updates)
+        self._greedy = acting(settings, online, spec, lambda: self._learner.updates, mode)
         self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
         self._explore = explorer(settings, self._actor, self._replay, total_steps)
         self._filled = False  # every rank's replay has something to draw

@@ -153,7 +153,11 @@ def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
 
 
 def greedy(
-    settings: DQNSettings, network: QNetwork, device: torch.device, mirror: Mirror | None = None
+    settings: DQNSettings,
+    network: QNetwork,
+    device: torch.device,
+    mirror: Mirror | None = None,
+    mode: Mode = "eager",
 ) -> Greedy:
     """Return an actor that takes the actions with the highest expected return."""
     head, masks = build_head(settings, device), network.masks
@@ -161,7 +165,7 @@ def greedy(
         read: Any = network if mirror is None else mirror.module
         refresh = None if mirror is None else mirror.refresh
         on_host, best = q_on_host(read), lambda q: head.values(q).argmax(1)
-        return Greedy(network, on_host, device, best, refresh)
+        return Greedy(network, on_host, device, best, refresh, recorded=mode == "cudagraph")
 
     def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
         return masks.forbid(head.values(network(obs, *noise)), obs)
@@ -170,7 +174,11 @@ def greedy(
 
 
 def acting(
-    settings: DQNSettings, online: FlatNetwork, spec: EnvSpec, updates: Callable[[], int]
+    settings: DQNSettings,
+    online: FlatNetwork,
+    spec: EnvSpec,
+    updates: Callable[[], int],
+    mode: Mode,
 ) -> Greedy:
     """Return the greedy actor of a network that learns, on the host or where the network is."""
     network, device = online.module, online.weights.device
@@ -180,7 +188,7 @@ def acting(
         obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         rows = settings.train_every / spec.num_envs
         mirror = mirrored(online, updates, (q_on_host, network), obs, rows=rows)
-    return greedy(settings, network, device, mirror)
+    return greedy(settings, network, device, mirror, mode)
 
 
 def exploring(

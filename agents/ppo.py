@@ -84,7 +84,7 @@ class PPO(Agent):
         self._learner = Learner(recipe_of(settings, self._head, self._piece), network, mode)
         self._mirror = reading(settings, network, spec, lambda: self._learner.updates)
         size = settings.rollout_steps, spec.num_envs
-        self._actor = sampling(module, self._head, device, *size, seeds[1], self._mirror)
+        self._actor = sampling(module, self._head, device, *size, seeds[1], self._mirror, mode)
         self._actor.fresh = lambda: self._begun == 0
         self._shuffling = torch.Generator().manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)

@@ -200,12 +200,14 @@ def sampling(
     num_envs: int,
     seed: int,
     mirror: Reading | None = None,
+    mode: Mode = "eager",
 ) -> Sampling:
     """Return who draws actions, with noise for so many rows at once."""
     size: Any = {"rows": rows, "num_envs": num_envs, "device": device, "seed": seed}
     if isinstance(network, RecurrentActorCritic):
         return RecurrentSampling(network, head, **size)
     if mirror is None:
-        return Sampling(network, head, policy_on_host(network), **size)
+        recorded = mode == "cudagraph"
+        return Sampling(network, head, policy_on_host(network), **size, recorded=recorded)
     on_host = policy_on_host(mirror.network)
     return Sampling(network, mirror.head, on_host, **size, refresh=mirror.refresh)

@@ -51,14 +51,18 @@ def aside(function: Callable[[], Any]) -> Any:
 class Recorded:
     """A function recorded on static inputs and played with one launch per call.
 
-    Its arguments are tensors, or tuples of them, of shapes that stay; what it returns is written
-    over by the next call. What cannot be recorded goes on being run, with one warning.
+    Its arguments are tensors, or tuples of them, of shapes that stay. Those of the call that is
+    recorded are written over by later ones, unless it `copies` what it is given, which are then
+    tensors. What it returns is written over by the next call. What cannot be recorded goes on
+    being run, with one warning.
     """
 
     WARM_UP = 3
 
-    def __init__(self, function: Callable[..., Any], what: str = "the update") -> None:
-        self._function, self._what = function, what
+    def __init__(
+        self, function: Callable[..., Any], what: str = "the update", *, copies: bool = False
+    ) -> None:
+        self._function, self._what, self._copies = function, what, copies
         self._calls = 0
         self._fails = False
         self._play: Callable[[], None] | None = None
@@ -87,6 +91,8 @@ class Recorded:
 
     def _recorded(self, args: Any) -> bool:
         """Record the function, which runs nothing; say whether that could be done."""
+        if self._copies:
+            args = tuple(tensor.clone() for tensor in args)
         try:
             self._play, self._outputs = record(lambda: self._function(*args))
         except torch.OutOfMemoryError:

@@ -139,12 +139,13 @@ def test_dqn_asks_no_more_than_its_budget(card, monkeypatch, prioritized, home, 
         agent.update()
         assert len(card.alive) == len(alive), "something outlives its update"
         assert agent.updates > (Recorded.WARM_UP if mode == "cudagraph" else 0)
+    graph = f", {mode}" if acting == "device" else ""
     kind = "priorities" if prioritized else "uniform"
     place = f"replay on the {home}"
     check(
         {
-            f"DQN, acting on the {acting}": decided,
-            f"DQN, acting on the {acting}, first after an update": first,
+            f"DQN, acting on the {acting}{graph}": decided,
+            f"DQN, acting on the {acting}{graph}, first after an update": first,
             f"DQN, storing a row, {place}, {kind}": stored,
             f"DQN, an update, {seen}, {place}, {kind}, {mode}": learned,
         },
@@ -190,10 +191,11 @@ def test_ppo_asks_no_more_than_its_budget(card, monkeypatch, seen, mode):
             row = one_row(agent, env, row.obs)
         learner.step = one_step
         agent.update()
+    graph = f", {mode}" if acting == "device" else ""
     check(
         {
-            f"PPO, acting on the {acting}": decided,
-            f"PPO, acting on the {acting}, first after an update": first,
+            f"PPO, acting on the {acting}{graph}": decided,
+            f"PPO, acting on the {acting}{graph}, first after an update": first,
             f"PPO, storing a row decided on the {acting}": stored,
             f"PPO, a step on a minibatch, {seen}, {mode}": steps[-1],
             f"PPO, an update of 8 minibatches, {seen}, {mode}": whole,
