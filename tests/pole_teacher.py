@@ -18,3 +18,14 @@ class Nan:
 
 
 nobody = 3
+
+
+class Anywhere:
+    """Says something of any environment: torques for Pendulum's 3 numbers, stacked or not."""
+
+    def act(self, obs):
+        """Return the actions [B], or [B, 1], for observations [B, …]."""
+        first = obs.reshape(len(obs), -1)[:, :1]
+        if obs.shape[1:] in ((3,), (6,)):
+            return first
+        return (first[:, 0] > 0).astype(int)

@@ -17,13 +17,22 @@ from memory.errors import ExpectedError
 
 # Each switch with its values, and what is typed for them; the first goes with everything.
 BOTH = {
-    "env": {"plain": (), "masked": ("env.id=masked_envs:Doors-v0", "+env.kwargs.doors=6")},
+    "env": {
+        "vectors": ("env=cartpole",),
+        "pixels": ("env=minatar_breakout",),
+        "masked": ("env=cartpole", "env.id=masked_envs:Doors-v0", "+env.kwargs.doors=6"),
+        "masked pixels": (
+            "env=cartpole",
+            "env.id=masked_envs:StampedMasks-v0",
+            "+env.kwargs.kind=image",
+        ),
+    },
     "backend": {name: (f"env.backend={name}",) for name in ("sync", "async", "kernel")},
     "frame_stack": {"1": (), "2": ("env.frame_stack=2",)},
     "teacher": {
         "none": (),
-        "looks on": ("agent.teacher=pole_teacher:Pole",),
-        "leads": ("agent.teacher=pole_teacher:Pole", "agent.teacher_leads=0.6"),
+        "looks on": ("agent.teacher=pole_teacher:Anywhere",),
+        "leads": ("agent.teacher=pole_teacher:Anywhere", "agent.teacher_leads=0.6"),
     },
     "grad_accumulation": {"1": (), "2": ("agent.grad_accumulation=2",)},
     "layer_norm": {"off": (), "on": ("agent.network.layer_norm=true",)},
@@ -63,25 +72,28 @@ SWITCHES = {
             "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=true",
         )},
         "minibatches": {"parts": (), "rows": ("agent.batch_size=20",)},
-        "trunks": {"apart": (), "shared": ("agent.shared_trunk=true",)},
+        "trunks": {"any": (), "shared": ("agent.shared_trunk=true",)},
         **BOTH,
+        "env": {**BOTH["env"], "continuous": ("env=pendulum",)},
     },
 }  # fmt: skip
+TEACHERS, MASKED = ("looks on", "leads"), ("masked", "masked pixels")
+REFUSED_OF_BOTH = [
+    *((("env", env), ("teacher", teacher)) for env in MASKED for teacher in TEACHERS),
+    *((("env", env), ("backend", "kernel")) for env in MASKED),
+]
 REFUSED = {
     "dqn": [
-        (("loss", "squared"), ("distribution", "c51")),
-        (("loss", "squared"), ("distribution", "quantile")),
+        *((("loss", "squared"), ("distribution", kind)) for kind in ("c51", "quantile")),
+        *REFUSED_OF_BOTH,
     ],
     "ppo": [
-        (("recurrent", memory), ("teacher", teacher))
-        for memory in ("gru", "lstm")
-        for teacher in ("looks on", "leads")
-    ]
-    + [(("clip_reward", "on"), ("normalize_reward", "on"))],
+        *((("recurrent", kind), ("teacher", t)) for kind in ("gru", "lstm") for t in TEACHERS),
+        *((("env", env), ("normalize_obs", "on")) for env in ("pixels", "masked pixels")),
+        (("clip_reward", "on"), ("normalize_reward", "on")),
+        *REFUSED_OF_BOTH,
+    ],
 }
-for refused in REFUSED.values():
-    refused += [(("env", "masked"), ("teacher", teacher)) for teacher in ("looks on", "leads")]
-    refused.append((("env", "masked"), ("backend", "kernel")))
 
 AGENTS = {
     "dqn": (
@@ -93,7 +105,7 @@ AGENTS = {
         "agent.anneal_learning_rate=false",
     ),
 }  # fmt: skip
-SMALL = ("env=cartpole", "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.hidden=[16]")
+SMALL = ("env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.hidden=[16]")
 ROWS = {
     name: covering({k: list(values) for k, values in switches.items()}, REFUSED[name])
     for name, switches in SWITCHES.items()
