@@ -104,7 +104,12 @@ def test_dqn_learns_nearly_the_same(changes):
 @pytest.mark.slow
 def test_a_compiled_update_rounds_as_the_eager_one_does():
     eager, compiled = (dqn_weights("bf16", mode) for mode in ("eager", "compiled"))
-    torch.testing.assert_close(eager, compiled, atol=2e-3, rtol=0)
+    plain = dqn_weights("float32", "compiled")
+    # Compilers round between layers only, and Adam makes a step of a gradient of any size.
+    apart = (eager - compiled).abs()
+    assert apart.max() <= 2 * 5 * 1e-3
+    assert apart.mean() < (eager - plain).abs().mean() < 1e-3
+    assert not torch.equal(compiled, plain)
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
