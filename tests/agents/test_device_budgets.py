@@ -32,6 +32,18 @@ IMAGE = EnvSpec("Pictures", ENVS, (4, 84, 84), "uint8", 4, DiscreteActions(3))
 SPECS = {"vector": VECTOR, "image": IMAGE}
 
 
+# One operation after the other over images takes long, and differs from vectors in the layers only.
+WAYS = pytest.mark.parametrize(
+    ("seen", "mode"),
+    [
+        ("vector", "eager"),
+        ("vector", "cudagraph"),
+        ("image", "cudagraph"),
+        pytest.param("image", "eager", marks=pytest.mark.slow),
+    ],
+)
+
+
 class Budget(NamedTuple):
     """A row of the table."""
 
@@ -110,8 +122,7 @@ def one_row(agent, env: Episodes, obs) -> Step:
     return step
 
 
-@pytest.mark.parametrize("mode", ["eager", "cudagraph"])
-@pytest.mark.parametrize("seen", SPECS)
+@WAYS
 @pytest.mark.parametrize("home", ["host", "device"])
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "priorities"])
 def test_dqn_asks_no_more_than_its_budget(card, monkeypatch, prioritized, home, seen, mode):
@@ -153,8 +164,7 @@ def test_dqn_asks_no_more_than_its_budget(card, monkeypatch, prioritized, home, 
     )
 
 
-@pytest.mark.parametrize("mode", ["eager", "cudagraph"])
-@pytest.mark.parametrize("seen", SPECS)
+@WAYS
 def test_ppo_asks_no_more_than_its_budget(card, monkeypatch, seen, mode):
     acting = "host" if seen == "vector" else "device"
     choose(monkeypatch, acting=acting, mode=mode)

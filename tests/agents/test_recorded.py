@@ -73,10 +73,16 @@ def learned_by_dqn(mode, monkeypatch, **changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"prioritized": False},
-        {"prioritized": True, "n_step": 3, "dueling": True, "double": True},
+        pytest.param({"prioritized": False}, marks=pytest.mark.slow),
+        pytest.param(
+            {"prioritized": True, "n_step": 3, "dueling": True, "double": True},
+            marks=pytest.mark.slow,
+        ),
         {"prioritized": True, "noisy": True, "distribution": "c51", "grad_accumulation": 2},
-        {"prioritized": True, "distribution": "quantile", "munchausen": True},
+        pytest.param(
+            {"prioritized": True, "distribution": "quantile", "munchausen": True},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_recorded_dqn_learns_what_the_eager_one_does(device, monkeypatch, changes):
