@@ -117,12 +117,16 @@ class RolloutBuffer(Stateful):
         t = self.position
         if t == self._steps:
             raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
-        for store, part in zip(
-            self._decided, self._here(obs, action, log_prob, value), strict=True
-        ):
-            if part is not None:
-                # On the host NumPy's assignment costs half of torch's.
-                store[t] = part.numpy() if self._on_numpy else part
+        parts = (obs, action, log_prob, value)
+        for store, part in zip(self._decided, self._here(parts), strict=True):
+            if part is None:
+                continue
+            if part.requires_grad:
+                raise ValueError(
+                    "rollout: act under torch.inference_mode(); a graph kept would grow"
+                )
+            # On the host NumPy's assignment costs half of torch's.
+            store[t] = part.numpy() if self._on_numpy else part
         rewards, ends, cuts, valids = self._given
         rewards[t], ends[t], cuts[t], valids[t] = reward, terminated, truncated, valid
         self.position = t + 1
@@ -131,17 +135,16 @@ class RolloutBuffer(Stateful):
         """Return an array of the host as a tensor where the rows are."""
         return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
 
-    def _here(self, *parts: Tensor | None) -> list[Tensor | None]:
+    def _here(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Return a row's parts on this device: those that come from the host, in one copy."""
-        if any(part is not None and part.requires_grad for part in parts):
-            raise ValueError("rollout: act under torch.inference_mode(); a graph kept would grow")
         if self._on_numpy:
-            return list(parts)
-        come = [p.numpy() for p in parts if p is not None and p.device.type == "cpu"]
-        if not come:
-            return list(parts)
-        sent = iter(send(self._device, *come))
-        return [next(sent) if p is not None and p.device.type == "cpu" else p for p in parts]
+            return parts
+        come = [p is not None and p.device.type == "cpu" and not p.requires_grad for p in parts]
+        arrays = [
+            p.numpy() for p, comes in zip(parts, come, strict=True) if comes and p is not None
+        ]
+        sent = iter(send(self._device, *arrays)) if arrays else iter(())
+        return tuple(next(sent) if comes else p for p, comes in zip(parts, come, strict=True))
 
     def rewards_since(self, begin: int) -> tuple[NDArray, NDArray]:
         """Return rewards and validity [R, N] of the rows from `begin` on."""
