@@ -120,18 +120,28 @@ class Padding:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._batch: Any = None
+        self._views: dict[int, Any] = {}  # its first rows, by their number
         self._share = torch.empty(0)
+
+    def room(self, like: Any, rows: int) -> Any:
+        """Return where so many rows of a batch `like` this may be put, to be spared a copy."""
+        if self._batch is None:
+            self._batch = type(like)(*(t.new_empty((self._rows, *t.shape[1:])) for t in like))
+            self._share = torch.empty(self._rows, device=like[0].device)
+        if rows not in self._views:
+            self._views[rows] = type(like)(*(tensor[:rows] for tensor in self._batch))
+        return self._views[rows]
 
     def __call__(self, batch: Any, share: float | None = None) -> tuple[Any, Tensor]:
         """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
-        if self._batch is None:
-            self._batch = type(batch)(*(t.new_empty((self._rows, *t.shape[1:])) for t in batch))
-            self._share = torch.empty(self._rows, device=batch[0].device)
         rows = len(batch[0])
-        for padded, tensor in zip(self._batch, batch, strict=True):
-            padded[:rows] = tensor
-            if rows < self._rows:
-                padded[rows:] = tensor[0]
+        room = self.room(batch, rows)
+        if batch is not room:
+            for view, tensor in zip(room, batch, strict=True):
+                view.copy_(tensor)
+        if rows < self._rows:
+            for padded in self._batch:
+                padded[rows:] = padded[0]
         self._share[:rows] = 1 / rows if share is None else share
         self._share[rows:] = 0
         return self._batch, self._share

@@ -98,7 +98,7 @@ class Learner(Stateful):
         self._sums = torch.zeros_like(self._last)
         self._summed = 0
         self._graphs, self._seen = mode != "eager", host_sees(network.weights)
-        self._padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
+        self.padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
         self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
         self.ready = mode != "compiled"  # else the next step is held up by a compiler
 
@@ -158,9 +158,9 @@ class Learner(Stateful):
     def _arguments(self, batch: Any, rate: float, numbers: Numbers) -> tuple[Any, ...]:
         self._rate.fill_(rate)
         self._set(numbers)
-        if self._padding is not None:
+        if self.padding is not None:
             assert not isinstance(self.share, Tensor)
-            batch, self._share = self._padding(batch, self.share)
+            batch, self._share = self.padding(batch, self.share)
         elif isinstance(self.share, Tensor):
             self._share = self.share
         elif self.share is not None or len(self._share) != len(batch[0]):

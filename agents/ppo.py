@@ -265,7 +265,8 @@ class PPO(Agent):
         """Return every valid row once, in minibatches, and what a row of each counts for."""
         rollout, parts, order = self._rollout, self._parts, self._shuffling
         if self._world.alone and not isinstance(rollout, SequenceRollout):
-            return zip(rollout.minibatches(parts, order), repeat(None))  # its share of these
+            room = None if self._learner.padding is None else self._learner.padding.room
+            return zip(rollout.minibatches(parts, order, room), repeat(None))  # its share of these
         return minibatches(rollout, parts, order, self._world)
 
     def _learn(self) -> Metrics | None:

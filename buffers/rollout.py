@@ -7,7 +7,7 @@ On them, generalised advantage estimation (Schulman et al. 2016):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,6 +35,7 @@ class RolloutBatch(NamedTuple):
 
 
 Batch = TypeVar("Batch", bound=tuple[Tensor, ...])
+Room = Callable[[Any, int], Any]  # for so many rows of a batch like this
 
 
 class RolloutBuffer(Stateful):
@@ -166,15 +167,18 @@ class RolloutBuffer(Stateful):
             gae_torch(reward, self.value, flags, gamma, gae_lambda, self.advantage)
         torch.add(self.advantage, self.value[:-1], out=self.return_)
 
-    def minibatches(self, count: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
+    def minibatches(
+        self, count: int, generator: torch.Generator, room: Room | None = None
+    ) -> Iterator[RolloutBatch]:
         """Yield one epoch: every valid row once, in `count` parts whose sizes differ by 1 at most.
 
-        With fewer valid rows than parts there are fewer parts: none is empty.
+        With fewer valid rows than parts there are fewer parts: none is empty. With `room` each is
+        written there, over the one before.
         """
         order, flat = self.shuffled(generator), self.flat()
         for rows in order.tensor_split(max(1, min(count, len(order)))):
             if len(rows):
-                yield pick(flat, rows)
+                yield pick(flat, rows, room)
 
     def shuffled(self, generator: torch.Generator) -> Tensor:
         """Return the indices [M] of the valid rows in a new order."""
@@ -218,9 +222,14 @@ class RolloutBuffer(Stateful):
         self.position = t
 
 
-def pick(flat: Batch, rows: Tensor) -> Batch:
-    """Return these rows [M] of a batch."""
-    return type(flat)(*(part.index_select(0, rows) for part in flat))
+def pick(flat: Batch, rows: Tensor, room: Room | None = None) -> Batch:
+    """Return these rows [M] of a batch, written to where there is `room` for them."""
+    if room is None:
+        return type(flat)(*(part.index_select(0, rows) for part in flat))
+    picked: Batch = room(flat, len(rows))
+    for part, to in zip(flat, picked, strict=True):
+        torch.index_select(part, 0, rows, out=to)
+    return picked
 
 
 def touched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:

@@ -154,6 +154,18 @@ def test_padding_repeats_the_first_row_at_no_share():
     assert share.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
+def test_what_is_written_where_there_is_room_is_padded_like_what_is_copied():
+    padding, copying = Padding(5), Padding(5)
+    for rows in (5, 3, 5, 2):
+        batch = points(rows)
+        room = padding.room(batch, rows)
+        for to, part in zip(room, batch, strict=True):
+            to.copy_(part)
+        for mine, other in zip(padding(room), copying(batch), strict=True):
+            parts = (mine, other) if isinstance(mine, tuple) else ((mine,), (other,))
+            assert all(torch.equal(a, b) for a, b in zip(*parts, strict=True))
+
+
 @pytest.mark.parametrize("graph", [False, True])
 def test_numbers_may_change_with_every_step(graph):
     learner = as_traced(line(mode="compiled")) if graph else line()

@@ -1,5 +1,6 @@
 """How far data travels: the files that a call passes through, and how often it changes file."""
 
+import gc
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +25,14 @@ def trip(call, *arguments):
             files.append(code.co_filename.removeprefix(ROOT))
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()  # what other tests left to be finalised is not on the way
     sys.setprofile(watch)
     try:
         call(*arguments)
     finally:
         sys.setprofile(before)
+        gc.enable()
     return files
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers.rollout import RolloutBuffer, gae_host, gae_torch
+from buffers.rollout import RolloutBatch, RolloutBuffer, gae_host, gae_torch
 from memory.errors import MemoryBudgetError
 
 GAMMA, LAMBDA = 0.97, 0.9
@@ -162,6 +162,23 @@ def test_every_valid_row_once_an_epoch_in_fresh_order(seed, steps, envs, count):
             assert torch.equal(batch.return_, batch.advantage + batch.value)
     if len(expected) > 20:
         assert orders[0] != orders[1]
+
+
+def test_minibatches_written_where_there_is_room_are_the_same_rows():
+    rollout = make(6, 3)
+    fill(rollout, random_rows(3, 6, 3))
+    rollout.finish(torch.zeros(3), gamma=GAMMA, gae_lambda=LAMBDA)
+    rooms: dict[int, RolloutBatch] = {}
+
+    def room(like: RolloutBatch, rows: int) -> RolloutBatch:
+        parts = (part.new_empty((rows, *part.shape[1:])) for part in like)
+        return rooms.setdefault(rows, RolloutBatch(*parts))
+
+    own = rollout.minibatches(4, torch.Generator().manual_seed(1))
+    written = rollout.minibatches(4, torch.Generator().manual_seed(1), room)
+    for one, other in zip(own, written, strict=True):
+        assert other is rooms[len(one.obs)]
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def test_memory_stays_where_it_is_over_many_updates():
