@@ -41,8 +41,25 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     with contextlib.suppress(AttributeError):
         kept = made._cache._cache_file
         kept._source_stamp = (kept._source_stamp, made.made_of)
+        kept._load_index, kept.load = _or(kept._load_index, dict), _or(kept.load, _nothing)
     found: Callable[..., Any] = made
     return found
+
+
+def _nothing() -> None:
+    """Return what there is where nothing was kept."""
+
+
+def _or(read: Callable[..., Any], without: Callable[[], Any]) -> Callable[..., Any]:
+    """Let a cache that cannot be read be none: it was cut short, or is of an older program's."""
+
+    def reads(*arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except Exception:  # whatever a file may make of its reader
+            return without()
+
+    return reads
 
 
 def _made_of(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numba
+import pytest
 
 from memory import compiled as compiled_module
 
@@ -109,3 +111,25 @@ def test_machine_code_is_made_anew_when_what_it_consists_of_has_changed(tmp_path
     assert call(factor=1, more=5) == (47, 0)  # a function two calls away
     assert call(factor=3, more=5) == (141, 0)  # a constant
     assert call() == (141, 1)
+
+
+GONE = b"\x80\x04\x8c\x04gone\x94\x8c\x06things\x94\x93."  # what says `gone.things`, which is not
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("harm", [lambda data: data[:40], lambda data: GONE], ids=["cut", "older"])
+def test_machine_code_that_cannot_be_read_is_made_anew(tmp_path, monkeypatch, ending, harm):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    (tmp_path / "harmed.py").write_text(CHAIN["called"].format(factor=1, more=0))
+
+    def call() -> tuple[int, int]:
+        monkeypatch.delitem(sys.modules, "harmed", raising=False)
+        called = importlib.import_module("harmed").called
+        return called(21), sum(called.stats.cache_hits.values())
+
+    assert [call(), call()] == [(42, 0), (42, 1)]
+    (kept,) = (tmp_path / "__pycache__").glob(f"harmed.*.{ending}")
+    version = pickle.dumps(numba.__version__, -1) if ending == "nbi" else b""
+    kept.write_bytes(version + harm(kept.read_bytes().removeprefix(version)))
+    assert [call(), call()] == [(42, 0), (42, 1)]
