@@ -1,4 +1,4 @@
-"""A disk that is really full."""
+"""A disk that is really full, and one that no checkpoint is too slow for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from training.checkpoints import Checkpoints
 
 
 @pytest.fixture
@@ -21,3 +23,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("file systems cannot be mounted here")
     yield path
     subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture
+def none_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whoever asks whether a checkpoint is being written wait until it is."""
+    monkeypatch.setattr(Checkpoints, "busy", property(Checkpoints.wait))

@@ -10,7 +10,6 @@ import pytest
 from opened import job
 
 from train import train
-from training.checkpoints import Checkpoints
 from training.manifest import saved_below
 
 RUN = ("env=cartpole", "env.backend=sync", "env.num_envs=2", "agent.hidden=[8]", "threads=1",
@@ -29,12 +28,6 @@ def end(folder: Path, *chosen: str) -> str:
     train(job(folder, *RUN, *chosen, quick=False))
     found: str = json.loads((folder / "run" / "summary.json").read_text())["weights_sha256"]
     return found
-
-
-@pytest.fixture
-def none_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whoever asks whether a checkpoint is being written wait until it is."""
-    monkeypatch.setattr(Checkpoints, "busy", property(Checkpoints.wait))
 
 
 @pytest.mark.parametrize("chosen", [DQN, PPO], ids=["dqn", "ppo"])

@@ -40,7 +40,7 @@ def test_on_a_cpu_only_bf16_changes_what_is_learned(tmp_path, overrides, quick):
     assert found["plain"] == found["tf32"] != found["bf16"]
 
 
-def test_a_run_in_bf16_goes_on_exactly_and_in_float32_if_told(tmp_path, caplog):
+def test_a_run_in_bf16_goes_on_exactly_and_in_float32_if_told(tmp_path, caplog, none_left_out):
     whole = ("precision=bf16", "checkpoint.every=300", "checkpoint.keep=9", *SHORT)
     straight = summary(tmp_path, *whole)
     found = tmp_path / "run" / "checkpoints"
