@@ -202,7 +202,11 @@ def test_one_rank_is_the_program_without_torchrun(tmp_path, agent):
 
 
 # As `tests/test_learning.py` asks of one process; here both ranks have half of the environments.
-GATES = [("cartpole_ppo", ("env.num_envs=4",), 495), ("cartpole_dqn", (), 490)]
+# DQN's preset has one, and is not steady with two, in one process or in two: docs/SCALING.md.
+GATES = [
+    ("cartpole_ppo", ("env.num_envs=4",), 495),
+    ("cartpole_dqn", ("agent.batch_size=32",), 490),
+]
 
 
 @pytest.mark.parametrize(("experiment", "halved", "target"), GATES)
