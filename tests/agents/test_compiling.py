@@ -91,6 +91,7 @@ def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("noisy", [False, True])
 def test_a_cuda_graph_agrees_with_eager_ones(noisy):
     runs = (train(mode, 200, CUDA, noisy=noisy) for mode in ("eager", "cudagraph"))
