@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from memory.errors import ExpectedError, describe, exit_with
-from training.members import draw_lineage, live_one_generation, read_members
+from training.members import draw_lineage, in_the_end, live_one_generation, read_members
 from training.population import WHOLE, Plan, read_plan
 from training.search_space import StudyError
 from training.signals import ended_by_signals
@@ -196,7 +196,7 @@ def progress(plan: Plan) -> Any:
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            members = read_members(plan.folder)
+            members = in_the_end(read_members(plan.folder))
             whole = plan.members * plan.generations
             best = max(members, key=lambda member: member.score)
             print(
@@ -229,7 +229,8 @@ def report(plan: Plan) -> None:
     last = max(member.generation for member in members)
     if last < plan.generations:
         print(f"ended in generation {last} of {plan.generations}; start it again to go on")
-    at_last = sorted((m for m in members if m.generation == last), key=lambda member: -member.score)
+    at_last = [member for member in in_the_end(members) if member.generation == last]
+    at_last.sort(key=lambda member: -member.score)
     print("\n| member | score | settings |\n|---|---:|---|\n" + "\n".join(
         f"| {m.name} | {m.score:.1f} | "
         + " ".join(f"{key}={value:.4g}" for key, value in m.settings.items()) + " |"

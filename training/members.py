@@ -73,9 +73,15 @@ def live_one_generation(
 
 
 def read_members(folder: Path) -> list[Member]:
-    """Return every member of every generation that has come to its end."""
-    found = sorted(folder.glob("generation-*/*/member.json"))
+    """Return every member of every generation that has come to its end, in that order."""
+    found = list(folder.glob("generation-*/*/member.json"))
+    found.sort(key=lambda path: path.stat().st_mtime_ns)
     return [Member(**json.loads(path.read_bytes())) for path in found]
+
+
+def in_the_end(members: Sequence[Member]) -> list[Member]:
+    """Return each member of each generation once: of one that was replaced, its later life."""
+    return list({(member.name, member.generation): member for member in members}.values())
 
 
 def ancestors(members: Sequence[Member], last: Member) -> list[Member]:
@@ -95,7 +101,8 @@ def draw_lineage(members: Sequence[Member], out: Path) -> None:
     axes = figure.subplots()
     known = {member.run_dir: member for member in members}
     last = max(member.generation for member in members)
-    best = max((m for m in members if m.generation == last), key=lambda member: member.score)
+    at_last = (m for m in in_the_end(members) if m.generation == last)
+    best = max(at_last, key=lambda member: member.score)
     line = {member.run_dir for member in ancestors(members, best)}
     for member in members:
         parent = known.get(member.parent or "")

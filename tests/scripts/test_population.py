@@ -1,6 +1,7 @@
 """A population is refused before its first member, and its members go on from one another."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,14 @@ from command import ROOT, environment
 
 from scripts import population
 from training.manifest import CheckpointError, checked_facts, manifest_of, saved_below
-from training.members import Member, ancestors, draw_lineage, live_one_generation, read_members
+from training.members import (
+    Member,
+    ancestors,
+    draw_lineage,
+    in_the_end,
+    live_one_generation,
+    read_members,
+)
 
 PLAN = {
     "name": "test",
@@ -75,6 +83,20 @@ def test_a_line_of_ancestors_leads_to_the_first_generation(tmp_path):
     assert [(m.name, m.generation) for m in ancestors(members, members[2])] == [("b", 1), ("a", 2)]
     draw_lineage(members, tmp_path / "lineage.png")
     assert (tmp_path / "lineage.png").stat().st_size > 1000
+
+
+def test_a_member_that_lived_a_generation_twice_counts_once_as_it_was_last(tmp_path):
+    lives = [
+        Member("a", 1, 9.0, {}, None, "1a"), Member("b", 1, 2.0, {}, None, "1b"),
+        Member("a", 1, 3.0, {}, "1b", "1a-again"),
+    ]  # fmt: skip
+    for at, (life, folder) in enumerate(zip(lives, ("z", "y", "x"), strict=True)):
+        place = tmp_path / "generation-001" / folder
+        place.mkdir(parents=True)
+        (place / "member.json").write_text(json.dumps(life._asdict()))
+        os.utime(place / "member.json", (at, at))
+    assert read_members(tmp_path) == lives
+    assert {(m.name, m.score) for m in in_the_end(lives)} == {("a", 3.0), ("b", 2.0)}
 
 
 @pytest.mark.slow
