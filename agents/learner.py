@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
-from agents.compiling import Compiled, Mode, Padding, compiled
+from agents.batches import Padding, cut, together
+from agents.compiling import Compiled, Mode, compiled
 from agents.networks import FlatNetwork
-from agents.pieces import cut, together
 from agents.precision import Forward, Precision, learned_in, read_in
 from agents.stopping import CutShortError, Stop
 from agents.together import Together

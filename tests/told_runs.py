@@ -83,15 +83,20 @@ def in_one_and_in_two_parts(told, cut):
         one = opened(told, agent, whole)
         train(one, env, agent, 300)
         one.finish()
+    return one, in_two_parts(told, cut, 300, parts), whole, parts
+
+
+def in_two_parts(told, cut, until, lines):
+    """Return a run that was saved at a step, and continued by another one."""
     with build(told) as (env, agent):
         env.reset()
-        first = opened(told, agent, parts)
+        first = opened(told, agent, lines)
         train(first, env, agent, cut)
         states = [each.state_dict() for each in (first, agent, env)]
     with build(told) as (env, agent):
-        other = opened(told, agent, parts)
-        for each, state in zip((other, agent, env), states, strict=True):
+        second = opened(told, agent, lines)
+        for each, state in zip((second, agent, env), states, strict=True):
             each.load_state_dict(state)
-        train(other, env, agent, 300)
-        other.finish()
-    return one, other, whole, parts
+        train(second, env, agent, until)
+        second.finish()
+    return second

@@ -48,6 +48,18 @@ def network(seed, settings, device):
     return start_network(replace(settings, hidden=(24, 16)), spec, device, seed)
 
 
+def random_batch(n, g):
+    return ReplayBatch(
+        obs=torch.randn(n, 4, generator=g),
+        action=torch.randint(2, (n,), generator=g),
+        reward=torch.randn(n, generator=g),
+        discount=torch.rand(n, generator=g),
+        next_obs=torch.randn(n, 4, generator=g),
+        weight=torch.rand(n, generator=g),
+        index=torch.arange(n),
+    )
+
+
 def train(mode, updates, device=CPU, **changes):
     """Return the weights and the metrics after some updates on fixed batches."""
     settings = replace(SETTINGS, **changes)
@@ -57,16 +69,7 @@ def train(mode, updates, device=CPU, **changes):
     g = torch.Generator().manual_seed(3)
     for i in range(updates):
         n = settings.batch_size * settings.grad_accumulation
-        batch = ReplayBatch(
-            obs=torch.randn(n, 4, generator=g),
-            action=torch.randint(2, (n,), generator=g),
-            reward=torch.randn(n, generator=g),
-            discount=torch.rand(n, generator=g),
-            next_obs=torch.randn(n, 4, generator=g),
-            weight=torch.rand(n, generator=g),
-            index=torch.arange(n),
-        )
-        batch = ReplayBatch(*(tensor.to(device) for tensor in batch))
+        batch = ReplayBatch(*(tensor.to(device) for tensor in random_batch(n, g)))
         (td_error,) = learner.step(batch, 1e-3 * (1 - i / updates), *noise.of(i))
     return online.weights, td_error, learner.means().values
 

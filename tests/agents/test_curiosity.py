@@ -10,7 +10,7 @@ import torch
 from forked_ranks import together
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, learn
 from test_learner import as_traced
-from test_ppo_ranks import ENVS, part, rows
+from test_ppo_ranks import ENVS, learned, one_rank, rows
 
 from agents.curiosity import FADING
 from agents.curious_ppo import CuriousTaughtPPO
@@ -319,7 +319,7 @@ def test_a_student_is_curious_too():
     agent.load_state_dict(agent.state_dict())
 
 
-def told(agent):
+def told(agent, metrics):
     curiosity = agent._curiosity
     return {
         "weights": curiosity.learner.network.weights.detach().numpy().copy(),
@@ -331,35 +331,13 @@ def told(agent):
     }
 
 
-def fed(agent, given, begin, end, settle=lambda agent, step: None):
-    found = []
-    for row in given:
-        decision, step = part(row, begin, end)
-        agent.actor(end - begin, explore=True).act(decision.obs.numpy(), ~step.valid)
-        settle(agent, step)
-        agent.observe(decision, step)
-        if agent.update() is not None:
-            found.append(told(agent))
-    return found
-
-
-def one_rank(world, given, changes):
-    agent = build(ENVS, **changes)
-    agent.join(world)
-    begin = world.rank * ENVS
-
-    def settle(agent, step):
-        world.settle(int(step.valid.sum()), (), now=agent.settles)
-
-    return fed(agent, given, begin, begin + ENVS, settle)
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 def test_ranks_are_curious_as_one_process_with_all_their_environments(normalize):
     changes = {"minibatches": 1, "normalize_obs": normalize, "epochs": 3, **ON}
     given = rows(2, 3)
-    truth = fed(build(2 * ENVS, **changes), given, 0, 2 * ENVS)
-    for rank in together(2, one_rank, given, changes):
+    whole = build(2 * ENVS, **changes)
+    truth = learned(whole, given, 0, 2 * ENVS, lambda agent, step: None, told)
+    for rank in together(2, one_rank, given, changes, told):
         for theirs, ours in zip(rank, truth, strict=True):
             for name, value in ours.items():
                 np.testing.assert_allclose(theirs[name], value, rtol=1e-3, atol=2e-5, err_msg=name)

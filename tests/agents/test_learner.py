@@ -8,7 +8,7 @@ import torch
 from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
-from agents.compiling import Padding
+from agents.batches import Padding
 from agents.dqn_building import recipe
 from agents.dqn_loss import ScalarHead, td_loss
 from agents.learner import Learner, Recipe, RowLoss

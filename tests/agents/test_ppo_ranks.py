@@ -46,21 +46,6 @@ def part(row, begin, end):
     return decision, Step(*(array[begin:end] for array in step[:-1]), ())
 
 
-def learned(agent, given, begin, end, settle):
-    """Feed the rows of these environments; return what was learned after every rollout."""
-    found = []
-    for row in given:
-        decision, step = part(row, begin, end)
-        # Acting looks at the first observations too, while nothing is known of them.
-        agent.actor(end - begin, explore=True).act(decision.obs.numpy(), ~step.valid)
-        settle(agent, step)
-        agent.observe(decision, step)
-        metrics = agent.update()
-        if metrics is not None:
-            found.append(told(agent, metrics))
-    return found
-
-
 def told(agent, metrics):
     learner = agent._learner
     return {
@@ -75,7 +60,22 @@ def told(agent, metrics):
     }
 
 
-def one_rank(world, given, changes):
+def learned(agent, given, begin, end, settle, told=told):
+    """Feed the rows of these environments; return what is told of it after every rollout."""
+    found = []
+    for row in given:
+        decision, step = part(row, begin, end)
+        # Acting looks at the first observations too, while nothing is known of them.
+        agent.actor(end - begin, explore=True).act(decision.obs.numpy(), ~step.valid)
+        settle(agent, step)
+        agent.observe(decision, step)
+        metrics = agent.update()
+        if metrics is not None:
+            found.append(told(agent, metrics))
+    return found
+
+
+def one_rank(world, given, changes, told=told):
     agent = build(ENVS, **changes)
     agent.join(world)
     begin = world.rank * ENVS
@@ -83,7 +83,7 @@ def one_rank(world, given, changes):
     def settle(agent, step):
         world.settle(int(step.valid.sum()), (), now=agent.settles)
 
-    return learned(agent, given, begin, begin + ENVS, settle)
+    return learned(agent, given, begin, begin + ENVS, settle, told)
 
 
 @pytest.mark.parametrize("size", [2, 3])

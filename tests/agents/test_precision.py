@@ -9,13 +9,13 @@ import torch.nn.functional as F  # noqa: N812
 from ppo_agents import CPU, Episodes, collect
 from ppo_agents import build as build_ppo
 from test_compiling import network as q_network
+from test_compiling import random_batch
 from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
 from agents.dqn_building import recipe
 from agents.learner import Learner, Recipe, RowLoss
 from agents.networks import FlatNetwork
-from buffers.replay import ReplayBatch
 
 EIGHT_BITS = 2.0**-8
 
@@ -69,16 +69,7 @@ def dqn_weights(precision, mode="eager", **changes):
     g = torch.Generator().manual_seed(3)
     n = settings.batch_size
     for _ in range(5):
-        batch = ReplayBatch(
-            obs=torch.randn(n, 4, generator=g),
-            action=torch.randint(2, (n,), generator=g),
-            reward=torch.randn(n, generator=g),
-            discount=torch.rand(n, generator=g),
-            next_obs=torch.randn(n, 4, generator=g),
-            weight=torch.rand(n, generator=g),
-            index=torch.arange(n),
-        )
-        (td_error,) = learner.step(batch, 1e-3)
+        (td_error,) = learner.step(random_batch(n, g), 1e-3)
     assert td_error.dtype == online.weights.dtype == torch.float32
     return online.weights
 

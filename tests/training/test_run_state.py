@@ -2,7 +2,7 @@
 
 import pytest
 from opened import job
-from told_runs import Lines, opened, train
+from told_runs import Lines, in_two_parts, opened, train
 
 from training.opening import build
 from training.timing import Interval, Pace, Stopwatch
@@ -30,29 +30,13 @@ def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, overr
         run.finish()
     assert len(whole) >= 12
     for cut in (390, 777):
-        parts, summary = cut_at(cut, told)
+        parts = Lines()
+        summary = in_two_parts(told, cut, 1600, parts).summary
         assert parts == whole
         for key in ("steps", "updates", "episodes", "return_mean", "weights_sha256"):
             assert getattr(summary, key) == getattr(run.summary, key)
         for key in ("eval_return_mean", "best_eval_return_mean", "eval_episodes"):
             assert getattr(summary, key) == getattr(run.summary, key)
-
-
-def cut_at(cut, told):
-    """Return the lines and the summary of a run that was saved, and continued by another one."""
-    parts = Lines()
-    with build(told) as (env, agent):
-        env.reset()
-        first = opened(told, agent, parts)
-        train(first, env, agent, cut)
-        states = [each.state_dict() for each in (first, agent, env)]
-    with build(told) as (env, agent):
-        second = opened(told, agent, parts)
-        for each, state in zip((second, agent, env), states, strict=True):
-            each.load_state_dict(state)
-        train(second, env, agent, 1600)
-        second.finish()
-    return parts, second.summary
 
 
 def test_a_stopwatch_goes_on_where_it_was():

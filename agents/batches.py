@@ -1,0 +1,59 @@
+"""Batches as the learner takes them: padded to one size, or cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Padding:
+    """Bring batches to one size, because a graph has one.
+
+    What is missing is filled with the first row again, at share 0: no number that the batch has
+    not itself.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._batch: Any = None
+        self._views: dict[int, Any] = {}  # its first rows, by their number
+        self._share = torch.empty(0)
+
+    def room(self, like: Any, rows: int) -> Any:
+        """Return where so many rows of a batch `like` this may be put, to be spared a copy."""
+        if self._batch is None:
+            self._batch = type(like)(*(t.new_empty((self._rows, *t.shape[1:])) for t in like))
+            self._share = torch.empty(self._rows, device=like[0].device)
+        if rows not in self._views:
+            self._views[rows] = type(like)(*(tensor[:rows] for tensor in self._batch))
+        return self._views[rows]
+
+    def __call__(self, batch: Any, share: float | None = None) -> tuple[Any, Tensor]:
+        """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
+        rows = len(batch[0])
+        room = self.room(batch, rows)
+        if batch is not room:
+            for view, tensor in zip(room, batch, strict=True):
+                view.copy_(tensor)
+        if rows < self._rows:
+            for padded in self._batch:
+                padded[rows:] = padded[0]
+        self._share[:rows] = 1 / rows if share is None else share
+        self._share[rows:] = 0
+        return self._batch, self._share
+
+
+def cut(batch: Any, share: Tensor, count: int) -> list[tuple[Any, Tensor]]:
+    """Return pieces of a batch with the shares of their rows."""
+    chunks = zip(*(tensor.chunk(count) for tensor in (*batch, share)), strict=True)
+    return [(type(batch)(*fields), part) for *fields, part in chunks]
+
+
+@torch.no_grad()
+def together(pieces: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the metrics [K] over all pieces, and their reports [B], by those of each."""
+    values, *reports = zip(*pieces, strict=True)
+    return torch.stack(values).sum(0), *(torch.cat(each) for each in reports)
