@@ -45,14 +45,16 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
                 run.report()
             with block("collect"):
                 env.send(decision.action.numpy(force=True))
-            # Learning from earlier rows goes on while the environments work on this one.
-            with block("update"):
-                metrics = agent.update() if agent.overlaps else None
+            metrics = None
+            if agent.overlaps:
+                # Learning from earlier rows goes on while the environments work on this one.
+                with block("update"):
+                    metrics = agent.update()
             with block("collect"):
                 rows = None if run.stopped else agent.collect(decision, env.run, run.left)
-            if rows is None:
-                with block("collect"):
+                if rows is None:
                     step = env.receive()
+            if rows is None:
                 run.agree(step)
                 if run.stopped and (run.due or agent.behind):
                     run.keep(decision, step, metrics)

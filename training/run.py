@@ -137,10 +137,11 @@ class Run(Stateful):
         self._kept.row = None
         before, self.steps = self.steps, self.steps + rows.steps
         self._learned(metrics)
-        self._watch(lambda watch: watch.on_episodes(len(rows.episodes)))
-        for after, episode in rows.episodes:
-            self._episodes.append(before + after, episode)
-        self.summary.episodes += len(rows.episodes)
+        if rows.episodes:
+            self._watch(lambda watch: watch.on_episodes(len(rows.episodes)))
+            for after, episode in rows.episodes:
+                self._episodes.append(before + after, episode)
+            self.summary.episodes += len(rows.episodes)
         asked, signals = False, self._instruments.signals
         if signals.save_requested:
             asked, signals.save_requested = True, False
