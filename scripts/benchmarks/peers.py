@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -199,17 +200,20 @@ def race_sb3(told: Mapping[str, Any]) -> float:
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
-    env = make_vec_env(told["env"], n_envs=told["num_envs"], seed=told["seed"])
+    with suppress(ImportError):
+        import minatar.gym as games
+
+        games.register_envs()
+    name, kwargs, seed = told["env"], told["kwargs"], told["seed"]
+    env = make_vec_env(name, n_envs=told["num_envs"], seed=seed, env_kwargs=kwargs)
     if told["normalize"]:
         env = VecNormalize(env, **told["normalize"])
     settings = {name: _falling(value) for name, value in told["model"].items()}
-    algorithm = PPO if "n_epochs" in settings else DQN
-    policy = {"net_arch": told["hidden"]}
-    model = algorithm(
-        "MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=told["seed"], **settings
-    )
+    algorithm = {"dqn": DQN, "ppo": PPO}[told["algorithm"]]
+    policy = {"net_arch": told["hidden"]} if told["hidden"] else None
+    model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
     model.learn(told["total_timesteps"])
-    unseen = make_vec_env(told["env"], n_envs=1, seed=told["seed"] + 10_000)
+    unseen = make_vec_env(name, n_envs=1, seed=seed + 10_000, env_kwargs=kwargs)
     if told["normalize"]:
         theirs = env.obs_rms if told["normalize"]["norm_obs"] else None
         unseen = VecNormalize(unseen, training=False, **told["normalize"] | {"norm_reward": False})

@@ -151,7 +151,9 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
         "learning_rate": annealed(agent.learning_rate, agent.anneal_learning_rate),
     }
     return {
+        "algorithm": agent.name,
         "env": run.env.id,
+        "kwargs": dict(run.env.kwargs),
         "num_envs": run.env.num_envs,
         "total_timesteps": run.total_steps,
         "episodes": run.eval.episodes,
