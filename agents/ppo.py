@@ -194,7 +194,7 @@ class PPO(Agent):
             rollout.remember(decision.carry)
         said = decision.chosen, decision.log_prob, decision.value
         rollout.add(obs, *said, reward, step.terminated, step.truncated, step.valid)
-        if self._settings.normalize_reward:
+        if self._settings.normalizes_reward:
             self._rewards.add(step.reward, step.valid)
         self._steps += self._world.counted(step.valid)
         np.copyto(self._next_obs, step.obs)
@@ -242,7 +242,7 @@ class PPO(Agent):
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
         rollout, s = self._rollout, self._settings
-        if s.normalize_reward:
+        if s.normalizes_reward:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
         with torch.inference_mode():
             obs = rollout.brought(self._next_obs)

@@ -54,7 +54,7 @@ def build_network(
             hidden=settings.hidden,
             activation=settings.activation,
             shared=settings.shared_trunk,
-            normalise=settings.normalize_obs,
+            normalise=settings.normalizes_obs(spec),
             log_std=settings.log_std_init,
             network=settings.network,
             masks=Masks.of(spec, device),

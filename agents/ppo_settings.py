@@ -58,8 +58,8 @@ class PPOSettings(TeacherSettings):
     value_coef: float
     max_grad_norm: float
     target_kl: float | None
-    normalize_obs: bool
-    normalize_reward: bool
+    normalize_obs: bool | None
+    normalize_reward: bool | None
     value_norm: bool
     clip_reward: bool
     rnd_coef: float
@@ -96,6 +96,15 @@ class PPOSettings(TeacherSettings):
             raise SettingError(
                 "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
             )
+
+    def normalizes_obs(self, spec: EnvSpec) -> bool:
+        """Whether observations are normalised: where nothing is said, vectors are."""
+        return spec.dtype == "float32" if self.normalize_obs is None else self.normalize_obs
+
+    @property
+    def normalizes_reward(self) -> bool:
+        """Whether rewards are normalised: where nothing is said, unless they are clipped."""
+        return not self.clip_reward if self.normalize_reward is None else self.normalize_reward
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return how many updates a run has; one through L rows of a sequence counts as many."""

@@ -130,4 +130,4 @@ def collector(
         settings.clip_reward,
         np.zeros(2, np.int64),
     )
-    return Collector(to, actor, rollout, rewards if settings.normalize_reward else None)
+    return Collector(to, actor, rollout, rewards if settings.normalizes_reward else None)

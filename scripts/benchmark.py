@@ -16,10 +16,10 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.benchmarks import agents, defaults, growth, race, replay, rollout, watch
+from scripts.benchmarks import agents, growth, race, replay, rollout, watch
 
 # One module an idea; each brings add_parser(subparsers), which says what to run.
-MODULES = (agents, race, defaults, replay, rollout, growth, watch)
+MODULES = (agents, race, replay, rollout, growth, watch)
 
 
 # A program that starts as train.py does, and says what it has cost where.

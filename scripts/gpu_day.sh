@@ -66,16 +66,18 @@ ways() {
 # publishes its speeds for the same ones: PPO on Atari, 6,809 frames/s with CUDA graphs.
 dqn=(agent=dqn env=cartpole agent.n_step=1 agent.double=false agent.dueling=false
     agent.replay.capacity=10_000 "agent.hidden=[120,84]" agent.batch_size=128 agent.learning_rate=2.5e-4
-    agent.learning_starts=1000 agent.train_every=10 agent.updates_per_train=1 agent.target_every=500)
+    agent.learning_starts=1000 agent.train_every=10 agent.updates_per_train=1 agent.target_every=500
+    agent.replay.prioritized=false)
 ppo=(agent=ppo env=cartpole env.num_envs=4 agent.rollout_steps=128 agent.minibatches=4 agent.epochs=4
-    "agent.hidden=[64,64]" agent.learning_rate=2.5e-4)
+    "agent.hidden=[64,64]" agent.learning_rate=2.5e-4 agent.entropy_coef=0.01 agent.normalize_obs=false
+    agent.normalize_reward=false agent.target_kl=null)
 atari_dqn=(agent=dqn env=atari env.id=ALE/Breakout-v5 env.num_envs=1 agent.n_step=1 agent.double=false
     agent.dueling=false agent.replay.capacity=100_000 "agent.hidden=[512]" agent.batch_size=32
     agent.learning_rate=1e-4 agent.learning_starts=1000 agent.train_every=4 agent.updates_per_train=1
-    agent.target_every=1000 agent.clip_reward=true)
+    agent.target_every=1000 agent.clip_reward=true agent.replay.prioritized=false)
 atari_ppo=(agent=ppo env=atari env.id=ALE/Breakout-v5 env.num_envs=8 agent.rollout_steps=128
     agent.minibatches=4 agent.epochs=4 "agent.hidden=[512]" agent.learning_rate=2.5e-4 agent.clip=0.1
-    agent.clip_reward=true)
+    agent.entropy_coef=0.01 agent.target_kl=null agent.clip_reward=true)
 if [ "$device" = cpu ]; then
     atari_ppo+=(env.num_envs=2 agent.rollout_steps=8 agent.epochs=1)
     atari_dqn+=(agent.learning_starts=100 agent.replay.capacity=1000)

@@ -16,7 +16,13 @@ DOORS = (
 )  # fmt: skip
 DQN = (
     "agent=dqn", "agent.learning_rate=5e-4", "agent.train_every=64", "agent.updates_per_train=8",
-    "agent.target_every=256",
+    "agent.target_every=256", "agent.replay.prioritized=false", "agent.epsilon_fraction=0.16",
+    "agent.epsilon_end=0.04",
+)  # fmt: skip
+
+PPO = (
+    "agent=ppo", "agent.learning_rate=3e-4", "agent.entropy_coef=0", "agent.normalize_obs=false",
+    "agent.normalize_reward=false", "agent.target_kl=null",
 )  # fmt: skip
 
 
@@ -31,7 +37,7 @@ def first_at(folder, score, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", [DQN, ("agent=ppo",)], ids=["dqn", "ppo"])
+@pytest.mark.parametrize("agent", [DQN, PPO], ids=["dqn", "ppo"])
 def test_masked_agents_try_no_closed_door_and_learn_five_times_sooner(tmp_path, agent):
     masked = first_at(tmp_path / "masked", 10, *agent, "env.action_masks=true")
     punished = ("env.action_masks=false", "env.kwargs={punish: true}")

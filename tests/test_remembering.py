@@ -26,6 +26,10 @@ BIT = (
     "agent.batch_size=512",
     "agent.learning_rate=1e-3",
     "agent.sequence_length=64",
+    "agent.entropy_coef=0",
+    "agent.normalize_obs=false",
+    "agent.normalize_reward=false",
+    "agent.target_kl=null",
 )
 
 

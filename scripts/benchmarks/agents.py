@@ -33,14 +33,13 @@ WORK = (
     "agent.batch_size=128",
     "agent.learning_rate=2.5e-4",
     "agent.learning_starts=1000",
-    "agent.train_every=1",
-    "agent.updates_per_train=1",
+    *("agent.train_every=1", "agent.updates_per_train=1"),
     # The peers have no double Q-learning; it costs one more forward pass.
     "agent.double=false",
     "agent.target_every=500",
-    "agent.epsilon_fraction=0.0005",
-    "agent.epsilon_end=0.05",
+    *("agent.epsilon_fraction=0.0005", "agent.epsilon_end=0.05"),
     "agent.replay.capacity=100_000",
+    "agent.replay.prioritized=false",
 )
 PRIORITISED = ("agent.replay.prioritized=true", "agent.n_step=3")
 OURS = {
@@ -203,6 +202,8 @@ PPO_WORK = (
     "agent.hidden=[64,64]",
     "agent.epochs=4",
     "agent.learning_rate=2.5e-4",
+    *("agent.entropy_coef=0", "agent.target_kl=null"),
+    *("agent.normalize_obs=false", "agent.normalize_reward=false"),
 )
 PPO_OURS = {
     "sync eager": ("env.backend=sync", "agent.compile=false"),

@@ -193,6 +193,7 @@ def sb3_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object] |
 
 def race_sb3(told: Mapping[str, Any]) -> float:
     """Train and evaluate Stable-Baselines3 as `race.for_sb3` says; return its score."""
+    import gymnasium
     import torch
     from stable_baselines3 import DQN, PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -213,7 +214,10 @@ def race_sb3(told: Mapping[str, Any]) -> float:
     policy = {"net_arch": told["hidden"]} if told["hidden"] else None
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
     model.learn(told["total_timesteps"])
-    unseen = make_vec_env(name, n_envs=1, seed=seed + 10_000, env_kwargs=kwargs)
+    # Some policies never come to an end.
+    longest = gymnasium.spec(name).max_episode_steps or told["longest"]
+    ended = kwargs | {"max_episode_steps": longest}
+    unseen = make_vec_env(name, n_envs=1, seed=seed + 10_000, env_kwargs=ended)
     if told["normalize"]:
         theirs = env.obs_rms if told["normalize"]["norm_obs"] else None
         unseen = VecNormalize(unseen, training=False, **told["normalize"] | {"norm_reward": False})

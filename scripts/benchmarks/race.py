@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -21,8 +22,9 @@ from omegaconf import OmegaConf
 
 from agents.dqn_settings import DQNSettings
 from agents.ppo_settings import PPOSettings
+from memory.errors import SettingError
 from scripts.benchmarks.peers import SB3, installed
-from training.command_line import compose_one
+from training.command_line import accept, compose_one
 from training.settings import Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,14 @@ PRESETS = ("cartpole_ppo", "cartpole_dqn", "pendulum_ppo", "acrobot_dqn")
 OURS, REJAX = "SteadyRL", "rejax"
 # What gymnax has of Gymnasium's.
 REJAX_ENVS = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
+
+# Where defaults are held against defaults, and thousands of steps: what ours were chosen on …
+CHOSEN_ON = """cartpole=50 acrobot=50 mountaincar=100 mountaincar_continuous=50 pendulum=100
+ frozenlake=50 cliffwalking=50 taxi=50 lunarlander=100 minatar_breakout=150 minatar_asterix=150
+ hopper=150"""
+# … and what they were not.
+UNTOUCHED = """frozenlake,env.kwargs.map_name=8x8=100 minatar_spaceinvaders=150 minatar_freeway=150
+ lunarlander_continuous=100 invertedpendulum=50 swimmer=100 halfcheetah=150"""
 
 
 class Finish(NamedTuple):
@@ -48,6 +58,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--set", nargs="*", default=[], help="more overrides for our side")
     parser.add_argument("--plot", type=Path, help="draw the seconds as bars into this picture")
     parser.set_defaults(run=race)
+    parser = subparsers.add_parser("defaults", help="both programs as they come")
+    parser.add_argument("envs", nargs="*", default=[*CHOSEN_ON.split(), *UNTOUCHED.split()])
+    parser.add_argument("--agents", nargs="*", default=["dqn", "ppo"])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=[OURS, SB3], help="who takes part")
+    parser.set_defaults(run=defaults)
 
 
 def race(args: argparse.Namespace) -> None:
@@ -57,7 +73,7 @@ def race(args: argparse.Namespace) -> None:
     print("|---|---|---:|---:|---|")
     for preset in args.presets:
         settings = read(preset)
-        field = contestants(preset, settings, args.set)
+        field = contestants([f"experiment={preset}", *args.set], settings)
         taking_part = {name: field[name] for name in field if name in args.only}
         # Once for nothing: machine code that is kept from run to run is there from then on.
         if OURS in taking_part:
@@ -71,6 +87,25 @@ def race(args: argparse.Namespace) -> None:
             print(line(preset, name, each, finishes.get(OURS)), flush=True)
     if args.plot is not None:
         plot(found, args.plot)
+
+
+def defaults(args: argparse.Namespace) -> None:
+    """Print scores and seconds of programs that are told nothing but the environment."""
+    print("| agent | environment | steps | contestant | mean | scores | seconds |")
+    print("|---|---|---:|---|---:|---|---:|")
+    for each, agent in product(args.envs, args.agents):
+        env, _, thousands = each.rpartition("=")
+        told = [f"agent={agent}", *f"env={env}".split(","), f"total_steps={thousands}000"]
+        try:
+            settings = accept(compose_one(told), told).settings
+        except SettingError:  # DQN, where actions are numbers
+            continue
+        field = contestants(told, settings, nothing_more=True)
+        for name in (name for name in field if name in args.only):
+            seconds, found = zip(*map(field[name], range(args.seeds)), strict=True)
+            scores = ", ".join(f"{score:.1f}" for score in found)
+            row = (agent, env, f"{thousands},000", name, f"{mean(found):.1f}", scores)
+            print(f"| {' | '.join(row)} | {mean(seconds):.0f} |", flush=True)
 
 
 def line(preset: str, name: str, finishes: list[Finish], ours: list[Finish] | None) -> str:
@@ -91,14 +126,16 @@ def read(preset: str) -> Settings:
 
 
 def contestants(
-    preset: str, settings: Settings, more: Sequence[str]
+    typed: Sequence[str], settings: Settings, *, nothing_more: bool = False
 ) -> dict[str, Callable[[int], Finish]]:
-    """Return who can run in these settings: each takes a seed."""
+    """Return who can run in these settings, or in the same environment with `nothing_more`."""
     steps = settings.run.total_steps
-    told = (f"experiment={preset}", f"eval.every={steps}", "threads=1", "device=cpu", *more)
+    told = (*typed, f"eval.every={steps}", "threads=1", "device=cpu")
     runners: dict[str, Callable[[int], Finish]] = {OURS: lambda seed: ours(told, seed)}
     if installed("stable_baselines3", SB3):
         theirs = for_sb3(settings)
+        if nothing_more:
+            theirs |= {"normalize": None, "hidden": None, "model": {}}
         runners[SB3] = lambda seed: peer("sb3", {**theirs, "seed": seed})
     env = settings.run.env.id.partition("-")[0]
     if isinstance(settings.agent, PPOSettings) and env in REJAX_ENVS and installed("rejax", REJAX):
@@ -157,6 +194,7 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
         "num_envs": run.env.num_envs,
         "total_timesteps": run.total_steps,
         "episodes": run.eval.episodes,
+        "longest": run.eval.max_episode_steps,
         "normalize": normalize,
         "hidden": list(agent.hidden),
         "model": model,
