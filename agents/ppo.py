@@ -88,11 +88,11 @@ class PPO(Agent):
         self._actor.fresh = lambda: self._begun == 0
         self._shuffling = torch.Generator().manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
+        self._scales_rewards = settings.normalizes_reward
         seen = (spec.num_envs, *spec.observation_shape)
         self._next_obs: NDArray[Any] = np.zeros(seen, spec.dtype)
         self._fill = collector(settings, self._actor, self._rollout, self._rewards, self._next_obs)
-        self._steps = 0  # valid environment steps observed
-        self._begun = 0  # those before the rollout under way
+        self._steps = self._begun = 0  # valid steps observed; those before the rollout under way
         self._settled: tuple[int, tuple[float, ...]] | None = None  # see `_goes_by`
 
     @override
@@ -194,7 +194,7 @@ class PPO(Agent):
             rollout.remember(decision.carry)
         said = decision.chosen, decision.log_prob, decision.value
         rollout.add(obs, *said, reward, step.terminated, step.truncated, step.valid)
-        if self._settings.normalizes_reward:
+        if self._scales_rewards:
             self._rewards.add(step.reward, step.valid)
         self._steps += self._world.counted(step.valid)
         np.copyto(self._next_obs, step.obs)
@@ -242,7 +242,7 @@ class PPO(Agent):
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
         rollout, s = self._rollout, self._settings
-        if s.normalizes_reward:
+        if self._scales_rewards:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
         with torch.inference_mode():
             obs = rollout.brought(self._next_obs)

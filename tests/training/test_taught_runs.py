@@ -78,7 +78,9 @@ def test_another_teacher_is_refused_when_a_run_goes_on(tmp_path, policy):
 
 def test_a_module_teaches_when_it_is_typed_and_never_by_a_checkpoint_alone(tmp_path):
     pole = "agent.teacher=pole_teacher:Pole"
-    run, told, _ = warm.run(tmp_path, *PPO, *SHORT, pole, "agent.teacher_leads=1", quick=False)
+    slow = ("agent.learning_rate=3e-4", "agent.normalize_obs=false", "agent.normalize_reward=false")
+    leads = (*SHORT, *slow, pole, "agent.teacher_leads=1")
+    run, told, _ = warm.run(tmp_path, *PPO, *leads, quick=False)
     assert told["return_mean"] > 60  # it plays well, and mostly it is its turn
     longer = (f"resume={run}", "total_steps=400")
     with pytest.raises(CheckpointError, match=r"type agent\.teacher=… with"):
