@@ -38,7 +38,7 @@ CHOSEN_ON = """cartpole=50 acrobot=50 mountaincar=100 mountaincar_continuous=50 
  frozenlake=50 cliffwalking=50 taxi=50 lunarlander=100 minatar_breakout=150 minatar_asterix=150
  hopper=150"""
 # … and what they were not.
-UNTOUCHED = """frozenlake,env.kwargs.map_name=8x8=100 minatar_spaceinvaders=150 minatar_freeway=150
+UNTOUCHED = """frozenlake,+env.kwargs.map_name=8x8=100 minatar_spaceinvaders=150 minatar_freeway=150
  lunarlander_continuous=100 invertedpendulum=50 swimmer=100 halfcheetah=150"""
 
 
