@@ -98,7 +98,8 @@ def defaults(args: argparse.Namespace) -> None:
         told = [f"agent={agent}", *f"env={env}".split(","), f"total_steps={thousands}000"]
         try:
             settings = accept(compose_one(told), told).settings
-        except SettingError:  # DQN, where actions are numbers
+        except SettingError as error:  # DQN, where actions are numbers; an extra that is missing
+            print(f"left out: {error}")
             continue
         field = contestants(told, settings, nothing_more=True)
         for name in (name for name in field if name in args.only):
@@ -177,8 +178,8 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
     normalize = None
     if isinstance(agent, PPOSettings):
         model = _ppo_for_sb3(agent, run.env.num_envs)
-        if agent.normalize_obs or agent.normalize_reward:
-            own = {"norm_obs": agent.normalize_obs, "norm_reward": agent.normalize_reward}
+        own = {"norm_obs": _normalizes_obs(agent), "norm_reward": agent.normalizes_reward}
+        if any(own.values()):
             normalize = {**own, "gamma": agent.gamma}
     else:
         model = _dqn_for_sb3(agent)
@@ -199,6 +200,10 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
         "hidden": list(agent.hidden),
         "model": model,
     }
+
+
+def _normalizes_obs(agent: PPOSettings) -> bool:
+    return agent.normalize_obs is not False  # races are run on vectors
 
 
 def _ppo_for_sb3(agent: PPOSettings, num_envs: int) -> dict[str, Any]:
@@ -254,7 +259,7 @@ def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
         "ent_coef": agent.entropy_coef,
         "vf_coef": agent.value_coef,
         "max_grad_norm": agent.max_grad_norm,
-        "normalize_observations": agent.normalize_obs,
+        "normalize_observations": _normalizes_obs(agent),
         "agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": list(agent.hidden)},
     }
 

@@ -456,3 +456,17 @@ def test_settings_out_of_range_are_refused(field, value):
 def test_clipping_and_normalising_rewards_exclude_each_other():
     with pytest.raises(SettingError, match="clip_reward"):
         replace(SETTINGS, clip_reward=True, normalize_reward=True)
+
+
+def test_what_is_not_said_of_normalising_goes_by_observations_and_rewards():
+    vectors = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
+    images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
+    silent = replace(SETTINGS, normalize_obs=None, normalize_reward=None)
+    assert silent.normalizes_obs(vectors) and not silent.normalizes_obs(images)
+    assert silent.normalizes_reward and not replace(silent, clip_reward=True).normalizes_reward
+    silent.refuse_unfit(images, 1000)
+    for said in (True, False):
+        settings = replace(SETTINGS, normalize_obs=said, normalize_reward=said)
+        assert settings.normalizes_obs(vectors) is said and settings.normalizes_reward is said
+    agent = build(normalize_obs=None, normalize_reward=None)
+    assert agent._observations is not None and agent._scales_rewards
