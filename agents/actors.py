@@ -266,10 +266,12 @@ class Sampling(Actor):
     def _drawn(
         self, drawing: Drawing, obs: Observations, observed: Tensor, noise: Tensor
     ) -> Decision:
-        shape = (len(obs), *self._head.action_shape)
-        chosen, sent = (torch.empty(shape, dtype=self._head.action_dtype) for _ in range(2))
-        parts = (np.ascontiguousarray(obs), *(part.numpy() for part in (noise, chosen, sent)))
-        draw(drawing, *(part.reshape(len(obs), -1) for part in parts))
+        n, head = len(obs), self._head
+        chosen = torch.empty((n, *head.action_shape), dtype=head.action_dtype)
+        sent = torch.empty_like(chosen)
+        drawn = noise.numpy().reshape(n, -1)
+        written = chosen.numpy().reshape(n, -1), sent.numpy().reshape(n, -1)
+        draw(drawing, np.ascontiguousarray(obs).reshape(n, -1), drawn, *written)
         return Decision(observed, sent, chosen=chosen)
 
     def _row(self) -> Tensor:

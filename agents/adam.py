@@ -30,7 +30,6 @@ def adam_state(weights: Tensor) -> AdamState:
 BETA1, BETA2 = 0.9, 0.999
 
 
-@torch.no_grad()
 def adam_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
@@ -67,7 +66,6 @@ def written_out_(
     weights.sub_(size * state.mean / (state.square.sqrt() * scale + epsilon))
 
 
-@torch.no_grad()
 def clip_(gradient: Tensor, max_norm: float, *, looking: bool = True) -> Tensor:
     """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before.
 

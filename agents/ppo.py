@@ -192,8 +192,8 @@ class PPO(Agent):
         if isinstance(rollout, SequenceRollout):
             assert decision.carry is not None
             rollout.remember(decision.carry)
-        said = decision.chosen, decision.log_prob, decision.value
-        rollout.add(obs, *said, reward, step.terminated, step.truncated, step.valid)
+        told = reward, step.terminated, step.truncated, step.valid
+        rollout.add(obs, decision.chosen, decision.log_prob, decision.value, *told)
         if self._scales_rewards:
             self._rewards.add(step.reward, step.valid)
         self._steps += self._world.counted(step.valid)
@@ -231,8 +231,7 @@ class PPO(Agent):
         return metrics
 
     def _all_or_nothing(self) -> Metrics | None:
-        changed = (self._rollout.reward, self._rollout.value)
-        with self._learner.all_or_nothing(*changed):
+        with self._learner.all_or_nothing(self._rollout.reward, self._rollout.value):
             self._finish_rollout()
             rows = len(self._rollout.valid)
             if not self._world.alone:

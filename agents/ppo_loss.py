@@ -117,8 +117,9 @@ def ppo_loss(
     elif entropy_coef:
         each = torch.sub(each, entropy, alpha=entropy_coef)
     with torch.no_grad():
-        kl = approximate_kl(log_ratio, ratio)
-        clipped = ((ratio - 1).abs() > clip).float()
+        change = ratio - 1
+        kl = change - log_ratio  # unbiased for KL(old, new) and never negative (Schulman 2020)
+        clipped = (change.abs() > clip).float()
     return RowLoss(each, (policy, squares, entropy, kl, clipped))
 
 
@@ -150,11 +151,6 @@ def clipped_value_loss(value: Tensor, old: Tensor, return_: Tensor, clip: float 
     """Return max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²) [B]."""
     clipped = old + (value - old).clamp(-clip, clip)  # type: ignore[arg-type]
     return torch.maximum(value_loss(value, return_), value_loss(clipped, return_))
-
-
-def approximate_kl(log_ratio: Tensor, ratio: Tensor) -> Tensor:
-    """Return ρ − 1 − log ρ [B]: unbiased for KL(old, new) and never negative (Schulman 2020)."""
-    return ratio - 1 - log_ratio
 
 
 def explained_variance(value: Tensor, return_: Tensor, world: World = ALONE) -> Tensor:

@@ -118,8 +118,10 @@ class RolloutBuffer(Stateful):
         t = self.position
         if t == self._steps:
             raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
-        parts = (obs, action, log_prob, value)
-        for store, part in zip(self._decided, self._here(parts), strict=True):
+        parts: tuple[Tensor | None, ...] = (obs, action, log_prob, value)
+        if not self._on_numpy:
+            parts = self._there(parts)
+        for store, part in zip(self._decided, parts, strict=True):
             if part is None:
                 continue
             if part.requires_grad:
@@ -136,10 +138,8 @@ class RolloutBuffer(Stateful):
         """Return an array of the host as a tensor where the rows are."""
         return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
 
-    def _here(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """Return a row's parts on this device: those that come from the host, in one copy."""
-        if self._on_numpy:
-            return parts
+    def _there(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """Return a row's parts on the device: those that come from the host, in one copy."""
         come = [p is not None and p.device.type == "cpu" and not p.requires_grad for p in parts]
         arrays = [
             p.numpy() for p, comes in zip(parts, come, strict=True) if comes and p is not None

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from agents.stopping import Stop
 from train import loop
 from training.evaluation import Evaluation
 from training.instruments import Instruments
@@ -35,6 +36,7 @@ def opened(job, agent, lines):
         refuse_lost=lambda: None,
         show=lambda status: None,
         received=None,
+        stop=Stop(),
         after_row=lambda step, score, best, asked: None,
         save_requested=False,
         reached=lambda: None,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from agents.base import Agent, Decision
-from envs.types import Rows, Step
+from envs.types import Episode, Rows, Step
 from memory.errors import MemoryBudgetError
 from memory.metrics import MetricAccumulator, Metrics
 from memory.process import MB, read_peak
@@ -57,6 +57,7 @@ class Run(Stateful):
         self.steps = 0  # valid environment steps
         self._agent = agent
         self._instruments = instruments
+        self._stop = instruments.signals.stop
         self._total = settings.run.total_steps
         self._log_due = Interval(settings.run.log.every)
         self._eval_due = Interval(settings.run.eval.every if instruments.evaluator else 0)
@@ -87,7 +88,7 @@ class Run(Stateful):
     @property
     def stopped(self) -> bool:
         """Whether somebody asked the run to end."""
-        return self._instruments.signals.received is not None
+        return self._stop.requested
 
     @property
     def due(self) -> bool:
@@ -133,25 +134,26 @@ class Run(Stateful):
 
     def record(self, made: Step | Rows, metrics: Metrics | None) -> None:
         """Count a row, or many, and what was learned meanwhile."""
-        rows = made if isinstance(made, Rows) else self._counted(made)
+        if isinstance(made, Rows):
+            steps = made.steps
+        else:
+            steps = self._instruments.world.counted(made.valid)
         self._kept.row = None
-        before, self.steps = self.steps, self.steps + rows.steps
+        before, self.steps = self.steps, self.steps + steps
         self._learned(metrics)
-        if rows.episodes:
-            self._watch(lambda watch: watch.on_episodes(len(rows.episodes)))
-            for after, episode in rows.episodes:
+        if made.episodes:
+            ended = made.episodes
+            self._watch(lambda watch: watch.on_episodes(len(ended)))
+            for each in ended:
+                after, episode = (steps, each) if isinstance(each, Episode) else each
                 self._episodes.append(before + after, episode)
-            self.summary.episodes += len(rows.episodes)
+            self.summary.episodes += len(ended)
         asked, signals = False, self._instruments.signals
         if signals.save_requested:
             asked, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
         self._instruments.saver.after_row(self.steps, score, best=self._is_best, asked=asked)
         self._is_best = False
-
-    def _counted(self, step: Step) -> Rows:
-        steps = self._instruments.world.counted(step.valid)
-        return Rows(steps, tuple((steps, episode) for episode in step.episodes))
 
     def report(self) -> None:
         """Learn what these steps made due, so that it is what gets evaluated and logged.

@@ -32,7 +32,7 @@ def written(folder, card=CARD, steps=(10, 20)):
     logger = Logger(folder, card)
     for step in steps:
         episodes = [(step - 1, 5.0), (step, float(step))]
-        logger.write(step, {"eval/return_mean": step / 2}, 1.0, episodes, [5.0, float(step)])
+        logger.write(step, {"eval/return_mean": step / 2}, step / 10, episodes, [5.0, float(step)])
     logger.close()
     return folder
 
@@ -70,13 +70,24 @@ def test_the_histogram_counts_every_return(tmp_path):
     logger = Logger(tmp_path / "run", CARD)
     (tmp_path / "run").mkdir()
     logger.write(10, {}, 1.0, [], returns)
-    logger.write(20, {}, 1.0, [], [4.0])  # of one return there is one bucket, too
+    logger.write(20, {}, 2.0, [], [4.0])  # of one return there is one bucket, too
     logger.close()
     first, second = histograms(read(tmp_path))
     # Rows of [from, to, count].
     assert first[:, 2].tolist() == [7] + [0] * (len(first) - 2) + [3]
     assert (first[0, 0], first[-1, 1]) == (0, 100)
     assert second[:, 2].sum() == 1
+
+
+def test_there_is_at_most_one_histogram_a_second(tmp_path):
+    (tmp_path / "run").mkdir()
+    logger = Logger(tmp_path / "run", CARD)
+    for step, seconds in ((10, 5.0), (20, 5.5), (30, 6.0), (40, 6.9), (50, 9.0)):
+        logger.write(step, {"a": 1.0}, seconds, [], [float(step)])
+    logger.close()
+    found = read(tmp_path)
+    assert [event.step for event in found.Tensors("run", "rollout/returns")] == [10, 30, 50]
+    assert [step for step, _ in scalars(found, "a")] == [10, 20, 30, 40, 50]
 
 
 def histograms(multiplexer):
@@ -186,11 +197,11 @@ def test_pages_that_did_not_fit_are_written_when_they_do(tmp_path, monkeypatch, 
     calls = []
     original = EventFile.write
 
-    def write(self, event):
-        calls.append(event)
+    def write(self, *events):
+        calls.append(events)
         if len(calls) == broken_at:
             raise OSError(28, "No space left on device")
-        original(self, event)
+        original(self, *events)
 
     monkeypatch.setattr(EventFile, "write", write)
     written(tmp_path / "run")
