@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agents.onednn_products import compilable
+
 KEPT = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
 COMPILERS = "TORCHINDUCTOR_"  # how the compiler's own switches in the environment begin
 NO_SWITCH = "TORCHINDUCTOR_CACHE_DIR"
@@ -78,7 +80,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
 
     for node in graph.graph.nodes:
         node.meta.clear()  # what tracing noted of shapes is for another compiler than this
-    with warnings.catch_warnings():
+    with compilable(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agents.onednn_products import pays, product, products
 from memory.recording import flatten
 
 
@@ -39,11 +40,13 @@ def traced(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     copies = (leaf.detach().clone() for leaf in flatten(args))
-    products: dict[Any, Callable[..., Any]] = {
+    rewritten: dict[Any, Callable[..., Any]] = {
         torch.ops.aten.mm.default: _mm,
         torch.ops.aten.addmm.default: _addmm,
+        torch.ops.aten.bmm.default: _bmm,
+        torch.ops.aten.baddbmm.default: _baddbmm,
     }
-    graph = make_fx(lambda *flat: function(*rebuild(flat, args)), products)(*copies)
+    graph = make_fx(lambda *flat: function(*rebuild(flat, args)), rewritten)(*copies)
     return graph, _lift(graph)
 
 
@@ -75,10 +78,19 @@ def _mm(left: Tensor, right: Tensor) -> Any:
         return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
     if columns <= FEW < rows:
         return (right.t() @ left.t()).t()
-    return NotImplemented  # as it is
+    return product(left, right) if pays(left, right) else NotImplemented  # as it is
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
     if min(left.shape[0], right.shape[1], left.shape[1]) > NARROW:
-        return NotImplemented
+        fits = bias.dim() == 1 and pays(left, right)
+        return product(left, right, bias) if fits else NotImplemented
     return _mm(left, right) + bias
+
+
+def _bmm(left: Tensor, right: Tensor) -> Any:
+    return products(left, right) if pays(left[0], right[0]) else NotImplemented
+
+
+def _baddbmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
+    return products(left, right) + bias if pays(left[0], right[0]) else NotImplemented
