@@ -137,7 +137,7 @@ class Learner(Stateful):
         self._last, *reports = self._run(*arguments)
         self.updates += 1
         # Never a name for `_last` itself: a CUDA graph writes the next step's numbers there.
-        self._sums.add_(self._last)
+        (self._sums.add_ if self._summed else self._sums.copy_)(self._last)
         self._summed += 1
         # On the host a look at the loss is free; on a device it would stall the queue, and
         # the metrics' next flush finds it.
@@ -163,7 +163,7 @@ class Learner(Stateful):
             batch, self._share = self.padding(batch, self.share)
         elif isinstance(self.share, Tensor):
             self._share = self.share
-        elif self.share is not None or len(self._share) != len(batch[0]):
+        elif self.share is not None or self._share.shape != batch[0].shape[:1]:
             share = 1 / len(batch[0]) if self.share is None else self.share
             self._share = self._rate.new_full((len(batch[0]),), share)
         weights = tuple(network.weights for network in self._networks)
@@ -199,11 +199,11 @@ class Learner(Stateful):
         """Return the means since the last call, `others` [] beside them; None without a step."""
         if not self._summed:
             return None
-        names, values = self._names, self._sums / self._summed
+        names, many = self._names, self._summed
+        values = self._sums / many if many > 1 else self._sums.clone()
         if others:
             names = (*names, *others)
             values = torch.cat((values, torch.stack(list(others.values()))))
-        self._sums.zero_()
         self._summed = 0
         return Metrics(names, values)
 

@@ -29,7 +29,8 @@ class Metrics:
         if self.values.shape != (len(self.names),):
             shape = tuple(self.values.shape)
             raise ValueError(f"{len(self.names)} metric names but values of shape {shape}")
-        object.__setattr__(self, "values", self.values.detach())
+        if self.values.requires_grad:
+            object.__setattr__(self, "values", self.values.detach())
 
 
 def record(names: Sequence[str], *tensors: Tensor) -> Metrics:
