@@ -70,6 +70,7 @@ def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:
 # Products that are so narrow are sums in a loop with what is done before and after; the library
 # takes longer to be called. Those with few columns it computes several times as fast transposed.
 NARROW, FEW = 2, 16
+TWINS = 2  # a pair of networks may be written out, product by product
 
 
 def _mm(left: Tensor, right: Tensor) -> Any:
@@ -89,8 +90,10 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
 
 
 def _bmm(left: Tensor, right: Tensor) -> Any:
-    return products(left, right) if pays(left[0], right[0]) else NotImplemented
+    pay = len(left) <= TWINS and pays(left[0], right[0])
+    return products(left, right) if pay else NotImplemented
 
 
 def _baddbmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
-    return products(left, right) + bias if pays(left[0], right[0]) else NotImplemented
+    found = _bmm(left, right)
+    return found if found is NotImplemented else found + bias
