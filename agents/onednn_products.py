@@ -64,6 +64,9 @@ def products(left: Tensor, right: Tensor) -> Tensor:
 @contextmanager
 def compilable() -> Iterator[None]:
     """Let the compiler make such calls; its own way to oneDNN is for constant matrices only."""
+    if not faster_here():  # nothing asks for them: the compiler is left as it is
+        yield
+        return
     from torch._inductor import mkldnn_ir
     from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
     from torch._inductor.lowering import lowerings

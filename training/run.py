@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from agents.base import Agent, Decision
-from envs.types import Episode, Rows, Step
+from envs.types import Rows, Step
 from memory.errors import MemoryBudgetError
 from memory.metrics import MetricAccumulator, Metrics
 from memory.process import MB, read_peak
@@ -135,19 +135,18 @@ class Run(Stateful):
     def record(self, made: Step | Rows, metrics: Metrics | None) -> None:
         """Count a row, or many, and what was learned meanwhile."""
         if isinstance(made, Rows):
-            steps = made.steps
+            steps, episodes = made
         else:
             steps = self._instruments.world.counted(made.valid)
+            episodes = tuple((steps, episode) for episode in made.episodes)
         self._kept.row = None
         before, self.steps = self.steps, self.steps + steps
         self._learned(metrics)
-        if made.episodes:
-            ended = made.episodes
-            self._watch(lambda watch: watch.on_episodes(len(ended)))
-            for each in ended:
-                after, episode = (steps, each) if isinstance(each, Episode) else each
+        if episodes:
+            self._watch(lambda watch: watch.on_episodes(len(episodes)))
+            for after, episode in episodes:
                 self._episodes.append(before + after, episode)
-            self.summary.episodes += len(ended)
+            self.summary.episodes += len(episodes)
         asked, signals = False, self._instruments.signals
         if signals.save_requested:
             asked, signals.save_requested = True, False
