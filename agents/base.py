@@ -131,6 +131,11 @@ class Agent(Stateful, ABC):
         return {"networks": self._learner.nbytes}
 
     @property
+    def device(self) -> torch.device:
+        """Where updates are computed."""
+        return self._learner.network.weights.device
+
+    @property
     def stop(self) -> Stop:
         """What learning obeys."""
         return self._learner.stop

@@ -54,9 +54,12 @@ class Compiled:
     never change; tensors it reads besides are made arguments too, so that their changes are seen.
     """
 
-    def __init__(self, function: Callable[..., Any], fallback: Callable[..., Any]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], fallback: Callable[..., Any], name: str = "the update"
+    ) -> None:
         self._function = function
         self._fallback = fallback
+        self._name = name
         self._run: Callable[[list[Tensor]], Any] | None = None
         self._failed = False
         self._captured: list[Tensor] = []
@@ -76,13 +79,14 @@ class Compiled:
 
     def build(self, args: tuple[Any, ...]) -> None:
         """Compile for arguments like these, which are left as they are."""
-        log.info("compiling the update ...")
+        log.info("compiling %s ...", self._name)
         begin = time.perf_counter()
         try:
             self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
         except (RuntimeError, OSError) as error:
-            log.warning("the update cannot be compiled here, running eagerly: %s", describe(error))
+            reason = describe(error)
+            log.warning("%s cannot be compiled here, running eagerly: %s", self._name, reason)
             self._failed = True
 
     def _compile(self, args: tuple[Any, ...]) -> Callable[[list[Tensor]], Any]:
@@ -106,5 +110,7 @@ def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[
 def compiled(
     function: Callable[..., Any], mode: Mode, eager: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return `function` compiled or recorded; `eager` computes the same without either."""
+    """Return `function` compiled or recorded, or `eager`, which computes the same."""
+    if mode == "eager":
+        return eager
     return Recorded(eager) if mode == "cudagraph" else Compiled(function, eager)

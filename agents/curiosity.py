@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agents.compiling import Mode
-from agents.learner import Learner, Recipe
+from agents.learner import Learner
 from agents.masking import Masks
 from agents.networks import FlatNetwork, with_memory
 from agents.normaliser import ObservationNormaliser, RewardNormaliser
@@ -33,6 +33,7 @@ from agents.novelty import (
 )
 from agents.ppo_loss import ADAM_EPSILON
 from agents.ppo_settings import PPOSettings
+from agents.recipe import Recipe
 from agents.stopping import CutShortError
 from agents.world import ALONE, World
 from buffers.rollout import RolloutBuffer, touched

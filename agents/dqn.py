@@ -28,7 +28,6 @@ from agents.dqn_stretch import explorer
 from agents.learner import Learner
 from agents.networks import with_memory
 from agents.noisy import UpdateNoise
-from agents.schedules import linear
 from agents.stopping import CutShortError
 from agents.trunks import QNetwork
 from agents.world import World
@@ -75,10 +74,7 @@ class DQN(Agent):
                 f"after {settings.learning_starts:,} (agent.learning_starts)"
             )
         self._settings = settings
-        self._device = device
-        self._total_steps = total_steps
-        self._epsilons = settings.epsilons(total_steps)
-        self._rates = settings.learning_rates(total_steps)
+        self._schedules = settings.schedules(total_steps)
         online, self._target = (start_network(settings, spec, device, seeds[1]) for _ in range(2))
         mode = mode_of(settings, spec, device, total_steps)
         self._replay = start_replay(settings, spec, device, seeds[2], mode)
@@ -92,7 +88,6 @@ class DQN(Agent):
         self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
         self._explore = explorer(settings, self._actor, self._replay, total_steps)
         self._filled = False  # every rank's replay has something to draw
-        self._weighs_together = False  # by the priorities of all ranks
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learns_after = settings.learning_starts
@@ -115,7 +110,6 @@ class DQN(Agent):
         super().join(world)
         drawn = self._settings.batch_size * self._settings.grad_accumulation
         self._learner.share = 1 / sum(world.gather(drawn))
-        self._weighs_together = self._settings.replay.prioritized
         if self._noise is not None:
             self._noise.join(world)
 
@@ -139,27 +133,26 @@ class DQN(Agent):
     @property
     def epsilon(self) -> float:
         """Probability of a random action at this step."""
-        return self._epsilons.at(self._steps)
+        return self._schedules.epsilon.at(self._steps)
 
     @property
     def beta(self) -> float:
         """Exponent of the importance weights at this step (Schaul et al. 2016, 3.4)."""
-        r = self._settings.replay
-        return linear(r.beta_start, r.beta_end, self._total_steps, self._steps)
+        return self._schedules.beta.at(self._steps)
 
     @property
     def learning_rate(self) -> float:
         """Step size of Adam at this step."""
-        return self._rates.at(self._steps)
+        return self._schedules.rate.at(self._steps)
 
     def _rate(self) -> float:
         """Return the step size of an update: at the end, what its own steps began with.
 
         Learning that is due at the very last step would be for nothing at a rate of zero.
         """
-        last = max(0, self._total_steps - self._settings.train_every)
+        last = max(0, self._schedules.steps - self._settings.train_every)
         now = min(self._steps, last)
-        return self._rates.at(now, ahead=self._steps - now)
+        return self._schedules.rate.at(now, ahead=self._steps - now)
 
     @classmethod
     def policy(
@@ -254,12 +247,13 @@ class DQN(Agent):
             with self._replay.rehearsal():  # compilation may be cut short
                 self._learner.prepare(self._draw(beta), rate, *numbers)
         batch = self._draw(beta)
-        if self._weighs_together:
+        weighs_together = self._settings.replay.prioritized and not self._world.alone
+        if weighs_together:
             (most,) = self._world.largest(1 / self._replay.rarest)
             batch.weight.mul_((self._replay.rarest * most) ** -beta)
         (td_error,) = self._learner.step(batch, rate, *numbers)
         self._replay.update_priorities(batch.index, td_error)
-        if self._weighs_together:
+        if weighs_together:
             (self._replay.peak,) = self._world.largest(self._replay.peak)
 
     def _numbers(self) -> tuple[float | Tensor, ...]:
@@ -289,6 +283,7 @@ class DQN(Agent):
 
     def release(self) -> None:
         """Free the replay and the networks."""
+        device = self.device
         self._replay.release()
         del self._learner, self._target, self._greedy, self._actor, self._explore
-        reclaim(self._device)  # a learner refers to itself, by its methods
+        reclaim(device)  # a learner refers to itself, by its methods

@@ -24,12 +24,12 @@ from agents.dqn_loss import (
 )
 from agents.dqn_settings import DQNSettings
 from agents.host_policy import q_on_host
-from agents.learner import Recipe
 from agents.masking import Masks
 from agents.mirror import Mirror, mirrored
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.noisy import NoisyLinear
+from agents.recipe import Recipe
 from agents.taught_loss import taught_td_loss, with_teacher
 from agents.trunks import QNetwork
 from buffers.replay import ReplayBuffer, build_replay

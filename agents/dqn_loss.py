@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from typing_extensions import override
 
-from agents.learner import RowLoss
 from agents.masking import Masks
+from agents.recipe import RowLoss
 from buffers.replay import ReplayBatch
 
 Q = Callable[..., Tensor]  # of observations, and of noise where layers are noisy

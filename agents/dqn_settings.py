@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agents.network_settings import Activation, NetworkSettings
 from agents.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
@@ -11,6 +11,15 @@ from agents.teacher_settings import TeacherSettings
 from buffers.settings import ReplaySettings
 from envs.types import DiscreteActions, EnvSpec
 from memory.errors import SettingError, at_most, fraction, hidden_layers, positive, zero_or_more
+
+
+class Schedules(NamedTuple):
+    """What changes over a run of `steps`."""
+
+    rate: Schedule
+    epsilon: Schedule
+    beta: Schedule
+    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +142,13 @@ class DQNSettings(TeacherSettings):
             self.epsilon_warmup * total_steps,
             held=True,
         )
+
+    def schedules(self, total_steps: int) -> Schedules:
+        """Return all of them; those of learning rate and ε fall as asked, that of β linearly."""
+        of = self.replay
+        beta = Schedule(of.beta_start, of.beta_end, "linear", total_steps)
+        rate, epsilon = self.learning_rates(total_steps), self.epsilons(total_steps)
+        return Schedules(rate, epsilon, beta, total_steps)
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return how many updates a run has."""

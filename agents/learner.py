@@ -1,17 +1,17 @@
 """The one learner: a gradient step on any algorithm's loss, eagerly or as one graph.
 
-What algorithms differ in is a pure function from (networks, batch) to the loss of every row. All
-else is here: accumulation, clipping, Adam, undoing a step that went too far, compilation.
+What algorithms differ in is their recipe. All else is here: accumulation, clipping, Adam, undoing
+a step that went too far, compilation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from agents.batches import Padding, cut, together
 from agents.compiling import Compiled, Mode, compiled
 from agents.networks import FlatNetwork
 from agents.precision import Forward, Precision, learned_in, read_in
+from agents.recipe import Numbers, Recipe, RowLoss, Tensors
 from agents.stopping import CutShortError, Stop
 from agents.together import Together
 from agents.world import World
@@ -30,44 +31,86 @@ from memory.metrics import Metrics
 from memory.recording import host_sees
 from memory.state import Stateful
 
-Tensors = tuple[Tensor, ...]
-Numbers = tuple[float | Tensor, ...]
+
+@torch.no_grad()
+def told(rows: RowLoss, share: Tensor) -> Tensors:
+    """Return the means [K] of losses and metrics by the rows' shares [B], and the reports."""
+    return torch.mv(torch.stack((rows.loss, *rows.metrics)), share), *rows.reports
 
 
-class RowLoss(NamedTuple):
-    """What a loss says about each of B rows; the learner takes the means."""
+class Means(Stateful):
+    """The metrics of steps, added up until somebody asks for their means."""
 
-    loss: Tensor  # [B]
-    metrics: Tensors = ()  # [B] each: their means are logged
-    reports: Tensors = ()  # [B] each: given back as they are, detached
+    state_names = ("sums", "summed")
 
-    @torch.no_grad()
-    def told(self, share: Tensor) -> Tensors:
-        """Return the means [K] of losses and metrics by the rows' shares [B], and the reports."""
-        return torch.mv(torch.stack((self.loss, *self.metrics)), share), *self.reports
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names = names
+        self.last = torch.zeros(len(names), device=device)  # those of the last step
+        self.sums = torch.zeros_like(self.last)
+        self.summed = 0
+
+    def add(self, values: Tensor) -> None:
+        """Add the metrics [K] of a step, which are the last ones from now on."""
+        self.last = values
+        # Never a name for `last` itself: a CUDA graph writes the next step's numbers there.
+        (self.sums.add_ if self.summed else self.sums.copy_)(values)
+        self.summed += 1
+
+    def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
+        """Return the means since the last call, `others` [] beside them; None without a step."""
+        if not self.summed:
+            return None
+        names, values = self.names, self.sums / self.summed
+        if others:
+            names = (*names, *others)
+            values = torch.cat((values, torch.stack(list(others.values()))))
+        self.summed = 0
+        return Metrics(names, values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How an algorithm learns from a batch, a NamedTuple of tensors [B, …]."""
+class Arguments:
+    """What a step is told besides weights: in the same tensors always, where a graph reads them."""
 
-    # Of the network, the frozen networks, the batch and the numbers given to `step`, in this order.
-    loss: Callable[..., RowLoss]
-    metrics: tuple[str, ...]  # the names of `RowLoss.metrics`
-    epsilon: float  # of Adam
-    max_grad_norm: float  # 0 = no clipping
-    grad_accumulation: int  # pieces that a batch is cut into
-    # What must be known of the whole batch before it is cut: of the batch and each row's share.
-    prepare: Callable[[Any, Tensor], Any] | None = None
-    # A metric and how large it may be: a step that starts beyond it is undone.
-    limit: tuple[str, float] | None = None
-    rows: int | None = None  # of the largest batch, where batches differ in size
+    def __init__(self, device: torch.device, rows: int | None, *, fixed: bool) -> None:
+        self.padding = Padding(rows) if fixed and rows else None
+        self._fixed = fixed
+        self._rate = torch.zeros((), device=device)
+        self._numbers: tuple[Any, ...] = ()
+        self._share = torch.empty(0, device=device)
+
+    def of(
+        self, batch: Any, share: float | Tensor | None, rate: float, numbers: Numbers
+    ) -> tuple[Numbers, Any, Tensor]:
+        """Return rate and numbers, the batch, and what each of its rows counts for."""
+        self._rate.fill_(rate)
+        if self._fixed:
+            self._keep(numbers)
+        else:
+            self._numbers = numbers
+        if self.padding is not None:
+            assert not isinstance(share, Tensor)
+            batch, self._share = self.padding(batch, share)
+        elif isinstance(share, Tensor):
+            self._share = share
+        elif share is not None or self._share.shape != batch[0].shape[:1]:
+            each = 1 / len(batch[0]) if share is None else share
+            self._share = self._rate.new_full((len(batch[0]),), each)
+        return (self._rate, *self._numbers), batch, self._share
+
+    def _keep(self, numbers: Numbers) -> None:
+        if not self._numbers:
+            self._numbers = tuple(self._rate.new_empty(torch.as_tensor(n).shape) for n in numbers)
+        for tensor, number in zip(self._numbers, numbers, strict=True):
+            if isinstance(number, Tensor):
+                tensor.copy_(number)
+            else:
+                tensor.fill_(number)
 
 
 class Learner(Stateful):
     """Holds a network's optimiser; every step changes its weights and gives the rows' reports."""
 
-    state_names = ("network", "adam", "updates", "_sums", "_summed")
+    state_names = ("network", "adam", "updates", "means")
 
     def __init__(
         self,
@@ -88,18 +131,12 @@ class Learner(Stateful):
         self._networks = (network, *frozen)
         # Themselves, because nothing hooks into these modules and each call costs.
         self._forwards = [n.module.forward for n in self._networks]
-        self.forward: Forward = self._forwards[0]  # as updates see it, which may be …
-        self.rounds = False  # … rounded, where what acts is not
-        self._names = ("train/loss", *recipe.metrics, "train/grad_norm")
-        self._rate = torch.zeros((), device=device)
-        self._numbers: Numbers = ()
-        self._share = torch.empty(0, device=device)
-        self._last = torch.zeros(len(self._names), device=device)
-        self._sums = torch.zeros_like(self._last)
-        self._summed = 0
-        self._graphs, self._seen = mode != "eager", host_sees(network.weights)
-        self.padding = Padding(recipe.rows) if self._graphs and recipe.rows else None
-        self._run = compiled(self._graph, mode, self._eager) if self._graphs else self._eager
+        self.forward: Forward = self._forwards[0]  # as updates see it, which may be rounded
+        self._seen = host_sees(network.weights)
+        self.means = Means(("train/loss", *recipe.metrics, "train/grad_norm"), device)
+        self._arguments = Arguments(device, recipe.rows, fixed=mode != "eager")
+        self.padding = self._arguments.padding  # who makes batches may use its room
+        self._run = compiled(partial(self._whole, True), mode, partial(self._whole, False))
         self.ready = mode != "compiled"  # else the next step is held up by a compiler
 
     def compute_in(self, precision: Precision) -> None:
@@ -108,7 +145,6 @@ class Learner(Stateful):
         loss = learned_in(precision, self._recipe.loss, count, device)
         self._recipe = replace(self._recipe, loss=loss)
         self.forward = read_in(precision, self._forwards[0], device)
-        self.rounds = precision == "bf16"
 
     def join(self, world: World) -> None:
         """Take every step together with other ranks, from the weights that rank 0 has.
@@ -118,11 +154,8 @@ class Learner(Stateful):
         self._recipe = replace(self._recipe, prepare=None)
         for network in self._networks:
             world.copy_((network.weights, *network.module.buffers()))
-        slope: Callable[..., Any] = self._eager_slope
-        finish: Callable[..., Any] = self._finish
-        if self._graphs:
-            slope = compiled(self._graph_slope, self._mode, slope)
-            finish = compiled(partial(finish, in_graph=True), self._mode, finish)
+        slope = compiled(self._graph_slope, self._mode, self._eager_slope)
+        finish = compiled(partial(self._finish, in_graph=True), self._mode, self._finish)
         self._run = Together(slope, finish, world, lambda: self.stop)
         self.ready = self._mode != "compiled"
 
@@ -131,23 +164,21 @@ class Learner(Stateful):
 
         The first one may have to compile; that is cut short at once if the run is to end.
         """
-        arguments = self._arguments(batch, learning_rate, numbers)
+        arguments = self._all(batch, learning_rate, numbers)
         if not self.ready:
             self._prepare(arguments)
-        self._last, *reports = self._run(*arguments)
+        metrics, *reports = self._run(*arguments)
+        self.means.add(metrics)
         self.updates += 1
-        # Never a name for `_last` itself: a CUDA graph writes the next step's numbers there.
-        (self._sums.add_ if self._summed else self._sums.copy_)(self._last)
-        self._summed += 1
         # On the host a look at the loss is free; on a device it would stall the queue, and
         # the metrics' next flush finds it.
-        if self._seen and not math.isfinite(self._last.numpy()[0]):
+        if self._seen and not math.isfinite(metrics.numpy()[0]):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return tuple(reports)
 
     def prepare(self, batch: Any, learning_rate: float, *numbers: float | Tensor) -> None:
         """Compile for arguments like these, which are only looked at."""
-        self._prepare(self._arguments(batch, learning_rate, numbers))
+        self._prepare(self._all(batch, learning_rate, numbers))
 
     def _prepare(self, arguments: tuple[Any, ...]) -> None:
         if isinstance(self._run, Compiled | Together):
@@ -155,33 +186,24 @@ class Learner(Stateful):
                 self._run.build(arguments)
         self.ready = True
 
-    def _arguments(self, batch: Any, rate: float, numbers: Numbers) -> tuple[Any, ...]:
-        self._rate.fill_(rate)
-        self._set(numbers)
-        if self.padding is not None:
-            assert not isinstance(self.share, Tensor)
-            batch, self._share = self.padding(batch, self.share)
-        elif isinstance(self.share, Tensor):
-            self._share = self.share
-        elif self.share is not None or self._share.shape != batch[0].shape[:1]:
-            share = 1 / len(batch[0]) if self.share is None else self.share
-            self._share = self._rate.new_full((len(batch[0]),), share)
+    def _all(self, batch: Any, rate: float, numbers: Numbers) -> tuple[Any, ...]:
         weights = tuple(network.weights for network in self._networks)
-        return weights, self.adam, (self._rate, *self._numbers), batch, self._share
+        return weights, self.adam, *self._arguments.of(batch, self.share, rate, numbers)
 
     @contextmanager
     def all_or_nothing(self, *others: Tensor) -> Iterator[None]:
         """Take back all steps, their counts and what `others` held, if CutShortError ends them."""
-        own = (self.network.weights, *self.network.module.buffers(), *self.adam, self._sums)
+        means, buffers = self.means, self.network.module.buffers()
+        own = (self.network.weights, *buffers, *self.adam, means.sums)
         tensors = (*own, *others)
-        before, counts = [tensor.clone() for tensor in tensors], (self.updates, self._summed)
+        before, counts = [tensor.clone() for tensor in tensors], (self.updates, means.summed)
         try:
             yield
         except CutShortError:
             with torch.no_grad():
                 for tensor, value in zip(tensors, before, strict=True):
                     tensor.copy_(value)
-            self.updates, self._summed = counts
+            self.updates, means.summed = counts
             raise
 
     @property
@@ -193,47 +215,21 @@ class Learner(Stateful):
     def exceeded(self) -> bool:
         """Whether the last step was undone; looks at the device only if there is a limit."""
         limit = self._recipe.limit
-        return limit is not None and bool(self._last[self._names.index(limit[0])] > limit[1])
+        means = self.means
+        return limit is not None and bool(means.last[means.names.index(limit[0])] > limit[1])
 
-    def means(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
-        """Return the means since the last call, `others` [] beside them; None without a step."""
-        if not self._summed:
-            return None
-        names, many = self._names, self._summed
-        values = self._sums / many if many > 1 else self._sums.clone()
-        if others:
-            names = (*names, *others)
-            values = torch.cat((values, torch.stack(list(others.values()))))
-        self._summed = 0
-        return Metrics(names, values)
+    @property
+    def rounds(self) -> bool:
+        """Whether updates read the network in other numbers than who acts."""
+        return self.forward is not self._forwards[0]
 
-    def _set(self, numbers: Numbers) -> None:
-        """Take the numbers of a step; as tensors of its own where a graph must see them change."""
-        if not self._graphs:
-            self._numbers = numbers
-            return
-        if not self._numbers:
-            self._numbers = tuple(self._rate.new_empty(torch.as_tensor(n).shape) for n in numbers)
-        for tensor, number in zip(self._numbers, numbers, strict=True):
-            assert isinstance(tensor, Tensor)
-            if isinstance(number, Tensor):
-                tensor.copy_(number)
-            else:
-                tensor.fill_(number)
-
-    def _eager(
-        self, weights: Tensors, adam: AdamState, numbers: tuple[Any, ...], batch: Any, share: Tensor
-    ) -> Tensors:
-        gradient, values, *reports = self._eager_slope(weights, numbers, batch, share)
-        return self._finish(weights[0], gradient, adam, numbers[0], values), *reports
-
-    def _graph(
-        self, weights: Tensors, adam: AdamState, numbers: Tensors, batch: Any, share: Tensor
-    ) -> Tensors:
-        """Compute the same as one function of its arguments, which can be compiled."""
-        gradient, values, *reports = self._graph_slope(weights, numbers, batch, share)
-        told = self._finish(weights[0], gradient, adam, numbers[0], values, in_graph=True)
-        return told, *reports
+    def _whole(self, in_graph: bool, *arguments: Any) -> Tensors:
+        """Compute and take a step; in a graph as one function of tensors, to be compiled."""
+        weights, adam, numbers, batch, share = arguments
+        slope = self._graph_slope if in_graph else self._eager_slope
+        gradient, values, *reports = slope(weights, numbers, batch, share)
+        step = weights[0], gradient, adam, numbers[0], values
+        return self._finish(*step, in_graph=in_graph), *reports
 
     def _eager_slope(
         self, weights: Tensors, numbers: tuple[Any, ...], batch: Any, share: Tensor
@@ -247,7 +243,7 @@ class Learner(Stateful):
         for piece, part in self._pieces(batch, share):
             rows = self._recipe.loss(*self._forwards, piece, *numbers[1:])
             torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
-            pieces.append(rows.told(part))
+            pieces.append(told(rows, part))
         return gradient, *(pieces[0] if len(pieces) == 1 else together(pieces))
 
     def _graph_slope(
@@ -265,7 +261,7 @@ class Learner(Stateful):
         for piece, part in self._pieces(batch, share):
             slope, (_, rows) = grad_and_value(loss, has_aux=True)(learned, piece, part)
             slopes.append(slope)
-            pieces.append(rows.told(part))
+            pieces.append(told(rows, part))
         return sum(slopes[1:], slopes[0]), *(pieces[0] if len(pieces) == 1 else together(pieces))
 
     def _pieces(self, batch: Any, share: Tensor) -> list[tuple[Any, Tensor]]:
@@ -294,7 +290,7 @@ class Learner(Stateful):
         step_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
         if limit is not None:
             # Undo the step where it starts beyond the limit, without asking the device.
-            keep = values[self._names.index(limit[0])] <= limit[1]
+            keep = values[self.means.names.index(limit[0])] <= limit[1]
             for now, then in zip((weights, *adam), before, strict=True):
                 now.copy_(torch.where(keep, now, then))
         return torch.cat((values, norm.unsqueeze(0)))

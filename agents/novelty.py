@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from agents.learner import RowLoss
 from agents.network_settings import NetworkSettings
 from agents.networks import uniform_
 from agents.normaliser import ObservationNormaliser
+from agents.recipe import RowLoss
 from agents.trunks import build_trunk
 from memory.compiled import compiled
 

@@ -28,7 +28,7 @@ from agents.ppo_building import (
     start_network,
     start_rollout,
 )
-from agents.ppo_loss import explained_variance, score
+from agents.ppo_loss import Scoring, explained_variance
 from agents.ppo_ranks import minibatches
 from agents.ppo_settings import PPOSettings
 from agents.ppo_stretch import collector
@@ -66,22 +66,22 @@ class PPO(Agent):
         settings.refuse_unfit(spec, total_steps)
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._settings = settings
-        self._device = device
         rows = settings.rollout_steps * spec.num_envs
         self._parts = settings.minibatches_of(rows)
         self._total_steps = total_steps
-        self._piece = settings.largest_minibatch(rows)
+        piece = settings.largest_minibatch(rows)
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
         mode = mode_of(settings, spec, device, total_steps)
         module = build_network(settings, spec, self._head, device)
         # Before the rest, because it asks for the memory of the rest too.
         copied = 1 if mode == "eager" else 2  # a graph has its own copy of a minibatch
         self._rollout = start_rollout(
-            settings, spec, self._head, module, device, copies=copied * self._piece
+            settings, spec, self._head, module, device, copies=copied * piece
         )
         network = start_network(module, settings, device, seeds[0])
         self._network, self._observations = module, module.normaliser
-        self._learner = Learner(recipe_of(settings, self._head, self._piece), network, mode)
+        self._learner = Learner(recipe_of(settings, self._head, piece), network, mode)
+        self._score = Scoring(self._learner, self._head, piece, mode)
         self._mirror = reading(settings, network, spec, lambda: self._learner.updates)
         size = settings.rollout_steps, spec.num_envs
         self._actor = sampling(module, self._head, device, *size, seeds[1], self._mirror, mode)
@@ -171,7 +171,7 @@ class PPO(Agent):
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the sampling actor, or one that takes the most likely actions."""
         if not explore:
-            return likeliest(self._network, self._head, self._device, self._mirror)
+            return likeliest(self._network, self._head, self.device, self._mirror)
         if num_envs != len(self._next_obs):
             raise ValueError(f"rollouts are of {len(self._next_obs)} environments, not {num_envs}")
         return self._actor
@@ -184,7 +184,7 @@ class PPO(Agent):
         reward = np.clip(step.reward, -1, 1) if self._settings.clip_reward else step.reward
         obs = decision.obs
         if self._observations is not None and self._begun == 0:
-            seen = obs.to(self._device)
+            seen = obs.to(self.device)
             obs = self._observations(seen)
             valid = rollout.brought(np.flatnonzero(step.valid))
             self._observations.update(seen.index_select(0, valid))
@@ -225,7 +225,7 @@ class PPO(Agent):
             return None
         if self._observations is not None:
             valid = self._rollout.valid if self._begun else None  # those of the first are counted
-            self._observations.take_in(self._rollout.obs.flatten(0, 1), valid, self._piece)
+            self._observations.take_in(self._rollout.obs.flatten(0, 1), valid, self._score.rows)
         self._rollout.clear()
         self._begun = self._steps
         return metrics
@@ -252,7 +252,7 @@ class PPO(Agent):
                 last_value = self._actor.values(obs, rollout.flags[-1, -1].numpy())
             else:
                 if self._learner.rounds or not self._actor.complete:
-                    score(rollout, self._learner.forward, self._head, self._piece)
+                    self._score(rollout)
                 last_value = self._network(obs)[1]
         how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}
         if (units := self._network.units) is None:
@@ -294,6 +294,7 @@ class PPO(Agent):
 
     def release(self) -> None:
         """Free the rollout and the network."""
+        device = self.device
         self._rollout.release()
         del self._learner, self._network, self._actor, self._mirror, self._next_obs, self._fill
-        reclaim(self._device)  # a learner refers to itself, by its methods
+        reclaim(device)  # a learner refers to itself, by its methods

@@ -16,13 +16,13 @@ from agents.base import Actor
 from agents.compiling import Mode, compile_mode
 from agents.heads import Head, build_head
 from agents.host_policy import policy_on_host
-from agents.learner import Recipe
 from agents.masking import Masks
 from agents.mirror import mirrored
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
 from agents.ppo_loss import recipe, sequence_recipe
 from agents.ppo_settings import PPOSettings
+from agents.recipe import Recipe
 from agents.recurrent import RecurrentActorCritic, RecurrentGreedy, RecurrentSampling
 from agents.taught_loss import taught_ppo_loss, with_teacher
 from agents.teaching import lesson_of

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from agents.compiling import Compiled, Mode
 from agents.heads import Head
-from agents.learner import Recipe, RowLoss
+from agents.learner import Learner
 from agents.ppo_settings import PPOSettings
-from agents.precision import Forward
+from agents.recipe import Recipe, RowLoss
 from agents.world import ALONE, World
 from buffers.rollout import RolloutBatch, RolloutBuffer
 from buffers.sequences import SequenceBatch
@@ -32,6 +33,7 @@ METRICS = (
     "train/clip_fraction",
 )
 ADAM_EPSILON = 1e-5
+Scores = tuple[Tensor, Tensor]  # log-probabilities and values [B]
 KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
 
 
@@ -171,15 +173,43 @@ def moments_of(x: Tensor) -> Tensor:
     return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))
 
 
-def score(rollout: RolloutBuffer, network: Forward, head: Head, piece: int) -> None:
-    """Complete the rollout's log-probabilities and values, so many rows at a time.
+class Scoring:
+    """Completes rollouts, so many `rows` at a time: as one graph where a learner's steps are."""
 
-    They come from the network that the update uses, so that its first ratio is 1 although
-    NumPy's sums may differ from torch's in the last digit.
-    """
-    stored = (rollout.obs, rollout.action, rollout.log_prob, rollout.value[:-1])
-    pieces = (tensor.flatten(0, 1).split(piece) for tensor in stored)
-    for obs, action, log_prob, value in zip(*pieces, strict=True):
-        parameters, values = network(obs)
-        log_prob.copy_(head.log_prob(parameters, action))
-        value.copy_(values)
+    def __init__(self, learner: Learner, head: Head, rows: int, mode: Mode) -> None:
+        self.rows = rows
+        self._learner, self._head = learner, head
+        graph = Compiled(self._pure, lambda _, *read: self._eager(*read), "the network")
+        self._graph = graph if mode == "compiled" else None
+
+    def __call__(self, rollout: RolloutBuffer) -> None:
+        """Complete log-probabilities and values.
+
+        They come from the network that the update uses, so that its first ratio is 1 although
+        NumPy's sums may differ from torch's in the last digit.
+        """
+        stored = (rollout.obs, rollout.action, rollout.log_prob, rollout.value[:-1])
+        pieces = (tensor.flatten(0, 1).split(self.rows) for tensor in stored)
+        for obs, action, *places in zip(*pieces, strict=True):
+            for place, scores in zip(places, self._of(obs, action), strict=True):
+                place.copy_(scores)
+
+    def _of(self, obs: Tensor, action: Tensor) -> Scores:
+        """Return log-probabilities and values [B]."""
+        graph, learner = self._graph, self._learner
+        if graph is None or learner.rounds or len(obs) != self.rows:
+            return self._eager(obs, action)
+        arguments = learner.network.weights, obs, action
+        if not graph.built:
+            with learner.stop.at_once(), torch.inference_mode(False):
+                graph.build(arguments)
+        log_prob, value = graph(*arguments)
+        return log_prob, value
+
+    def _eager(self, obs: Tensor, action: Tensor) -> Scores:
+        parameters, value = self._learner.forward(obs)
+        return self._head.log_prob(parameters, action), value
+
+    def _pure(self, weights: Tensor, obs: Tensor, action: Tensor) -> Scores:
+        parameters, value = self._learner.network.function(weights)(obs)
+        return self._head.log_prob(parameters, action), value

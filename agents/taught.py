@@ -14,7 +14,6 @@ from agents.dqn import DQN
 from agents.dqn_settings import DQNSettings
 from agents.heads import Head, build_head
 from agents.ppo import PPO
-from agents.ppo_loss import score
 from agents.ppo_settings import PPOSettings
 from agents.taught_loss import TaughtReplayBatch
 from agents.teacher import Teacher
@@ -147,7 +146,7 @@ class TaughtPPO(Taught, PPO):
     @override
     def observe(self, decision: Decision, step: Step) -> None:
         t, rollout = self._rollout.position, self._rows
-        rollout.own[t] = torch.from_numpy(~self._teaching.led).to(self._device)
+        rollout.own[t] = torch.from_numpy(~self._teaching.led).to(self.device)
         if self._first:
             self._teaching.tell_(decision.obs, rollout.lesson[t])
         super().observe(decision, step)
@@ -160,7 +159,7 @@ class TaughtPPO(Taught, PPO):
         if self._actor.complete and not bool(rollout.own.all()):
             # What was said of the student's own action is not about the teacher's.
             with torch.inference_mode():
-                score(rollout, self._learner.forward, self._head, self._piece)
+                self._score(rollout)
         if not first and self.teacher_coef > 0:
             obs, lesson = rollout.obs.flatten(0, 1), rollout.lesson.flatten(0, 1)
-            self._teaching.tell_all_(obs, lesson, self._piece)
+            self._teaching.tell_all_(obs, lesson, self._score.rows)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from agents.dqn_loss import Q, QHead, td_loss
 from agents.heads import Head
-from agents.learner import Recipe, RowLoss
 from agents.ppo_loss import ppo_loss
+from agents.recipe import Recipe, RowLoss
 from agents.teaching import is_choice
 from buffers.replay import ReplayBatch
 from buffers.rollout import RolloutBatch

@@ -178,12 +178,12 @@ class RankSaver(Saver):
             self._replay.keep_up()
             if not self.checkpoints.busy:
                 self._replay = None
-        due = self._due.due(step)
+        due = self._times.due(step)
         if self.agreed or (best and self._enabled) or (due and not self.late):
             self.save(step, score)
         elif due:
             self._tell_of_slowness()
-        overdue = self._clock() >= self._next_time and not self.checkpoints.busy
+        overdue = self._times.overdue and not self.checkpoints.busy
         self.agreed, self.wish = False, self.wish or asked or overdue
 
     @override

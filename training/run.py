@@ -25,7 +25,7 @@ from training.run_directory import BEST, LAST
 from training.settings import Settings
 from training.summary import Summary, weights_hash
 from training.terminal import Status, score
-from training.timing import Interval, Pace, Speed, Stopwatch
+from training.timing import Interval, Stopwatch
 
 log = logging.getLogger("steadyrl")
 
@@ -43,8 +43,6 @@ class Run(Stateful):
         "_metrics",
         "_episodes",
         "_stopwatch",
-        "_speed",
-        "_pace",
         "_updates",
         "logged_step",
         "_kept",
@@ -57,15 +55,12 @@ class Run(Stateful):
         self.steps = 0  # valid environment steps
         self._agent = agent
         self._instruments = instruments
-        self._stop = instruments.signals.stop
         self._total = settings.run.total_steps
         self._log_due = Interval(settings.run.log.every)
         self._eval_due = Interval(settings.run.eval.every if instruments.evaluator else 0)
         self._metrics = MetricAccumulator()
         self._episodes = Episodes(settings.run.memory.history, settings.run.env.info_metrics)
         self._stopwatch = Stopwatch()
-        self._speed = Speed()
-        self._pace = Pace()
         self._updates = 0  # that the metrics hold
         self.logged_step = 0
         self._kept = KeptRow(next(iter(agent.weights().values())).device)
@@ -88,7 +83,7 @@ class Run(Stateful):
     @property
     def stopped(self) -> bool:
         """Whether somebody asked the run to end."""
-        return self._stop.requested
+        return self._instruments.signals.stop.requested
 
     @property
     def due(self) -> bool:
@@ -167,7 +162,7 @@ class Run(Stateful):
             if self.stopped:
                 return
             self._eval_due.due(self.steps)
-            if self._log_due.due(self.steps) and self._pace.allows(self._stopwatch.seconds):
+            if self._log_due.due(self.steps) and self._stopwatch.lets_pass():
                 scalars |= self._scalars()
             if scalars:
                 self._write(scalars)
@@ -281,7 +276,7 @@ class Run(Stateful):
             self._instruments.saver.write_policy(BEST, self.steps, result.mean)
 
     def _scalars(self) -> dict[str, float]:
-        speed, updates = self._speed.take(self._stopwatch.training, self.steps, self._agent.updates)
+        speed, updates = self._stopwatch.speed(self.steps, self._agent.updates)
         scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
         scalars |= self._watch(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()

@@ -27,6 +27,35 @@ from training.timing import Interval
 log = logging.getLogger("steadyrl")
 
 
+class Times:
+    """When a run is saved: every so many steps, every so many seconds, or both."""
+
+    def __init__(self, settings: CheckpointSettings, clock: Callable[[], float]) -> None:
+        self._seconds, self._clock = settings.seconds, clock
+        self._steps = Interval(settings.every)
+        self._next = float("inf")
+        self.begin_anew()
+
+    @property
+    def next(self) -> int | None:
+        """The next step of those asked for."""
+        return self._steps.next
+
+    def due(self, step: int) -> bool:
+        """Return whether so many steps are made; true once."""
+        return self._steps.due(step)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether so many seconds have passed."""
+        return self._clock() >= self._next
+
+    def begin_anew(self) -> None:
+        """Count seconds from now on."""
+        if self._seconds:
+            self._next = self._clock() + self._seconds
+
+
 class Saver:
     """Saves a run between two rows, in a thread; takes it back when it is continued."""
 
@@ -42,9 +71,7 @@ class Saver:
         self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.keep, files=files)
         self._settings, self._directory, self._facts = settings, directory, dict(facts)
         self._files = files or Files()
-        self._clock = clock
-        self._due = Interval(settings.every)
-        self._next_time = clock() + settings.seconds if settings.seconds else float("inf")
+        self._times = Times(settings, clock)
         self._replay: ReplaySave | None = None
         self._world: World = ALONE
         self._prefix = ""  # of the parts' names
@@ -64,7 +91,7 @@ class Saver:
     @property
     def next(self) -> int | None:
         """The step at which there is something to do; 0 while every row is to be looked at."""
-        return self._due.next if self._replay is None else 0
+        return self._times.next if self._replay is None else 0
 
     def after_row(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
         """Save if it is time; let a save under way keep up with what is overwritten.
@@ -75,7 +102,7 @@ class Saver:
             self._replay.keep_up()
             if not self.checkpoints.busy:
                 self._replay = None
-        due = self._due.due(step) or self._clock() >= self._next_time
+        due = self._times.due(step) or self._times.overdue
         if asked or (best and self._enabled):
             self.save(step, score)
         elif due and self.checkpoints.busy:
@@ -85,8 +112,7 @@ class Saver:
 
     def save(self, step: int, score: float | None) -> None:
         """Copy the run's state and write it in a thread; refuse weights that are not numbers."""
-        if self._settings.seconds:
-            self._next_time = self._clock() + self._settings.seconds
+        self._times.begin_anew()
         self._refuse_non_finite(step)
         state = self._agent.state_dict()
         parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
@@ -160,7 +186,7 @@ class Saver:
                 continue
             checkpoints.last = saved.path
             self._saved = saved.step, self._agent.updates
-            self._due.due(saved.step)  # has been saved: the next one comes an interval later
+            self._times.due(saved.step)  # has been saved: the next one comes an interval later
             return saved.step
         raise AssertionError("usable() yields or raises")
 

@@ -84,6 +84,7 @@ class Stopwatch(Stateful):
     """Seconds of a run, those before it was interrupted included; pauses are no training."""
 
     def __init__(self) -> None:
+        self._pace, self._speed = Pace(), Speed()
         self._begin = time.perf_counter()
         self._before = self._paused = 0.0
 
@@ -106,11 +107,22 @@ class Stopwatch(Stateful):
         finally:
             self._paused += time.perf_counter() - begin
 
+    def lets_pass(self) -> bool:
+        """Return whether one more line may be logged; if so, count it."""
+        return self._pace.allows(self.seconds)
+
+    def speed(self, steps: int, updates: int) -> tuple[float, float]:
+        """Return steps and updates a second of training since the last call."""
+        return self._speed.take(self.training, steps, updates)
+
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "paused": self._paused}
+        parts = {"pace": self._pace.state_dict(), "speed": self._speed.state_dict()}
+        return {"seconds": self.seconds, "paused": self._paused, **parts}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._begin = time.perf_counter()
         self._before, self._paused = state["seconds"], state["paused"]
+        self._pace.load_state_dict(state["pace"])
+        self._speed.load_state_dict(state["speed"])

@@ -1,4 +1,4 @@
-"""DQN and PPO on CartPole beside Stable-Baselines3; DQN on Pong, learning during steps or after."""
+"""DQN and PPO on CartPole beside other trainers; DQN on Pong, learning during steps or after."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripts.benchmarks.measuring import (
     print_speeds,
     take_turns,
 )
-from scripts.benchmarks.peers import SB3, sb3_dqn, sb3_ppo
+from scripts.benchmarks.peers import SB3, dqn_peers, ppo_peers
 
 WORK = (
     "agent=dqn",
@@ -111,9 +111,7 @@ def compare(args: argparse.Namespace) -> None:
         contestants: dict[str, Callable[[], object]] = {
             name: partial(one.train, args.steps) for name, one in runs.items()
         }
-        peer = sb3_dqn()
-        if peer is not None:
-            contestants[SB3] = partial(peer, args.steps)
+        contestants |= {name: partial(peer, args.steps) for name, peer in dqn_peers().items()}
         for one in runs.values():
             one.train(1_500)  # past learning_starts: compiled, and learning
         seconds = take_turns(contestants, rounds=args.rounds, calls=1)
@@ -269,9 +267,7 @@ def _compare_ppo(work: Work, args: argparse.Namespace) -> None:
         contestants: dict[str, Callable[[], object]] = {
             name: partial(one.train, steps) for name, one in runs.items()
         }
-        peer = sb3_ppo(*work)
-        if peer is not None:
-            contestants[SB3] = partial(peer, steps)
+        contestants |= {name: partial(peer, steps) for name, peer in ppo_peers(*work).items()}
         for one in runs.values():
             one.train(2 * work.steps)  # compiled, and memory touched
         print(f"\n{work}")

@@ -1,4 +1,4 @@
-"""Other trainers and replays, given the same work; each is there only where it is installed."""
+"""Other trainers, given the same work; each is there only where it is installed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-SB3 = "Stable-Baselines3"
-ALPHA, BETA = 0.6, 0.4  # of every prioritised replay
-EPISODE = 200  # rows
+SB3, REJAX = "Stable-Baselines3", "rejax"
 
 
 def installed(module: str, name: str) -> bool:
@@ -25,129 +20,27 @@ def installed(module: str, name: str) -> bool:
     return there
 
 
-class Data(NamedTuple):
-    """What all contestants are fed."""
-
-    obs: NDArray[np.float32]  # [rows, size]
-    reward: NDArray[np.float32]  # [rows]
-    done: NDArray[np.bool_]  # [rows]
-    error: NDArray[np.float32]  # [rows] what priorities are made of
-
-
-def make_data(rows: int, size: int) -> Data:
-    """Return random rows with an end every EPISODE rows."""
-    random = np.random.default_rng(0)
-    done = np.zeros(rows, np.bool_)
-    done[EPISODE - 1 :: EPISODE] = True
-    return Data(
-        random.random((rows, size), np.float32),
-        random.random(rows, np.float32),
-        done,
-        random.exponential(size=rows).astype(np.float32),
-    )
+def dqn_peers() -> dict[str, Callable[[int], object]]:
+    """Return who is installed, to be called with so many steps of `agents.WORK`."""
+    found: dict[str, Callable[[int], object]] = {}
+    if installed("stable_baselines3", SB3):
+        found[SB3] = _sb3_dqn()
+    if installed("rejax", REJAX):
+        found[REJAX] = _rejax_dqn()
+    return found
 
 
-Cycle = Callable[[int], Callable[[], None]]  # batch size → one add + sample + update
+def ppo_peers(envs: int, rows: int, minibatches: int) -> dict[str, Callable[[int], object]]:
+    """Return who is installed, to be called with so many steps of `agents.PPO_WORK`."""
+    found: dict[str, Callable[[int], object]] = {}
+    if installed("stable_baselines3", SB3):
+        found[SB3] = _sb3_ppo(envs, rows, minibatches)
+    if installed("rejax", REJAX):
+        found[REJAX] = _rejax_ppo(envs, rows, minibatches)
+    return found
 
 
-def cpprb(data: Data) -> Cycle:
-    """Return cycles of cpprb's prioritised buffer (1-step, its default)."""
-    from cpprb import PrioritizedReplayBuffer
-
-    size, rows = data.obs.shape[1], len(data.obs)
-    plain: dict[str, Any] = {"rew": {}, "done": {}, "act": {"dtype": np.int64}}
-    fields = {"obs": {"shape": size}, "next_obs": {"shape": size}, **plain}
-    replay = PrioritizedReplayBuffer(rows, fields, alpha=ALPHA)
-    replay.add(
-        obs=data.obs,
-        next_obs=data.obs,
-        rew=data.reward,
-        done=data.done,
-        act=np.zeros(rows, np.int64),
-    )
-    replay.update_priorities(np.arange(rows), data.error)
-    row = 0
-
-    def cycle(batch_size: int) -> Callable[[], None]:
-        error = data.error[:batch_size].copy()
-
-        def once() -> None:
-            nonlocal row
-            row = (row + 1) % rows
-            obs = data.obs[row]
-            replay.add(obs=obs, next_obs=obs, rew=data.reward[row], done=data.done[row], act=0)
-            batch = replay.sample(batch_size, beta=BETA)
-            replay.update_priorities(batch["indexes"], error)
-
-        return once
-
-    return cycle
-
-
-def tianshou(data: Data) -> Cycle:
-    """Return cycles of Tianshou's prioritised buffer (1-step; its n-step is in the algorithm)."""
-    from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer
-
-    rows = len(data.obs)
-    replay = PrioritizedReplayBuffer(rows, alpha=ALPHA, beta=BETA)
-    filled = ReplayBuffer.from_data(
-        data.obs,
-        np.zeros(rows, np.int64),
-        data.reward,
-        data.done,
-        np.zeros(rows, np.bool_),
-        data.done,
-        data.obs,
-    )
-    replay.update(filled)
-    replay.update_weight(np.arange(rows), data.error)
-    row = 0
-
-    def cycle(batch_size: int) -> Callable[[], None]:
-        error = data.error[:batch_size].copy()
-
-        def once() -> None:
-            nonlocal row
-            row = (row + 1) % rows
-            obs, done = data.obs[row], bool(data.done[row])
-            step: Any = Batch(
-                obs=obs,
-                act=0,
-                rew=data.reward[row],
-                terminated=done,
-                truncated=False,
-                obs_next=obs,
-                info={},
-            )
-            replay.add(step)
-            _, index = replay.sample(batch_size)
-            replay.update_weight(index, error)
-
-        return once
-
-    return cycle
-
-
-def sb3_replay_bytes(capacity: int, shape: tuple[int, ...], dtype: Any, optimised: bool) -> int:
-    """Return the bytes of all arrays of its (uniform) replay."""
-    from gymnasium.spaces import Box, Discrete
-    from stable_baselines3.common.buffers import ReplayBuffer as Theirs
-
-    replay = Theirs(
-        capacity,
-        Box(0, 1 if dtype == np.float32 else 255, shape, dtype),
-        Discrete(6),
-        device="cpu",
-        optimize_memory_usage=optimised,
-        handle_timeout_termination=not optimised,  # it has not both
-    )
-    return sum(part.nbytes for part in vars(replay).values() if isinstance(part, np.ndarray))
-
-
-def sb3_dqn() -> Callable[[int], object] | None:
-    """Return the same work in Stable-Baselines3, or None where it is not installed."""
-    if not installed("stable_baselines3", SB3):
-        return None
+def _sb3_dqn() -> Callable[[int], object]:
     from stable_baselines3 import DQN
 
     model = DQN(
@@ -169,10 +62,7 @@ def sb3_dqn() -> Callable[[int], object] | None:
     return lambda steps: model.learn(steps, reset_num_timesteps=False)
 
 
-def sb3_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object] | None:
-    """Return the same work in Stable-Baselines3, or None where it is not installed."""
-    if not installed("stable_baselines3", SB3):
-        return None
+def _sb3_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object]:
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -189,6 +79,69 @@ def sb3_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object] |
     )
     model.learn(2 * envs * rows)
     return lambda steps: model.learn(steps, reset_num_timesteps=False)
+
+
+def _rejax_dqn() -> Callable[[int], object]:
+    import rejax
+    from flax import linen
+    from rejax.networks import DiscreteQNetwork, EpsilonGreedyPolicy
+
+    algorithm = rejax.get_algo("dqn").create(
+        env="CartPole-v1",
+        num_envs=1,
+        num_epochs=1,
+        learning_rate=2.5e-4,
+        buffer_size=100_000,
+        fill_buffer=1_000,
+        batch_size=128,
+        target_update_freq=500,
+        ddqn=False,
+        max_grad_norm=10.0,
+    )
+    # Its settings have no place for the sizes of layers.
+    network: Any = EpsilonGreedyPolicy(DiscreteQNetwork)
+    agent = network(hidden_layer_sizes=(120, 84), action_dim=2, activation=linen.relu)
+    train = _jitted(algorithm.replace(agent=agent))
+    train(1_500)
+    return train
+
+
+def _rejax_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object]:
+    import rejax
+
+    algorithm = rejax.get_algo("ppo").create(
+        env="CartPole-v1",
+        num_envs=envs,
+        num_steps=rows,
+        num_epochs=4,
+        num_minibatches=minibatches,
+        learning_rate=2.5e-4,
+        ent_coef=0.0,
+        max_grad_norm=0.5,
+        agent_kwargs={"activation": "tanh", "hidden_layer_sizes": [64, 64]},
+    )
+    train = _jitted(algorithm, envs * rows)
+    train(2 * envs * rows)
+    return train
+
+
+def _jitted(algorithm: Any, steps_of_an_iteration: int = 1) -> Callable[[int], object]:
+    """Return what goes on for so many steps as one program; its evaluations are left out."""
+    import jax
+
+    def go_on(state: Any, iterations: int) -> Any:
+        return jax.lax.fori_loop(
+            0, iterations, lambda _, now: algorithm.train_iteration(now), state
+        )
+
+    compiled = jax.jit(go_on)
+    state = algorithm.init_state(jax.random.PRNGKey(0))
+
+    def train(steps: int) -> None:
+        nonlocal state
+        state = jax.block_until_ready(compiled(state, steps // steps_of_an_iteration))
+
+    return train
 
 
 def race_sb3(told: Mapping[str, Any]) -> float:

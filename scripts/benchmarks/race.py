@@ -23,13 +23,13 @@ from omegaconf import OmegaConf
 from agents.dqn_settings import DQNSettings
 from agents.ppo_settings import PPOSettings
 from memory.errors import SettingError
-from scripts.benchmarks.peers import SB3, installed
+from scripts.benchmarks.peers import REJAX, SB3, installed
 from training.command_line import accept, compose_one
 from training.settings import Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = ("cartpole_ppo", "cartpole_dqn", "pendulum_ppo", "acrobot_dqn")
-OURS, REJAX = "SteadyRL", "rejax"
+OURS = "SteadyRL"
 # What gymnax has of Gymnasium's.
 REJAX_ENVS = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
 

@@ -4,31 +4,140 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from buffers.replay import ReplayBuffer, build_replay
 from buffers.settings import ReplaySettings
 from scripts.benchmarks.measuring import median_ratio, take_turns
-from scripts.benchmarks.peers import (
-    ALPHA,
-    BETA,
-    EPISODE,
-    SB3,
-    Cycle,
-    Data,
-    cpprb,
-    installed,
-    make_data,
-    sb3_replay_bytes,
-    tianshou,
-)
+from scripts.benchmarks.peers import SB3, installed
 
 OURS = "SteadyRL, n-step {}"
-ROOT = Path(__file__).resolve().parents[2]
+ALPHA, BETA = 0.6, 0.4  # of every prioritised replay
+EPISODE = 200  # rows
+
+
+class Data(NamedTuple):
+    """What all contestants are fed."""
+
+    obs: NDArray[np.float32]  # [rows, size]
+    reward: NDArray[np.float32]  # [rows]
+    done: NDArray[np.bool_]  # [rows]
+    error: NDArray[np.float32]  # [rows] what priorities are made of
+
+
+def make_data(rows: int, size: int) -> Data:
+    """Return random rows with an end every EPISODE rows."""
+    random = np.random.default_rng(0)
+    done = np.zeros(rows, np.bool_)
+    done[EPISODE - 1 :: EPISODE] = True
+    return Data(
+        random.random((rows, size), np.float32),
+        random.random(rows, np.float32),
+        done,
+        random.exponential(size=rows).astype(np.float32),
+    )
+
+
+Cycle = Callable[[int], Callable[[], None]]  # batch size → one add + sample + update
+
+
+def cpprb(data: Data) -> Cycle:
+    """Return cycles of cpprb's prioritised buffer (1-step, its default)."""
+    from cpprb import PrioritizedReplayBuffer
+
+    size, rows = data.obs.shape[1], len(data.obs)
+    plain: dict[str, Any] = {"rew": {}, "done": {}, "act": {"dtype": np.int64}}
+    fields = {"obs": {"shape": size}, "next_obs": {"shape": size}, **plain}
+    replay = PrioritizedReplayBuffer(rows, fields, alpha=ALPHA)
+    replay.add(
+        obs=data.obs,
+        next_obs=data.obs,
+        rew=data.reward,
+        done=data.done,
+        act=np.zeros(rows, np.int64),
+    )
+    replay.update_priorities(np.arange(rows), data.error)
+    row = 0
+
+    def cycle(batch_size: int) -> Callable[[], None]:
+        error = data.error[:batch_size].copy()
+
+        def once() -> None:
+            nonlocal row
+            row = (row + 1) % rows
+            obs = data.obs[row]
+            replay.add(obs=obs, next_obs=obs, rew=data.reward[row], done=data.done[row], act=0)
+            batch = replay.sample(batch_size, beta=BETA)
+            replay.update_priorities(batch["indexes"], error)
+
+        return once
+
+    return cycle
+
+
+def tianshou(data: Data) -> Cycle:
+    """Return cycles of Tianshou's prioritised buffer (1-step; its n-step is in the algorithm)."""
+    from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer
+
+    rows = len(data.obs)
+    replay = PrioritizedReplayBuffer(rows, alpha=ALPHA, beta=BETA)
+    filled = ReplayBuffer.from_data(
+        data.obs,
+        np.zeros(rows, np.int64),
+        data.reward,
+        data.done,
+        np.zeros(rows, np.bool_),
+        data.done,
+        data.obs,
+    )
+    replay.update(filled)
+    replay.update_weight(np.arange(rows), data.error)
+    row = 0
+
+    def cycle(batch_size: int) -> Callable[[], None]:
+        error = data.error[:batch_size].copy()
+
+        def once() -> None:
+            nonlocal row
+            row = (row + 1) % rows
+            obs, done = data.obs[row], bool(data.done[row])
+            step: Any = Batch(
+                obs=obs,
+                act=0,
+                rew=data.reward[row],
+                terminated=done,
+                truncated=False,
+                obs_next=obs,
+                info={},
+            )
+            replay.add(step)
+            _, index = replay.sample(batch_size)
+            replay.update_weight(index, error)
+
+        return once
+
+    return cycle
+
+
+def sb3_replay_bytes(capacity: int, shape: tuple[int, ...], dtype: Any, optimised: bool) -> int:
+    """Return the bytes of all arrays of its (uniform) replay."""
+    from gymnasium.spaces import Box, Discrete
+    from stable_baselines3.common.buffers import ReplayBuffer as Theirs
+
+    replay = Theirs(
+        capacity,
+        Box(0, 1 if dtype == np.float32 else 255, shape, dtype),
+        Discrete(6),
+        device="cpu",
+        optimize_memory_usage=optimised,
+        handle_timeout_termination=not optimised,  # it has not both
+    )
+    return sum(part.nbytes for part in vars(replay).values() if isinstance(part, np.ndarray))
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,7 +11,7 @@ from agents.actor_critic import ACTIVATIONS
 from agents.actors import Greedy, Sampling
 from agents.host_policy import policy_on_host, q_on_host
 from agents.network_settings import PLAIN
-from agents.ppo_loss import score
+from agents.ppo_loss import Scoring
 from agents.trunks import QNetwork
 
 
@@ -65,15 +65,43 @@ def test_log_probabilities_and_values_follow_for_all_rows():
     rollout = agent._rollout
     rollout.log_prob.fill_(np.nan)
     rollout.value.fill_(np.nan)
-    network = agent._learner.network.module
     with torch.inference_mode():
         # 7 of 48 rows: the last piece is a smaller one.
-        score(rollout, network, agent._head, 7)
+        Scoring(agent._learner, agent._head, 7, "eager")(rollout)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
         log_prob, _ = agent._head.evaluate(parameters, rollout.action[t])
         torch.testing.assert_close(rollout.log_prob[t], log_prob.detach())
         torch.testing.assert_close(rollout.value[t], value.detach())
+
+
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_a_graph_says_of_a_rollout_what_the_network_says(space):
+    agent = build(shape=(3,), action=SPACES[space], normalize_obs=True)
+    env = Episodes(shape=(3,))
+    _, obs = learn(agent, env, env.reset(), 2)
+    collect(agent, env, obs, 16)
+    rollout, learner = agent._rollout, agent._learner
+    eager, graph = (Scoring(learner, agent._head, 20, mode) for mode in ("eager", "compiled"))
+    sizes, read = [], graph._eager
+
+    def looked_at(obs, action):
+        sizes.append(len(obs))
+        return read(obs, action)
+
+    graph._eager = looked_at
+
+    for _ in range(2):  # weights and statistics are read when it is asked, not when it was made
+        with torch.inference_mode():
+            eager(rollout)
+            expected = rollout.log_prob.clone(), rollout.value[:-1].clone()
+            rollout.log_prob.fill_(np.nan)
+            rollout.value.fill_(np.nan)
+            graph(rollout)
+        torch.testing.assert_close((rollout.log_prob, rollout.value[:-1]), expected)
+        learner.network.weights.mul_(1.5)
+        agent._observations.shift.add_(0.3)
+    assert sizes == [8, 8]  # what is left of 48 rows, and nothing else
 
 
 @pytest.mark.parametrize("changes", [{"shared_trunk": True}, {"shape": (1, 8, 8)}])

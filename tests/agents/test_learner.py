@@ -1,6 +1,7 @@
 """The learner against torch's own optimiser, and what it promises whatever the loss."""
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from agents.batches import Padding
 from agents.dqn_building import recipe
 from agents.dqn_loss import ScalarHead, td_loss
-from agents.learner import Learner, Recipe, RowLoss
+from agents.learner import Learner
 from agents.networks import FlatNetwork
+from agents.recipe import Recipe, RowLoss
 from agents.tracing import traced
 from agents.trunks import QNetwork
 from buffers.replay import ReplayBatch
@@ -80,7 +82,7 @@ def as_traced(learner):
 
     def run(*args):
         if not made:
-            made.extend(traced(learner._graph, args))
+            made.extend(traced(partial(learner._whole, True), args))
         graph, captured = made
         return graph(*flatten(args), *captured)
 
@@ -109,7 +111,7 @@ def test_steps_of_dqn_are_those_of_torchs_adam_on_clipped_gradients(accumulate, 
         optimizer.step()
         (td_error,) = learner.step(batch, rate)
         torch.testing.assert_close(td_error, rows.reports[0], atol=1e-5, rtol=1e-5)
-        metrics = dict(zip(learner._names, learner.means().values.tolist(), strict=True))
+        metrics = dict(zip(learner.means.names, learner.means().values.tolist(), strict=True))
         assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
         assert metrics["train/loss"] == pytest.approx(rows.loss.mean().item(), rel=1e-4)
         assert metrics["train/td_error"] == pytest.approx(td_error.abs().mean().item(), rel=1e-4)

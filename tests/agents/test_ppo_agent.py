@@ -22,7 +22,7 @@ def spy(agent):
     def record(*args):
         values, *reports = run(*args)
         *_, numbers, batch, _ = args
-        metrics = dict(zip(learner._names, values.tolist(), strict=True))
+        metrics = dict(zip(learner.means.names, values.tolist(), strict=True))
         seen.append((batch, metrics, numbers))
         return values, *reports
 

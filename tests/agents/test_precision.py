@@ -14,8 +14,9 @@ from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
 from agents.dqn_building import recipe
-from agents.learner import Learner, Recipe, RowLoss
+from agents.learner import Learner
 from agents.networks import FlatNetwork
+from agents.recipe import Recipe, RowLoss
 
 EIGHT_BITS = 2.0**-8
 

@@ -41,7 +41,7 @@ def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, overr
 
 def test_a_stopwatch_goes_on_where_it_was():
     first = Stopwatch()
-    first.load_state_dict({"seconds": 1000.0, "paused": 100.0})
+    first.load_state_dict({**first.state_dict(), "seconds": 1000.0, "paused": 100.0})
     with first.pause():
         pass
     second = Stopwatch()
@@ -60,7 +60,7 @@ def test_an_interval_that_was_changed_counts_on(every, next_):
 
 
 def test_a_run_that_logs_without_end_slows_down_and_forgets_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.run.Pace", lambda: Pace(at_once=5))
+    monkeypatch.setattr("training.timing.Pace", lambda: Pace(at_once=5))
     told = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
     lines = Lines()
     with build(told) as (env, agent):

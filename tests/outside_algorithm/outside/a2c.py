@@ -9,9 +9,10 @@ from agents.actor_critic import ActorCritic
 from agents.actors import Sampling, most_likely
 from agents.base import Agent
 from agents.heads import build_head
-from agents.learner import Learner, Recipe, RowLoss
+from agents.learner import Learner
 from agents.networks import FlatNetwork
 from agents.ppo_loss import with_normal_advantages
+from agents.recipe import Recipe, RowLoss
 from agents.schedules import linear
 from buffers.rollout import RolloutBuffer
 
