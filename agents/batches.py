@@ -1,8 +1,8 @@
-"""Batches as the learner takes them: padded to one size, or cut into pieces."""
+"""Batches as the learner takes them: of one size, for a graph has one, or cut into pieces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,28 @@ class Padding:
             self._share[rows:] = 0
             self._shared = shared
         return self._batch, self._share
+
+
+def places(
+    whole: Sequence[Tensor], order: Tensor, count: int, size: int
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+    """Yield batches for graphs that pick rows themselves, and what each row counts for [size].
+
+    A batch is the places of its rows [size] and all that there is. The rows are those of
+    `order.tensor_split(count)`, never none, filled up with the first of them at share 0; places
+    and shares are written over those before.
+    """
+    place, share, shared = order.new_empty(size), torch.empty(size), 0
+    for rows in order.tensor_split(max(1, min(count, len(order)))):
+        some = len(rows)
+        if not some:
+            continue
+        place[:some] = rows
+        if some < size:
+            place[some:] = rows[0]
+        if some != shared:
+            share[:some], share[some:], shared = 1 / some, 0, some
+        yield (place, *whole), share
 
 
 def cut(batch: Any, share: Tensor, count: int) -> list[tuple[Any, Tensor]]:

@@ -87,11 +87,10 @@ class Arguments:
             self._keep(numbers)
         else:
             self._numbers = numbers
-        if self.padding is not None:
-            assert not isinstance(share, Tensor)
-            batch, self._share = self.padding(batch, share)
-        elif isinstance(share, Tensor):
+        if isinstance(share, Tensor):  # who says it row by row has brought them to one size
             self._share = share
+        elif self.padding is not None:
+            batch, self._share = self.padding(batch, share)
         elif share is not None or self._share.shape != batch[0].shape[:1]:
             each = 1 / len(batch[0]) if share is None else share
             self._share = self._rate.new_full((len(batch[0]),), each)

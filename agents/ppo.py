@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
 from agents.base import Actor, Agent, Decision
+from agents.batches import places
 from agents.heads import build_head
 from agents.learner import Learner
 from agents.normaliser import CLIP, RewardNormaliser
@@ -22,6 +23,7 @@ from agents.ppo_building import (
     finished,
     likeliest,
     mode_of,
+    picks_rows,
     reading,
     recipe_of,
     sampling,
@@ -29,7 +31,7 @@ from agents.ppo_building import (
     start_rollout,
 )
 from agents.ppo_loss import Scoring, explained_variance
-from agents.ppo_ranks import minibatches
+from agents.ppo_ranks import SETTLED_ROWS, minibatches
 from agents.ppo_settings import PPOSettings
 from agents.ppo_stretch import collector
 from agents.recurrent import RecurrentSampling
@@ -41,9 +43,6 @@ from buffers.sequences import SequenceRollout
 from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
-
-# As many rows the ranks go on without each other; only a whole rollout they need together.
-SETTLED_ROWS = 16
 
 
 class PPO(Agent):
@@ -74,13 +73,13 @@ class PPO(Agent):
         mode = mode_of(settings, spec, device, total_steps)
         module = build_network(settings, spec, self._head, device)
         # Before the rest, because it asks for the memory of the rest too.
-        copied = 1 if mode == "eager" else 2  # a graph has its own copy of a minibatch
-        self._rollout = start_rollout(
-            settings, spec, self._head, module, device, copies=copied * piece
-        )
+        copies = piece if mode == "eager" else 2 * piece  # a graph has its own of a minibatch
+        self._rollout = start_rollout(settings, spec, self._head, module, device, copies=copies)
         network = start_network(module, settings, device, seeds[0])
         self._network, self._observations = module, module.normaliser
-        self._learner = Learner(recipe_of(settings, self._head, piece), network, mode)
+        self._picks = picks_rows(settings, mode, device)
+        how = recipe_of(settings, self._head, piece, picks=self._picks)
+        self._learner = Learner(how, network, mode)
         self._score = Scoring(self._learner, self._head, piece, mode)
         self._mirror = reading(settings, network, spec, lambda: self._learner.updates)
         size = settings.rollout_steps, spec.num_envs
@@ -234,9 +233,8 @@ class PPO(Agent):
         with self._learner.all_or_nothing(self._rollout.reward, self._rollout.value):
             self._finish_rollout()
             rows = len(self._rollout.valid)
-            if not self._world.alone:
-                rows = sum(self._world.gather(rows))
-            return self._learn() if rows else None
+            some = rows if self._world.alone else sum(self._world.gather(rows))
+            return self._learn() if some else None
 
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
@@ -263,10 +261,12 @@ class PPO(Agent):
     def _epoch(self) -> Iterator[tuple[Any, Any]]:
         """Return every valid row once, in minibatches, and what a row of each counts for."""
         rollout, parts, order = self._rollout, self._parts, self._shuffling
-        if self._world.alone and not isinstance(rollout, SequenceRollout):
-            room = None if self._learner.padding is None else self._learner.padding.room
-            return zip(rollout.minibatches(parts, order, room), repeat(None))  # its share of these
-        return minibatches(rollout, parts, order, self._world)
+        if not self._world.alone or isinstance(rollout, SequenceRollout):
+            return minibatches(rollout, parts, order, self._world)
+        if self._picks:
+            return places(rollout.flat(), rollout.shuffled(order), parts, self._score.rows)
+        room = None if self._learner.padding is None else self._learner.padding.room
+        return zip(rollout.minibatches(parts, order, room), repeat(None))  # its share of these
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""

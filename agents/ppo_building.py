@@ -26,9 +26,9 @@ from agents.recipe import Recipe
 from agents.recurrent import RecurrentActorCritic, RecurrentGreedy, RecurrentSampling
 from agents.taught_loss import taught_ppo_loss, with_teacher
 from agents.teaching import lesson_of
-from buffers.rollout import RolloutBuffer
+from buffers.rollout import RolloutBatch, RolloutBuffer
 from buffers.sequences import SequenceRollout, bytes_of_sequences
-from buffers.taught_rollout import TaughtRollout
+from buffers.taught_rollout import TaughtBatch, TaughtRollout
 from envs.types import EnvSpec
 
 HOST = torch.device("cpu")
@@ -78,14 +78,19 @@ def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_st
     return compile_mode(settings.compile, device, expected, large_images=large)
 
 
-def recipe_of(settings: PPOSettings, head: Head, rows: int) -> Recipe:
+def picks_rows(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
+    """Return whether a step picks its rows itself: a graph that reads the host's memory does."""
+    return mode == "compiled" and device.type == "cpu" and settings.recurrent == "none"
+
+
+def recipe_of(settings: PPOSettings, head: Head, rows: int, *, picks: bool) -> Recipe:
     """Return how the learner takes a step on minibatches of at most `rows` rows."""
     if settings.recurrent != "none":
         return sequence_recipe(settings, head)
     if settings.teacher is not None:
-        how = recipe(settings, head, rows, taught_ppo_loss)
+        how = recipe(settings, head, rows, taught_ppo_loss, TaughtBatch if picks else None)
         return with_teacher(how, how.loss)
-    return recipe(settings, head, rows)
+    return recipe(settings, head, rows, picks=RolloutBatch if picks else None)
 
 
 def start_rollout(

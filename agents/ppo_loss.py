@@ -38,11 +38,16 @@ KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this fac
 
 
 def recipe(
-    settings: PPOSettings, head: Head, rows: int, of: Callable[..., RowLoss] | None = None
+    settings: PPOSettings,
+    head: Head,
+    rows: int,
+    of: Callable[..., RowLoss] | None = None,
+    picks: type[Any] | None = None,
 ) -> Recipe:
     """Return how the learner takes a step of PPO on minibatches of at most `rows` rows.
 
-    The loss is `ppo_loss`, or another one `of` the same numbers.
+    The loss is `ppo_loss`, or another one `of` the same numbers. Where a step `picks` its rows,
+    which is cheaper within a graph, a batch is their places and all fields of a whole rollout.
     """
     target = settings.target_kl
     loss = partial(
@@ -56,7 +61,7 @@ def recipe(
         epsilon=ADAM_EPSILON,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
-        prepare=with_normal_advantages,
+        prepare=with_normal_advantages if picks is None else partial(picked, kind=picks),
         limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
         rows=rows,
     )
@@ -128,6 +133,13 @@ def ppo_loss(
 def with_normal_advantages(batch: RolloutBatch, share: Tensor) -> RolloutBatch:
     """Return a minibatch with its advantages normalised."""
     return batch._replace(advantage=normalised(batch.advantage, share))
+
+
+def picked(whole: tuple[Tensor, ...], share: Tensor, kind: type[Any]) -> Any:
+    """Return the minibatch whose places [B] come first, ready to be learned from."""
+    rows, *fields = whole
+    batch = kind(*(field.index_select(0, rows) for field in fields))
+    return with_normal_advantages(batch, share)
 
 
 def normalised(advantage: Tensor, share: Tensor) -> Tensor:

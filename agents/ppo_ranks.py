@@ -13,6 +13,9 @@ from agents.world import World
 from buffers.rollout import RolloutBatch, RolloutBuffer, pick
 from buffers.sequences import SequenceBatch, SequenceRollout
 
+# As many rows the ranks go on without each other; only a whole rollout they need together.
+SETTLED_ROWS = 16
+
 
 class Part(NamedTuple):
     """This rank's part of a minibatch, and what one of its rows counts for in the whole."""

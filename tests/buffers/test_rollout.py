@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.batches import places
 from buffers.rollout import RolloutBatch, RolloutBuffer, gae_host, gae_torch
 from memory.errors import MemoryBudgetError
 
@@ -179,6 +180,33 @@ def test_minibatches_written_where_there_is_room_are_the_same_rows():
     for one, other in zip(own, written, strict=True):
         assert other is rooms[len(one.obs)]
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 15),
+    envs=st.integers(1, 4),
+    count=st.integers(1, 9),
+)
+def test_places_are_those_of_the_minibatches_filled_up_at_no_share(seed, steps, envs, count):
+    rows = random_rows(seed, steps, envs)
+    rollout = make(steps, envs)
+    fill(rollout, rows)
+    rollout.finish(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
+    batches = list(rollout.minibatches(count, torch.Generator().manual_seed(seed)))
+    order = rollout.shuffled(torch.Generator().manual_seed(seed))
+    size, flat = max((len(batch.obs) for batch in batches), default=1) + 1, rollout.flat()
+    for batch, ((place, *whole), share) in zip(
+        batches, places(flat, order, count, size), strict=True
+    ):
+        assert all(part is there for part, there in zip(whole, flat, strict=True))
+        some = len(batch.obs)
+        for part, there in zip(batch, whole, strict=True):
+            assert torch.equal(there[place[:some]], part)
+            assert torch.equal(there[place[some:]], part[:1].expand_as(there[place[some:]]))
+        torch.testing.assert_close(share[:some], torch.full((some,), 1 / some))
+        assert not share[some:].any()
 
 
 def test_memory_stays_where_it_is_over_many_updates():
