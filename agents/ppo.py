@@ -296,5 +296,5 @@ class PPO(Agent):
         """Free the rollout and the network."""
         device = self.device
         self._rollout.release()
-        del self._learner, self._network, self._actor, self._mirror, self._next_obs, self._fill
+        del self._learner, self._network, self._actor, self._mirror, self._score, self._fill
         reclaim(device)  # a learner refers to itself, by its methods

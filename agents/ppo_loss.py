@@ -23,6 +23,7 @@ from agents.recipe import Recipe, RowLoss
 from agents.world import ALONE, World
 from buffers.rollout import RolloutBatch, RolloutBuffer
 from buffers.sequences import SequenceBatch
+from memory.recording import host_sees
 
 Network = Callable[..., Any]  # of observations: parameters [B, P], values [B]
 METRICS = (
@@ -186,13 +187,14 @@ def moments_of(x: Tensor) -> Tensor:
 
 
 class Scoring:
-    """Completes rollouts, so many `rows` at a time: as one graph where a learner's steps are."""
+    """Completes rollouts, so many `rows` at a time: by a graph where a learner has one."""
 
     def __init__(self, learner: Learner, head: Head, rows: int, mode: Mode) -> None:
         self.rows = rows
         self._learner, self._head = learner, head
         graph = Compiled(self._pure, lambda _, *read: self._eager(*read), "the network")
-        self._graph = graph if mode == "compiled" else None
+        pays = mode == "compiled" and host_sees(learner.network.weights)  # measured there only
+        self._graph = graph if pays else None
 
     def __call__(self, rollout: RolloutBuffer) -> None:
         """Complete log-probabilities and values.

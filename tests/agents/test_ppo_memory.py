@@ -70,3 +70,11 @@ def test_what_does_not_fit_is_refused_before_anything_large_is_taken(changes):
     with Storages() as made, pytest.raises(MemoryBudgetError, match="rollout needs"):
         PPO(replace(SETTINGS, **changes), spec, device=CPU, seed=0, total_steps=10**11)
     assert made.largest < 1_000_000
+
+
+@pytest.mark.parametrize("compile", ["false", "true"])
+def test_a_released_agent_lets_its_networks_go(compile):
+    agent = build(compile=compile)
+    held = weakref.ref(agent._learner.network), weakref.ref(agent._network)
+    agent.release()
+    assert [each() for each in held] == [None, None]
