@@ -43,9 +43,8 @@ class Means(Stateful):
 
     state_names = ("sums", "summed")
 
-    def __init__(self, names: tuple[str, ...], device: torch.device, *, fresh: bool) -> None:
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
         self.names = names
-        self._fresh = fresh  # every step gives a new tensor: a CUDA graph writes to the same one
         self.last = torch.zeros(len(names), device=device)  # those of the last step
         self.sums = torch.zeros_like(self.last)
         self.summed = 0
@@ -53,18 +52,16 @@ class Means(Stateful):
     def add(self, values: Tensor) -> None:
         """Add the metrics [K] of a step, which are the last ones from now on."""
         self.last = values
-        if self.summed:
-            self.sums.add_(values)
-        else:
-            self.sums = values if self._fresh else values.clone()
+        # Never a name for `last` itself: a CUDA graph writes the next step's numbers there.
+        (self.sums.add_ if self.summed else self.sums.copy_)(values)
         self.summed += 1
 
     def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
         """Return the means since the last call, `others` [] beside them; None without a step."""
         if not self.summed:
             return None
-        # Of one step they are what it gave: the next one begins with another tensor.
-        names, values = self.names, self.sums if self.summed == 1 else self.sums / self.summed
+        names, many = self.names, self.summed
+        values = self.sums / many if many > 1 else self.sums.clone()
         if others:
             names = (*names, *others)
             values = torch.cat((values, torch.stack(list(others.values()))))
@@ -136,8 +133,7 @@ class Learner(Stateful):
         self._forwards = [n.module.forward for n in self._networks]
         self.forward: Forward = self._forwards[0]  # as updates see it, which may be rounded
         self._seen = host_sees(network.weights)
-        names = ("train/loss", *recipe.metrics, "train/grad_norm")
-        self.means = Means(names, device, fresh=mode != "cudagraph")
+        self.means = Means(("train/loss", *recipe.metrics, "train/grad_norm"), device)
         self._arguments = Arguments(device, recipe.rows, fixed=mode != "eager")
         self.padding = self._arguments.padding  # who makes batches may use its room
         self._run = compiled(partial(self._whole, True), mode, partial(self._whole, False))
