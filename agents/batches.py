@@ -20,12 +20,8 @@ class Padding:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._batch: Any = None
-        # By how many rows a batch has: those of `_batch`, and the rest beside its first row. Views
-        # that are kept, because sizes differ by one and each new one costs more than its copy.
-        self._views: dict[int, Any] = {}
-        self._rests: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._views: dict[int, Any] = {}  # its first rows, by their number
         self._share = torch.empty(0)
-        self._shared = (0, 0.0)  # how many rows count in `_share`, and for what each
 
     def room(self, like: Any, rows: int) -> Any:
         """Return where so many rows of a batch `like` this may be put, to be spared a copy."""
@@ -34,7 +30,6 @@ class Padding:
             self._share = torch.empty(self._rows, device=like[0].device)
         if rows not in self._views:
             self._views[rows] = type(like)(*(tensor[:rows] for tensor in self._batch))
-            self._rests[rows] = [(tensor[rows:], tensor[:1]) for tensor in self._batch]
         return self._views[rows]
 
     def __call__(self, batch: Any, share: float | None = None) -> tuple[Any, Tensor]:
@@ -45,13 +40,10 @@ class Padding:
             for view, tensor in zip(room, batch, strict=True):
                 view.copy_(tensor)
         if rows < self._rows:
-            for rest, first in self._rests[rows]:
-                rest.copy_(first)
-        shared = rows, 1 / rows if share is None else share
-        if shared != self._shared:
-            self._share[:rows] = shared[1]
-            self._share[rows:] = 0
-            self._shared = shared
+            for padded in self._batch:
+                padded[rows:] = padded[0]
+        self._share[:rows] = 1 / rows if share is None else share
+        self._share[rows:] = 0
         return self._batch, self._share
 
 
