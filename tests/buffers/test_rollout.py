@@ -127,18 +127,29 @@ def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():
     assert rollout.return_.flatten().tolist() == [1.0, 10.0]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    steps=st.integers(1, 15),
-    envs=st.integers(1, 4),
-    count=st.integers(1, 9),
-)
-def test_every_valid_row_once_an_epoch_in_fresh_order(seed, steps, envs, count):
+def any_rollout(test):
+    """Try a test with finished rollouts of any size and number of minibatches."""
+    given_ = given(
+        seed=st.integers(0, 2**32 - 1),
+        steps=st.integers(1, 15),
+        envs=st.integers(1, 4),
+        count=st.integers(1, 9),
+    )
+    return settings(max_examples=40, deadline=None, derandomize=True)(given_(test))
+
+
+def finished(seed, steps, envs):
+    """Return random rows, and a rollout of them."""
     rows = random_rows(seed, steps, envs)
     rollout = make(steps, envs)
     fill(rollout, rows)
     rollout.finish(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
+    return rows, rollout
+
+
+@any_rollout
+def test_every_valid_row_once_an_epoch_in_fresh_order(seed, steps, envs, count):
+    rows, rollout = finished(seed, steps, envs)
     expected = np.flatnonzero(rows["valid"]).tolist()
     generator = torch.Generator().manual_seed(seed)
     orders = []
@@ -182,18 +193,9 @@ def test_minibatches_written_where_there_is_room_are_the_same_rows():
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    steps=st.integers(1, 15),
-    envs=st.integers(1, 4),
-    count=st.integers(1, 9),
-)
+@any_rollout
 def test_places_are_those_of_the_minibatches_filled_up_at_no_share(seed, steps, envs, count):
-    rows = random_rows(seed, steps, envs)
-    rollout = make(steps, envs)
-    fill(rollout, rows)
-    rollout.finish(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
+    _, rollout = finished(seed, steps, envs)
     batches = list(rollout.minibatches(count, torch.Generator().manual_seed(seed)))
     order = rollout.shuffled(torch.Generator().manual_seed(seed))
     size, flat = max((len(batch.obs) for batch in batches), default=1) + 1, rollout.flat()
