@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numba
 import pytest
+from command import ROOT
 
 from memory import compiled as compiled_module
 
@@ -133,3 +134,68 @@ def test_machine_code_that_cannot_be_read_is_made_anew(tmp_path, monkeypatch, en
     version = pickle.dumps(numba.__version__, -1) if ending == "nbi" else b""
     kept.write_bytes(version + harm(kept.read_bytes().removeprefix(version)))
     assert [call(), call()] == [(42, 0), (42, 1)]
+
+
+CALLING = """
+import sys
+import numpy as np
+from memory.compiled import Held, compiled
+
+@compiled
+def allocated(x):
+    made = np.empty((2, 3))
+    made[:] = np.sort(x)
+    return np.dot(made, np.linalg.inv(np.eye(3) * 2))
+
+@compiled
+def counted(names):
+    seen = {name: hash(name) for name in names}
+    return len(seen), seen["a"] == hash("a")
+
+@compiled
+def refused(x):
+    if x > 2:
+        raise ValueError("too many")
+    return [x, x + 1]
+
+@compiled
+def held(x):
+    return Held((x, 2.0))
+
+@compiled
+def read(held):
+    return held.inside[0].sum() * held.inside[1]
+
+def compile_more():
+    @compiled
+    def later(x):
+        return np.zeros(3) + x
+    return later(1.0)
+
+x = np.array([3.0, 1.0, 2.0])
+print(allocated(x).tolist(), counted(("a", "b")), refused(1), read(held(x)))
+try:
+    refused(3)
+except ValueError as error:
+    print(error)
+print("prepared", "numba.misc.cffiimpl" in sys.modules)
+print(compile_more().tolist())
+"""
+
+
+def test_kept_machine_code_is_called_without_preparing_the_compiler(tmp_path):
+    (tmp_path / "calling.py").write_text(CALLING)
+    paths = {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": ""}
+
+    def lines() -> list[str]:
+        command = [sys.executable, tmp_path / "calling.py"]
+        env = {**os.environ, **paths}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    answers = ["[[0.5, 1.0, 1.5], [0.5, 1.0, 1.5]] (2, True) [1, 2] 12.0", "too many"]
+    first, later = [[*answers, f"prepared {told}", "[1.0, 1.0, 1.0]"] for told in (True, False)]
+    assert [lines(), lines()] == [first, later]
+    (kept,) = (tmp_path / "__pycache__").glob("calling.compile_more.*.nbi")
+    kept.unlink()
+    assert lines() == later  # what was not kept is compiled after what was
