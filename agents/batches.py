@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,25 +47,27 @@ class Padding:
 
 
 def places(
-    whole: Sequence[Tensor], order: Tensor, count: int, size: int
+    whole: Sequence[Tensor], orders: Iterable[Tensor], count: int, size: int
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
     """Yield batches for graphs that pick rows themselves, and what each row counts for [size].
 
-    A batch is the places of its rows [size] and all that there is. The rows are those of
+    A batch is the places of its rows [size] and all that there is. The rows are those of each
     `order.tensor_split(count)`, never none, filled up with the first of them at share 0; places
     and shares are written over those before.
     """
-    place, share, shared = order.new_empty(size), torch.empty(size), 0
-    there = place.numpy()  # NumPy copies so few numbers in a quarter of torch's time
-    for rows in np.array_split(order.numpy(), max(1, min(count, len(order)))):
-        some = len(rows)
-        if not some:
-            continue
-        there[:some] = rows
-        there[some:] = rows[0]
-        if some != shared:
-            share[:some], share[some:], shared = 1 / some, 0, some
-        yield (place, *whole), share
+    place, share, shared = torch.empty(size, dtype=torch.int64), torch.empty(size), 0
+    batch, there = (place, *whole), place.numpy()  # NumPy copies so little in a quarter of the time
+    for order in orders:
+        rows, end = order.numpy(), 0
+        some, more = divmod(len(rows), count)
+        for part in range(min(count, len(rows))):
+            begin, end = end, end + some + (part < more)
+            many = end - begin
+            there[:many] = rows[begin:end]
+            there[many:] = rows[begin]
+            if many != shared:
+                share[:many], share[many:], shared = 1 / many, 0, many
+            yield batch, share
 
 
 def cut(batch: Any, share: Tensor, count: int) -> list[tuple[Any, Tensor]]:

@@ -66,9 +66,8 @@ class PPO(Agent):
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._settings = settings
         rows = settings.rollout_steps * spec.num_envs
-        self._parts = settings.minibatches_of(rows)
         self._total_steps = total_steps
-        piece = settings.largest_minibatch(rows)
+        self._parts, piece = settings.minibatches_of(rows), settings.largest_minibatch(rows)
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
         mode = mode_of(settings, spec, device, total_steps)
         module = build_network(settings, spec, self._head, device)
@@ -232,9 +231,8 @@ class PPO(Agent):
     def _all_or_nothing(self) -> Metrics | None:
         with self._learner.all_or_nothing(self._rollout.reward, self._rollout.value):
             self._finish_rollout()
-            rows = len(self._rollout.valid)
-            some = rows if self._world.alone else sum(self._world.gather(rows))
-            return self._learn() if some else None
+            rows, world = len(self._rollout.valid), self._world
+            return self._learn() if (rows if world.alone else sum(world.gather(rows))) else None
 
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
@@ -258,29 +256,31 @@ class PPO(Agent):
         else:
             finish(rollout, last_value, self._network.value, units, self._world, **how)
 
+    def _batches(self, epochs: int) -> Iterator[tuple[Any, Any]]:
+        """Return each epoch's minibatches of all valid rows, and what a row of each counts for."""
+        if not (self._picks and self._world.alone):
+            return chain.from_iterable(self._epoch() for _ in range(epochs))
+        orders = (self._rollout.shuffled(self._shuffling) for _ in range(epochs))
+        return places(self._rollout.flat(), orders, self._parts, self._score.rows)
+
     def _epoch(self) -> Iterator[tuple[Any, Any]]:
-        """Return every valid row once, in minibatches, and what a row of each counts for."""
         rollout, parts, order = self._rollout, self._parts, self._shuffling
         if not self._world.alone or isinstance(rollout, SequenceRollout):
             return minibatches(rollout, parts, order, self._world)
-        if self._picks:
-            return places(rollout.flat(), rollout.shuffled(order), parts, self._score.rows)
         room = None if self._learner.padding is None else self._learner.padding.room
         return zip(rollout.minibatches(parts, order, room), repeat(None))  # its share of these
 
     def _learn(self) -> Metrics | None:
         """Take the epochs over the rollout."""
-        rollout, (rate, *numbers), epochs = self._rollout, self._goes_by(), self._settings.epochs
-        for batch, share in chain.from_iterable(self._epoch() for _ in range(epochs)):
+        rate, *numbers = self._goes_by()
+        for batch, share in self._batches(self._settings.epochs):
             if self._learner.stop.requested:
                 raise CutShortError
             self._learner.share = share
             self._learner.step(batch, rate, *numbers)
             if self._learner.exceeded:
                 break
-        stored = (rollout.value[:-1], rollout.return_)
-        value, return_ = (part.flatten().index_select(0, rollout.valid) for part in stored)
-        variance = explained_variance(value, return_, self._world)
+        variance = explained_variance(*self._rollout.estimates(), self._world)
         return self._learner.means({"train/explained_variance": variance})
 
     def scalars(self) -> dict[str, float]:

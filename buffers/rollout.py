@@ -186,12 +186,17 @@ class RolloutBuffer(Stateful):
         order = torch.randperm(len(valid), generator=generator)
         if not self._on_numpy:
             (order,) = send(self._device, order.numpy())
-        return valid[order]
+        return valid.index_select(0, order)
 
     def flat(self) -> RolloutBatch:
         """Return all T·N rows, valid or not, sharing memory."""
         parts = (self.obs, self.action, self.log_prob, self.value[:-1])
         return RolloutBatch(*(p.flatten(0, 1) for p in (*parts, self.advantage, self.return_)))
+
+    def estimates(self) -> tuple[Tensor, Tensor]:
+        """Return values and returns [M] of the rows to learn from."""
+        value, return_ = self.value[:-1].flatten(), self.return_.flatten()
+        return value.index_select(0, self.valid), return_.index_select(0, self.valid)
 
     def clear(self) -> None:
         """Forget the rows; the memory stays."""

@@ -241,3 +241,5 @@ def test_explained_variance():
     assert explained_variance(returns, returns) == 1
     assert explained_variance(torch.zeros(3), returns) == 0
     assert explained_variance(torch.tensor([0.0, 1.0, 2.0]), torch.ones(3)) == 0
+    value = torch.tensor([3.0, 0.0, 2.0])  # misses by −2, 2, 1: 26/9 of 2/3
+    torch.testing.assert_close(explained_variance(value, returns), torch.tensor(1 - 13 / 3))

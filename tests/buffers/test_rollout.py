@@ -200,7 +200,7 @@ def test_places_are_those_of_the_minibatches_filled_up_at_no_share(seed, steps, 
     order = rollout.shuffled(torch.Generator().manual_seed(seed))
     size, flat = max((len(batch.obs) for batch in batches), default=1) + 1, rollout.flat()
     for batch, ((place, *whole), share) in zip(
-        batches, places(flat, order, count, size), strict=True
+        batches, places(flat, [order], count, size), strict=True
     ):
         assert all(part is there for part, there in zip(whole, flat, strict=True))
         some = len(batch.obs)
