@@ -38,7 +38,6 @@ WORK = (
     "agent.double=false",
     "agent.target_every=500",
     *("agent.epsilon_fraction=0.0005", "agent.epsilon_end=0.05"),
-    "agent.replay.capacity=100_000",
     "agent.replay.prioritized=false",
 )
 PRIORITISED = ("agent.replay.prioritized=true", "agent.n_step=3")
@@ -92,6 +91,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--steps", type=int, default=1_000, help="steps a turn")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
+    parser.add_argument("--capacity", type=int, default=100_000, help="rows of every replay")
     parser.set_defaults(run=compare)
     parser = subparsers.add_parser(
         "overlap", help="Pong, learning while ALE's threads step or after them"
@@ -107,11 +107,13 @@ def compare(args: argparse.Namespace) -> None:
     """Print steps per second, ratios, and where the time of a step goes."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        runs = {name: stack.enter_context(ours(*WORK, *more)) for name, more in OURS.items()}
+        work = (*WORK, f"agent.replay.capacity={args.capacity}")
+        runs = {name: stack.enter_context(ours(*work, *more)) for name, more in OURS.items()}
         contestants: dict[str, Callable[[], object]] = {
             name: partial(one.train, args.steps) for name, one in runs.items()
         }
-        contestants |= {name: partial(peer, args.steps) for name, peer in dqn_peers().items()}
+        peers = dqn_peers(args.capacity)
+        contestants |= {name: partial(peer, args.steps) for name, peer in peers.items()}
         for one in runs.values():
             one.train(1_500)  # past learning_starts: compiled, and learning
         seconds = take_turns(contestants, rounds=args.rounds, calls=1)

@@ -20,13 +20,13 @@ def installed(module: str, name: str) -> bool:
     return there
 
 
-def dqn_peers() -> dict[str, Callable[[int], object]]:
+def dqn_peers(capacity: int) -> dict[str, Callable[[int], object]]:
     """Return who is installed, to be called with so many steps of `agents.WORK`."""
     found: dict[str, Callable[[int], object]] = {}
     if installed("stable_baselines3", SB3):
-        found[SB3] = _sb3_dqn()
+        found[SB3] = _sb3_dqn(capacity)
     if installed("rejax", REJAX):
-        found[REJAX] = _rejax_dqn()
+        found[REJAX] = _rejax_dqn(capacity)
     return found
 
 
@@ -40,14 +40,14 @@ def ppo_peers(envs: int, rows: int, minibatches: int) -> dict[str, Callable[[int
     return found
 
 
-def _sb3_dqn() -> Callable[[int], object]:
+def _sb3_dqn(capacity: int) -> Callable[[int], object]:
     from stable_baselines3 import DQN
 
     model = DQN(
         "MlpPolicy",
         "CartPole-v1",
         learning_rate=2.5e-4,
-        buffer_size=100_000,
+        buffer_size=capacity,
         learning_starts=1_000,
         batch_size=128,
         train_freq=1,
@@ -81,7 +81,7 @@ def _sb3_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object]:
     return lambda steps: model.learn(steps, reset_num_timesteps=False)
 
 
-def _rejax_dqn() -> Callable[[int], object]:
+def _rejax_dqn(capacity: int) -> Callable[[int], object]:
     import rejax
     from flax import linen
     from rejax.networks import DiscreteQNetwork, EpsilonGreedyPolicy
@@ -91,7 +91,7 @@ def _rejax_dqn() -> Callable[[int], object]:
         num_envs=1,
         num_epochs=1,
         learning_rate=2.5e-4,
-        buffer_size=100_000,
+        buffer_size=capacity,
         fill_buffer=1_000,
         batch_size=128,
         target_update_freq=500,
