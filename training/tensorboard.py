@@ -14,8 +14,10 @@ from contextlib import suppress
 from functools import cache
 from os import getpid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
@@ -31,6 +33,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 from typing_extensions import override
 
+from memory.compiled import compiled
 from training.sinks import Card, Record, Sink
 
 HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
@@ -228,7 +231,8 @@ def _layout(card: Card) -> Summary.Value:
     return _page(LAYOUT, "custom_scalars", Layout(category=categories).SerializeToString())
 
 
-POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest bit first
+POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's, lowest bit first
+ONES, LAST, BYTE = np.uint32(0xFFFFFFFF), np.uint32(0xFF), np.uint32(8)
 
 
 def framed(data: bytes) -> bytes:
@@ -239,25 +243,23 @@ def framed(data: bytes) -> bytes:
 
 def _checksum(data: bytes) -> bytes:
     """Return the CRC-32C of `data`, masked, as checksums that are themselves data have to be."""
-    (first, second, third, fourth), crc = _tables(), 0xFFFFFFFF
-    whole = len(data) // 4
-    for word in struct.unpack_from(f"<{whole}I", data):  # by four bytes, a third less to do
-        word ^= crc
-        crc = fourth[word & 0xFF] ^ third[word >> 8 & 0xFF]
-        crc ^= second[word >> 16 & 0xFF] ^ first[word >> 24]
-    for byte in data[4 * whole :]:
-        crc = first[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+    crc = int(_crc(np.frombuffer(data, np.uint8), _table()))
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+@compiled
+def _crc(data: Any, table: Any) -> Any:
+    """Return the CRC-32C of bytes [N]; in Python it took 2 % of a fast run."""
+    crc = ONES
+    for byte in data:
+        crc = table[(crc ^ byte) & LAST] ^ (crc >> BYTE)
+    return crc ^ ONES
+
+
 @cache
-def _tables() -> list[list[int]]:
-    """Return what every byte does to a checksum, as the last one and with one to three after it."""
-    table = list(range(256))
+def _table() -> NDArray[np.uint32]:
+    """Return what every byte does to a checksum."""
+    table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = [entry >> 1 ^ POLYNOMIAL * (entry & 1) for entry in table]
-    tables = [table]
-    for _ in range(3):
-        tables.append([table[entry & 0xFF] ^ entry >> 8 for entry in tables[-1]])
-    return tables
+        table = table >> 1 ^ POLYNOMIAL * (table & 1)
+    return table
