@@ -207,6 +207,7 @@ PPO_WORK = (
 )
 PPO_OURS = {
     "sync eager": ("env.backend=sync", "agent.compile=false"),
+    "sync compiled": ("env.backend=sync", "agent.compile=true"),
     "kernel eager": ("env.backend=kernel", "agent.compile=false"),
     "kernel compiled": ("env.backend=kernel", "agent.compile=true"),
     "native eager": ("env.backend=native", "agent.compile=false"),
