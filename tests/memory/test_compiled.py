@@ -143,14 +143,14 @@ from memory.compiled import Held, compiled
 
 @compiled
 def allocated(x):
-    made = np.empty((2, 3))
-    made[:] = np.sort(x)
-    return np.dot(made, np.linalg.inv(np.eye(3) * 2))
+    made = np.empty(3)
+    for i in range(3):
+        made[i] = x[i] / 2
+    return made
 
 @compiled
-def counted(names):
-    seen = {name: hash(name) for name in names}
-    return len(seen), seen["a"] == hash("a")
+def hashed(name):
+    return hash(name)
 
 @compiled
 def refused(x):
@@ -164,22 +164,22 @@ def held(x):
 
 @compiled
 def read(held):
-    return held.inside[0].sum() * held.inside[1]
+    return held.inside[0][0] * held.inside[1]
 
 def compile_more():
     @compiled
     def later(x):
-        return np.zeros(3) + x
+        return x + 1
     return later(1.0)
 
 x = np.array([3.0, 1.0, 2.0])
-print(allocated(x).tolist(), counted(("a", "b")), refused(1), read(held(x)))
+print(allocated(x).tolist(), hashed("a") == hash("a"), refused(1), read(held(x)))
 try:
     refused(3)
 except ValueError as error:
     print(error)
 print("prepared", "numba.misc.cffiimpl" in sys.modules)
-print(compile_more().tolist())
+print(compile_more())
 """
 
 
@@ -193,8 +193,8 @@ def test_kept_machine_code_is_called_without_preparing_the_compiler(tmp_path):
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         return done.stdout.splitlines()
 
-    answers = ["[[0.5, 1.0, 1.5], [0.5, 1.0, 1.5]] (2, True) [1, 2] 12.0", "too many"]
-    first, later = [[*answers, f"prepared {told}", "[1.0, 1.0, 1.0]"] for told in (True, False)]
+    answers = ["[1.5, 0.5, 1.0] True [1, 2] 6.0", "too many"]
+    first, later = [[*answers, f"prepared {told}", "2.0"] for told in (True, False)]
     assert [lines(), lines()] == [first, later]
     (kept,) = (tmp_path / "__pycache__").glob("calling.compile_more.*.nbi")
     kept.unlink()
