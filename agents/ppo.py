@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
@@ -87,8 +86,7 @@ class PPO(Agent):
         self._shuffling = torch.Generator().manual_seed(seeds[2])
         self._rewards = RewardNormaliser(spec.num_envs, settings.gamma)
         self._scales_rewards = settings.normalizes_reward
-        seen = (spec.num_envs, *spec.observation_shape)
-        self._next_obs: NDArray[Any] = np.zeros(seen, spec.dtype)
+        self._next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         self._fill = collector(settings, self._actor, self._rollout, self._rewards, self._next_obs)
         self._steps = self._begun = 0  # valid steps observed; those before the rollout under way
         self._settled: tuple[int, tuple[float, ...]] | None = None  # see `_goes_by`
@@ -231,8 +229,9 @@ class PPO(Agent):
     def _all_or_nothing(self) -> Metrics | None:
         with self._learner.all_or_nothing(self._rollout.reward, self._rollout.value):
             self._finish_rollout()
-            rows, world = len(self._rollout.valid), self._world
-            return self._learn() if (rows if world.alone else sum(world.gather(rows))) else None
+            rows = len(self._rollout.valid)
+            some = rows if self._world.alone else sum(self._world.gather(rows))
+            return self._learn() if some else None
 
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""

@@ -249,7 +249,7 @@ def _checksum(data: bytes) -> bytes:
 
 @compiled
 def _crc(data: Any, table: Any) -> Any:
-    """Return the CRC-32C of bytes [N]; in Python it took 2 % of a fast run."""
+    """Return the CRC-32C of bytes [N]; in Python a record of 300 took 37 µs in place of 6."""
     crc = ONES
     for byte in data:
         crc = table[(crc ^ byte) & LAST] ^ (crc >> BYTE)
