@@ -64,14 +64,14 @@ def reference(tmp_path_factory):
     return run(tmp_path_factory.mktemp("reference"), "seed=${nowhere}", "seed=0")
 
 
-def test_what_only_a_compiler_needs_is_not_loaded(tmp_path):
+def test_what_only_a_compiler_or_a_terminal_needs_is_not_loaded(tmp_path):
     program = (
         "import sys, train\n"
         "from training.command_line import main\n"
         "for agent in ('dqn', 'ppo'):\n"
         "    sys.argv = ['train.py', f'agent={agent}', *sys.argv[-3:]]\n"
         "    main(train.train)\n"
-        "sys.exit(f'loaded: {loaded}' if (loaded := {'sympy', 'torch._inductor.graph'} "
+        "sys.exit(f'loaded: {loaded}' if (loaded := {'sympy', 'torch._inductor.graph', 'rich'} "
         "& set(sys.modules)) else 0)\n"
     )
     overrides = ("total_steps=2100", "device=cpu", "agent.compile=false")

@@ -18,9 +18,10 @@ from training.logger import Logger
 from training.run_directory import RunDirectory, RunDirectoryLostError
 from training.saving import Saver
 from training.signals import StopSignals
-from training.terminal import Bar, Lines, score
+from training.terminal import Lines, score
 
 if TYPE_CHECKING:
+    from training.bar import Bar
     from training.run import Run
 
 log = logging.getLogger("steadyrl")

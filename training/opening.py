@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from agents.base import Agent
 from agents.registry import build_agent, of_rank
@@ -36,7 +35,7 @@ from training.signals import StopSignals
 from training.sinks import Card
 from training.summary import Summary
 from training.teachers import find_teacher
-from training.terminal import open_progress, to_terminal
+from training.terminal import find_screen, open_progress, to_terminal
 from training.wandb_sink import WandB
 
 log = logging.getLogger("steadyrl")
@@ -93,10 +92,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     On leaving, the summary is written, and all is closed.
     """
     settings = job.settings.run
-    console = Console(highlight=False)
+    screen = find_screen()
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        stack.enter_context(to_terminal(console, silent=place().rank > 0))
+        stack.enter_context(to_terminal(screen, silent=place().rank > 0))
         world = stack.enter_context(joined(job, signals.stop))
         job = job._replace(directory=Path(world.gather(str(job.directory))[0]))
         env, agent = stack.enter_context(build(job, world))
@@ -120,7 +119,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         watch = _watch(job, device, agent)
         stack.callback(watch.close)
         logger = stack.enter_context(closing(_logger(job, directory.path, world)))
-        progress = open_progress(console, settings.total_steps, job.label, silent=world.rank > 0)
+        progress = open_progress(screen, settings.total_steps, job.label, silent=world.rank > 0)
         stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, facts)
         filmer = Filmer(settings, directory.path, seed=seed)

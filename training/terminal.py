@@ -1,18 +1,22 @@
-"""What a person sees of a run: messages, and a bar on a terminal or plain lines otherwise."""
+"""What a person sees of a run: messages, and a bar on a terminal or plain lines otherwise.
+
+What draws on a terminal takes 2 MB and its time, so it is imported only where there is one.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, NamedTuple, TextIO, cast
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
-from rich.logging import RichHandler
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from training.bar import Bar
 
 log = logging.getLogger("steadyrl")
 
@@ -21,10 +25,25 @@ SECONDS_BETWEEN_LINES = 5.0
 
 NEVER = logging.CRITICAL + 1
 
-# What is left out of the bar's line first stands last.
-BY_IMPORTANCE = ("run", "steps", "share", "left", "return", "speed", "memory")
-GAP = 2  # spaces after each
-SHORTEST_BAR, LONGEST_BAR = 8, 30
+# By these people ask for a terminal where there seems to be none.
+ASKED_FOR = {"FORCE_COLOR", "TTY_COMPATIBLE"}
+
+
+class Stream(NamedTuple):
+    """A pipe or a file, where lines stay."""
+
+    file: TextIO
+
+
+def find_screen() -> Console | Stream:
+    """Return what this process prints to."""
+    # Python has none where it was started without: messages go to stderr then.
+    watched = sys.stdout is not None and sys.stdout.isatty()
+    if not watched and not ASKED_FOR & os.environ.keys():
+        return Stream(sys.stdout)
+    from rich.console import Console
+
+    return Console(highlight=False)
 
 
 class _ForTerminal(logging.Formatter):
@@ -43,12 +62,6 @@ class _Terminal(logging.StreamHandler[TextIO]):
         hush(self.stream)
 
 
-class _LiveTerminal(RichHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Go on in silence, as above."""
-        hush(self.console.file)
-
-
 def hush(stream: object) -> None:
     """Let what is still written to a stream without a reader go nowhere, also at exit."""
     with suppress(OSError, ValueError, AttributeError):
@@ -60,15 +73,15 @@ def hush(stream: object) -> None:
 
 
 @contextmanager
-def to_terminal(console: Console, *, silent: bool = False) -> Iterator[None]:
+def to_terminal(screen: Console | Stream, *, silent: bool = False) -> Iterator[None]:
     """Show messages on the terminal, above the progress bar where there is one."""
     handler: logging.Handler
-    if console.is_terminal:
-        handler = _LiveTerminal(
-            console=console, show_time=False, show_path=False, show_level=False, markup=False
-        )
+    if isinstance(screen, Stream) or not screen.is_terminal:
+        handler = _Terminal(cast(TextIO, screen.file))
     else:
-        handler = _Terminal(cast(TextIO, console.file))
+        from training.bar import AboveTheBar
+
+        handler = AboveTheBar(screen)
     handler.setFormatter(_ForTerminal())
     handler.setLevel(NEVER if silent else logging.INFO)
     with attached(handler):
@@ -98,47 +111,6 @@ class Status(NamedTuple):
     rss_mb: float
 
 
-class Bar:
-    """A live line: steps, a bar, speed, return, memory and the time left, as far as they fit."""
-
-    def __init__(self, console: Console, total: int, label: str = "") -> None:
-        self._total, self._label = total, label
-        self._status = Status(0, 0.0, None, 0.0)
-        self._live = Live(self, console=console, refresh_per_second=4, transient=True)
-        with suppress(OSError):  # a terminal that is gone ends no run
-            self._live.start()
-
-    def show(self, status: Status) -> None:
-        """Move the bar."""
-        self._status = status
-
-    def close(self) -> None:
-        """Take the bar off the screen."""
-        with suppress(OSError):
-            self._live.stop()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        texts = {"run": self._label} if self._label else {}
-        texts |= _texts(self._status, self._total)
-        room = options.max_width - 1
-        shown = set()
-        for name in BY_IMPORTANCE:
-            if name in texts and len(texts[name]) + GAP <= room:
-                shown.add(name)
-                room -= len(texts[name]) + GAP
-        line = Text(no_wrap=True, overflow="crop")
-        done, to_do = ("-", " ") if options.ascii_only else ("━", "━")
-        for name in texts:
-            if name in shown:
-                line.append(texts[name] + " " * GAP)
-            if name == "steps" and room - GAP >= SHORTEST_BAR:
-                width = min(room - GAP, LONGEST_BAR)
-                full = min(width, width * self._status.step // self._total)
-                line.append(done * full, "bar.complete")
-                line.append(to_do * (width - full) + " " * GAP, "bar.back")
-        yield line
-
-
 class Lines:
     """One plain line now and then, for logs and pipes."""
 
@@ -152,14 +124,14 @@ class Lines:
         if now < self._next and status.step < self._total:
             return
         self._next = now + SECONDS_BETWEEN_LINES
-        texts = _texts(status, self._total)
+        texts = texts_of(status, self._total)
         log.info("%sstep %s %s", self._label, texts.pop("steps"), "  ".join(texts.values()))
 
     def close(self) -> None:
         """Nothing to take back: lines stay."""
 
 
-def _texts(status: Status, total: int) -> dict[str, str]:
+def texts_of(status: Status, total: int) -> dict[str, str]:
     """Return what is said about a moment, in the order it is read."""
     left = (total - status.step) / max(status.steps_per_second, 1e-9)
     minutes, seconds = divmod(max(round(left), 0), 60)
@@ -182,8 +154,11 @@ def score(value: float) -> str:
 
 
 def open_progress(
-    console: Console, total: int, label: str = "", *, silent: bool = False
+    screen: Console | Stream, total: int, label: str = "", *, silent: bool = False
 ) -> Bar | Lines:
     """Return the progress that suits where the output goes, of a run that may have a label."""
-    live = console.is_terminal and not silent
-    return Bar(console, total, label) if live else Lines(total, label)
+    if silent or isinstance(screen, Stream) or not screen.is_terminal:
+        return Lines(total, label)
+    from training.bar import Bar
+
+    return Bar(screen, total, label)

@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from training.terminal import Bar, Lines, Status, to_terminal
+from training.bar import Bar
+from training.terminal import Lines, Status, to_terminal
 
 LONG = 123_456_789
 MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
