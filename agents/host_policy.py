@@ -1,4 +1,4 @@
-"""Stochastic policies as machine code, for those who act on the host."""
+"""Stochastic policies and values as machine code, for those who act on the host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -94,17 +95,11 @@ class HostPolicy:
     """What parametrises the actions of an actor-critic network."""
 
     def __init__(self, network: ActorCritic) -> None:
-        trunk, policy = network.trunk, network.policy
-        assert isinstance(trunk, TwinTrunk)
-        log_std = NOTHING
+        policy, log_std = network.policy, NOTHING
         if isinstance(policy, GaussianLayer):
             log_std, policy = _array(policy.log_std), policy.mean
-        hidden = [_first_of_two(layer) for layer in trunk.twins]
-        self._network = HostNetwork([*hidden, _layer(policy)], trunk.activation)
-        n = network.normaliser
-        statistics = (NOTHING,) * 2 if n is None else (_flat(n.shift), _flat(n.scale))
-        plan, activation = self._network.plan, self._network.activation
-        self._drawing = Drawing(plan, activation, *statistics, log_std, NOTHING, NOTHING)
+        self._network = _half(network, 0, policy)
+        self._drawing = _drawing(network, self._network)._replace(log_std=log_std)
 
     def __call__(self, obs: NDArray[Any]) -> Floats:
         """Return parameters [N, P] for observations [N, …]."""
@@ -124,6 +119,21 @@ class HostPolicy:
         return self._drawing if type(head) in (BoxHead, DiscreteHead) else None
 
 
+class HostValue:
+    """The value of an actor-critic network: a tenth of the time of torch's calls for a few rows."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        self._network = _half(network, 1, network.value)
+        self._drawing = _drawing(network, self._network)
+
+    def __call__(self, obs: Tensor) -> Tensor:
+        """Return values [N] for observations [N, …]."""
+        given = np.ascontiguousarray(obs.numpy(), np.float32).reshape(len(obs), -1)
+        value = np.empty((len(obs), 1), np.float32)
+        parametrise(self._drawing, given, value)
+        return torch.from_numpy(value[:, 0])
+
+
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a network whose largest output is the best action, or None where there is none."""
     one_number, on_host = network.shape == (), network.advantage.weight.is_cpu
@@ -138,8 +148,31 @@ def q_on_host(network: QNetwork) -> HostNetwork | None:
 
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
     """Return the policy as machine code, or None where torch is as fast."""
-    suits = isinstance(network.trunk, TwinTrunk) and network.masks is None
-    return HostPolicy(network) if suits and network.value.weight.is_cpu else None
+    return HostPolicy(network) if _suits(network) else None
+
+
+def value_on_host(network: ActorCritic) -> HostValue | None:
+    """Return the value as machine code, or None likewise."""
+    return HostValue(network) if _suits(network) else None
+
+
+def _suits(network: ActorCritic) -> bool:
+    on_host = network.value.weight.is_cpu
+    return isinstance(network.trunk, TwinTrunk) and network.masks is None and on_host
+
+
+def _half(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork:
+    """Return one of the twins with what comes last."""
+    trunk = network.trunk
+    assert isinstance(trunk, TwinTrunk)
+    hidden = [_one_of_two(layer, which) for layer in trunk.twins]
+    return HostNetwork([*hidden, _layer(last)], trunk.activation)
+
+
+def _drawing(network: ActorCritic, half: HostNetwork) -> Drawing:
+    n = network.normaliser
+    statistics = (NOTHING,) * 2 if n is None else (_flat(n.shift), _flat(n.scale))
+    return Drawing(half.plan, half.activation, *statistics, NOTHING, NOTHING, NOTHING)
 
 
 def _layer(layer: nn.Module, norm: nn.Module | None = None) -> Layer:
@@ -151,10 +184,10 @@ def _layer(layer: nn.Module, norm: nn.Module | None = None) -> Layer:
     return Layer(_array(layer.weight), _array(layer.bias), transposed=True, norm=after)
 
 
-def _first_of_two(layer: TwinLayer) -> Layer:
+def _one_of_two(layer: TwinLayer, which: int) -> Layer:
     norm = layer.norm
-    after = None if norm is None else (_array(norm.weight[0, 0]), _array(norm.bias[0, 0]))
-    return Layer(_array(layer.weight[0]), _array(layer.bias[0, 0]), norm=after)
+    after = None if norm is None else (_array(norm.weight[which, 0]), _array(norm.bias[which, 0]))
+    return Layer(_array(layer.weight[which]), _array(layer.bias[which, 0]), norm=after)
 
 
 def _array(tensor: Tensor) -> Floats:

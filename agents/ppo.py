@@ -248,7 +248,8 @@ class PPO(Agent):
             else:
                 if self._learner.rounds or not self._actor.complete:
                     self._score(rollout)
-                last_value = self._network(obs)[1]
+                on_host = self._score.value
+                last_value = self._network(obs)[1] if on_host is None else on_host(obs)
         how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}
         if (units := self._network.units) is None:
             rollout.finish(last_value, **how)

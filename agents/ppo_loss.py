@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from agents.actor_critic import ActorCritic
 from agents.compiling import Compiled, Mode
 from agents.heads import Head
+from agents.host_policy import value_on_host
 from agents.learner import Learner
 from agents.ppo_settings import PPOSettings
 from agents.recipe import Recipe, RowLoss
@@ -195,6 +197,9 @@ class Scoring:
         graph = Compiled(self._pure, lambda _, *read: self._eager(*read), "the network")
         pays = mode == "compiled" and host_sees(learner.network.weights)  # measured there only
         self._graph = graph if pays else None
+        # Of the observations after the last row: too few for a graph that has one size.
+        module = learner.network.module
+        self.value = value_on_host(module) if pays and isinstance(module, ActorCritic) else None
 
     def __call__(self, rollout: RolloutBuffer) -> None:
         """Complete log-probabilities and values.

@@ -9,7 +9,7 @@ from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
 from agents.actor_critic import ACTIVATIONS
 from agents.actors import Greedy, Sampling
-from agents.host_policy import policy_on_host, q_on_host
+from agents.host_policy import policy_on_host, q_on_host, value_on_host
 from agents.network_settings import PLAIN
 from agents.ppo_loss import Scoring
 from agents.trunks import QNetwork
@@ -27,7 +27,7 @@ def both(agent):
     ("activation", "layer_norm"), [("tanh", False), ("relu", False), ("silu", True)]
 )
 @pytest.mark.parametrize("name", SPACES)
-def test_machine_code_decides_what_the_network_decides(name, activation, layer_norm, shape):
+def test_machine_code_decides_and_values_as_the_network_does(name, activation, layer_norm, shape):
     agent = build(
         action=SPACES[name],
         activation=activation,
@@ -44,8 +44,9 @@ def test_machine_code_decides_what_the_network_decides(name, activation, layer_n
     assert not mine.complete and network.complete
     greedy = agent.actor(3, explore=False)
     head = agent._head
-    deciding = agent._learner.network.module.deciding
-    on_device = Greedy(deciding, None, CPU, lambda p: head.sent(head.greedy(p)))
+    module = agent._learner.network.module
+    on_device = Greedy(module.deciding, None, CPU, lambda p: head.sent(head.greedy(p)))
+    value_of = value_on_host(module)
     starts = np.zeros(3, dtype=bool)
     for _ in range(20):
         one, two = mine.act(obs, starts), network.act(obs, starts)
@@ -54,6 +55,8 @@ def test_machine_code_decides_what_the_network_decides(name, activation, layer_n
         torch.testing.assert_close(
             greedy.act(obs, starts).action, on_device.act(obs, starts).action
         )
+        seen = torch.from_numpy(obs)
+        torch.testing.assert_close(value_of(seen), module(seen)[1].detach())
         obs = env.step().obs
 
 
