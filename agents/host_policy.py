@@ -120,7 +120,7 @@ class HostPolicy:
 
 
 class HostValue:
-    """The value of an actor-critic network: a tenth of the time of torch's calls for a few rows."""
+    """The value of an actor-critic network: for a few rows a tenth of the time of torch's calls."""
 
     def __init__(self, network: ActorCritic) -> None:
         self._network = _half(network, 1, network.value)

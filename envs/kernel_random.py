@@ -58,7 +58,7 @@ def _stirred(word: Any, into: Any, constant: Any) -> tuple[Any, Any]:
     return _mixed(into, value), constant
 
 
-# Words in variables, not in arrays: what makes arrays in compiled code takes 3 MB to load.
+# Words in variables: arrays of four would be made for every episode (and take 1 MB to load).
 @compiled
 def _pool(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Mix the first four words of a seed as `np.random.SeedSequence` does; add the constant."""
