@@ -197,9 +197,10 @@ class Scoring:
         graph = Compiled(self._pure, lambda _, *read: self._eager(*read), "the network")
         pays = mode == "compiled" and host_sees(learner.network.weights)  # measured there only
         self._graph = graph if pays else None
-        # Of the observations after the last row: too few for a graph that has one size.
+        # Of the observations after the last row: too few for a graph that has one size. None
+        # for networks that only build on this one: those may value in another way (a memory).
         module = learner.network.module
-        self.value = value_on_host(module) if pays and isinstance(module, ActorCritic) else None
+        self.value = value_on_host(module) if pays and type(module) is ActorCritic else None
 
     def __call__(self, rollout: RolloutBuffer) -> None:
         """Complete log-probabilities and values.

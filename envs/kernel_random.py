@@ -52,81 +52,52 @@ def _mixed(left: Any, right: Any) -> Any:
 
 
 @compiled
-def _stirred(word: Any, into: Any, constant: Any) -> tuple[Any, Any]:
-    """Mix a word into one of a pool; return that, and the constant for the next."""
-    value, constant = _hashed(word, constant, TIMES_A)
-    return _mixed(into, value), constant
-
-
-# Words in variables: arrays of four would be made for every episode (and take 1 MB to load).
-@compiled
-def _pool(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Mix the first four words of a seed as `np.random.SeedSequence` does; add the constant."""
-    a, k = _hashed(a, INIT_A, TIMES_A)
-    b, k = _hashed(b, k, TIMES_A)
-    c, k = _hashed(c, k, TIMES_A)
-    d, k = _hashed(d, k, TIMES_A)
-    b, k = _stirred(a, b, k)
-    c, k = _stirred(a, c, k)
-    d, k = _stirred(a, d, k)
-    a, k = _stirred(b, a, k)
-    c, k = _stirred(b, c, k)
-    d, k = _stirred(b, d, k)
-    a, k = _stirred(c, a, k)
-    b, k = _stirred(c, b, k)
-    d, k = _stirred(c, d, k)
-    a, k = _stirred(d, a, k)
-    b, k = _stirred(d, b, k)
-    c, k = _stirred(d, c, k)
-    return a, b, c, d, k
-
-
-@compiled
-def _word(seed: NDArray[Any], env: int, episode: int, i: int) -> Any:
-    """Return word `i` of a run's seed [W] with an environment and an episode after it."""
-    if i < len(seed):
-        return seed[i]
-    if i == len(seed):
-        return U64(env)
-    return U64(episode) if i == len(seed) + 1 else ZERO
+def _pool(entropy: Any) -> Any:
+    """Mix the words [W] of a seed into four, as `np.random.SeedSequence` does."""
+    pool, constant = np.zeros(4, np.uint64), INIT_A
+    for i in range(4):
+        pool[i], constant = _hashed(entropy[i] if i < len(entropy) else ZERO, constant, TIMES_A)
+    for source in range(4):
+        for target in range(4):
+            if source != target:
+                value, constant = _hashed(pool[source], constant, TIMES_A)
+                pool[target] = _mixed(pool[target], value)
+    for source in range(4, len(entropy)):
+        for target in range(4):
+            value, constant = _hashed(entropy[source], constant, TIMES_A)
+            pool[target] = _mixed(pool[target], value)
+    return pool
 
 
 @compiled
 def episode_seed(seed: NDArray[Any], env: int, episode: int) -> Any:
     """Derive the seed of one episode of one environment from the words [W] of the run's seed."""
-    first = _word(seed, env, episode, 0), _word(seed, env, episode, 1)
-    pool = _pool(*first, _word(seed, env, episode, 2), _word(seed, env, episode, 3))
-    a, k = pool[0], pool[4]
-    for i in range(4, len(seed) + 2):
-        # Each of a long seed's words is hashed for every word of the pool; the first one is read.
-        a, k = _stirred(_word(seed, env, episode, i), a, k)
-        for _ in range(3):
-            _, k = _hashed(ZERO, k, TIMES_A)
-    value, _ = _hashed(a, INIT_B, TIMES_B)
+    entropy = np.empty(len(seed) + 2, np.uint64)
+    for i in range(len(seed)):  # assigning a slice takes seconds to compile
+        entropy[i] = seed[i]
+    entropy[len(seed)] = env
+    entropy[len(seed) + 1] = episode
+    value, _ = _hashed(_pool(entropy)[0], INIT_B, TIMES_B)
     return value
-
-
-@compiled
-def _joined(low: Any, high: Any, constant: Any) -> tuple[Any, Any]:
-    low, constant = _hashed(low, constant, TIMES_B)
-    high, constant = _hashed(high, constant, TIMES_B)
-    return (high << HALF_WORD) | low, constant
 
 
 @compiled
 def seed_generator(generator: NDArray[Any], seed: Any) -> None:
     """Make a generator [6] what `np.random.default_rng(seed)` is, for a seed of one word."""
-    a, b, c, d, _ = _pool(seed, ZERO, ZERO, ZERO)
-    state_high, k = _joined(a, b, INIT_B)
-    state_low, k = _joined(c, d, k)
-    step_high, k = _joined(a, b, k)
-    step_low, _ = _joined(c, d, k)
-    generator[INC_HIGH] = (step_high << ONE) | (step_low >> U64(63))
-    generator[INC_LOW] = (step_low << ONE) | ONE
+    entropy = np.empty(1, np.uint64)
+    entropy[0] = seed
+    pool, constant = _pool(entropy), INIT_B
+    words = np.empty(4, np.uint64)
+    for i in range(4):
+        low, constant = _hashed(pool[(2 * i) % 4], constant, TIMES_B)
+        high, constant = _hashed(pool[(2 * i + 1) % 4], constant, TIMES_B)
+        words[i] = (high << HALF_WORD) | low
+    generator[INC_HIGH] = (words[2] << ONE) | (words[3] >> U64(63))
+    generator[INC_LOW] = (words[3] << ONE) | ONE
     generator[HIGH] = generator[LOW] = generator[KEPT] = generator[HALF] = ZERO
     _advance(generator)
-    low = generator[LOW] + state_low
-    generator[HIGH] += state_high + (ONE if low < state_low else ZERO)
+    low = generator[LOW] + words[1]
+    generator[HIGH] += words[0] + (ONE if low < words[1] else ZERO)
     generator[LOW] = low
     _advance(generator)
 
