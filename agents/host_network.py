@@ -14,8 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.dot_products import add_four_products, add_one_product
 from agents.network_settings import Activation
+from agents.small_products import (
+    LANES,
+    MANY,
+    add_four_products,
+    add_inputs_to_eight,
+    add_inputs_to_many,
+    add_inputs_to_one,
+    add_one_product,
+    fused,
+)
 from memory.compiled import compiled, floats_at
 
 Floats = NDArray[np.float32]
@@ -94,16 +103,16 @@ def tanh(x: Any) -> Any:
     inner = min(max(x, -FLAT), FLAT)
     square = inner * inner
     odd = ODD[0]
-    odd = odd * square + ODD[1]
-    odd = odd * square + ODD[2]
-    odd = odd * square + ODD[3]
-    odd = odd * square + ODD[4]
-    odd = odd * square + ODD[5]
-    odd = odd * square + ODD[6]
+    odd = fused(odd, square, ODD[1])
+    odd = fused(odd, square, ODD[2])
+    odd = fused(odd, square, ODD[3])
+    odd = fused(odd, square, ODD[4])
+    odd = fused(odd, square, ODD[5])
+    odd = fused(odd, square, ODD[6])
     even = EVEN[0]
-    even = even * square + EVEN[1]
-    even = even * square + EVEN[2]
-    even = even * square + EVEN[3]
+    even = fused(even, square, EVEN[1])
+    even = fused(even, square, EVEN[2])
+    even = fused(even, square, EVEN[3])
     y = inner * odd / even
     y = ONE if x >= FLAT else y
     return -ONE if x <= -FLAT else y
@@ -144,24 +153,18 @@ def _normalise(x: Any, weight: Any, bias: Any) -> None:
 
 
 @compiled
-def _times(x: Any, weight: Any, y: Any) -> None:
-    """Add x [in] times a weight [in, out] to y [out]: four inputs a pass, one after the other."""
-    inputs, outputs = len(x), len(y)
-    whole = inputs - inputs % 4
-    for i in range(0, whole, 4):
-        a, b, c, d = x[i], x[i + 1], x[i + 2], x[i + 3]
-        at = i * outputs
-        w0, w1 = weight[at : at + outputs], weight[at + outputs : at + 2 * outputs]
-        w2, w3 = (
-            weight[at + 2 * outputs : at + 3 * outputs],
-            weight[at + 3 * outputs : at + 4 * outputs],
-        )
-        for o in range(outputs):
-            y[o] = (((y[o] + a * w0[o]) + b * w1[o]) + c * w2[o]) + d * w3[o]
-    for i in range(whole, inputs):
-        a = x[i]
-        for o in range(outputs):
-            y[o] += a * weight[i * outputs + o]
+def _times(x: Any, weight: int, y: Any) -> None:
+    """Add x [in] times a weight [in, out] at an address to y [out]."""
+    inputs, outputs, size = len(x), len(y), x.itemsize
+    given, made, o = x.ctypes.data, y.ctypes.data, 0
+    while o + MANY <= outputs:
+        add_inputs_to_many(given, inputs, weight + o * size, outputs, made + o * size)
+        o += MANY
+    while o + LANES <= outputs:
+        add_inputs_to_eight(given, inputs, weight + o * size, outputs, made + o * size)
+        o += LANES
+    for at in range(o, outputs):
+        add_inputs_to_one(given, inputs, weight + at * size, outputs, made + at * size)
 
 
 @compiled
@@ -186,7 +189,7 @@ def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
     for n in range(len(x)):
         here = x[n]
         for layer in range(layers):
-            inputs, outputs = plan[layer, INPUTS], plan[layer, OUTPUTS]
+            outputs = plan[layer, OUTPUTS]
             there = y[n] if layer == layers - 1 else room[layer % 2, :outputs]
             bias = floats_at(plan[layer, BIAS], outputs)
             for o in range(outputs):
@@ -194,7 +197,7 @@ def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
             if plan[layer, TRANSPOSED]:
                 _times_transposed(here, plan[layer, WEIGHT], there)
             else:
-                _times(here, floats_at(plan[layer, WEIGHT], inputs * outputs), there)
+                _times(here, plan[layer, WEIGHT], there)
             if layer < layers - 1:
                 if plan[layer, NORM_WEIGHT]:
                     _normalise(

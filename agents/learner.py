@@ -44,17 +44,24 @@ class Means(Stateful):
     state_names = ("sums", "summed")
 
     def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
-        self.names = names
+        self.names, self.summed = names, 0
         self.last = torch.zeros(len(names), device=device)  # those of the last step
         self.sums = torch.zeros_like(self.last)
-        self.summed = 0
+        # Between graphs' turns what is small is cheapest by NumPy: torch's calls find cold caches.
+        self._seen: Any = self.sums.numpy() if host_sees(self.sums) else None
 
-    def add(self, values: Tensor) -> None:
-        """Add the metrics [K] of a step, which are the last ones from now on."""
+    def add(self, values: Tensor) -> bool:
+        """Add the metrics [K] of a step; say whether all losses were finite, if a look is free."""
         self.last = values
+        sums: Any = self.sums if self._seen is None else self._seen
+        more: Any = values if self._seen is None else values.numpy()
         # Never a name for `last` itself: a CUDA graph writes the next step's numbers there.
-        (self.sums.add_ if self.summed else self.sums.copy_)(values)
+        if self.summed:
+            sums += more
+        else:
+            sums[:] = more
         self.summed += 1
+        return self._seen is None or math.isfinite(self._seen[0])
 
     def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
         """Return the means since the last call, `others` [] beside them; None without a step."""
@@ -75,36 +82,36 @@ class Arguments:
     def __init__(self, device: torch.device, rows: int | None, *, fixed: bool) -> None:
         self.padding = Padding(rows) if fixed and rows else None
         self._fixed = fixed
-        self._rate = torch.zeros((), device=device)
-        self._numbers: tuple[Any, ...] = ()
+        self._told: Numbers = ()  # what the tensors hold
+        self._tensors: tuple[Tensor, ...] = ()
         self._share = torch.empty(0, device=device)
 
     def of(
         self, batch: Any, share: float | Tensor | None, rate: float, numbers: Numbers
     ) -> tuple[Numbers, Any, Tensor]:
         """Return rate and numbers, the batch, and what each of its rows counts for."""
-        self._rate.fill_(rate)
-        if self._fixed:
-            self._keep(numbers)
-        else:
-            self._numbers = numbers
+        own = self._kept(rate, *numbers) if self._fixed else (*self._kept(rate), *numbers)
         if isinstance(share, Tensor):  # who says it row by row has brought them to one size
             self._share = share
         elif self.padding is not None:
             batch, self._share = self.padding(batch, share)
         elif share is not None or self._share.shape != batch[0].shape[:1]:
             each = 1 / len(batch[0]) if share is None else share
-            self._share = self._rate.new_full((len(batch[0]),), each)
-        return (self._rate, *self._numbers), batch, self._share
+            self._share = self._share.new_full((len(batch[0]),), each)
+        return own, batch, self._share
 
-    def _keep(self, numbers: Numbers) -> None:
-        if not self._numbers:
-            self._numbers = tuple(self._rate.new_empty(torch.as_tensor(n).shape) for n in numbers)
-        for tensor, number in zip(self._numbers, numbers, strict=True):
+    def _kept(self, *numbers: float | Tensor) -> tuple[Tensor, ...]:
+        """Return the numbers as tensors, which are written to only where they change."""
+        if not self._tensors:
+            self._told = (math.nan,) * len(numbers)  # equal to no number
+            self._tensors = tuple(self._share.new_empty(torch.as_tensor(n).shape) for n in numbers)
+        for tensor, number, before in zip(self._tensors, numbers, self._told, strict=True):
             if isinstance(number, Tensor):
                 tensor.copy_(number)
-            else:
+            elif number != before:
                 tensor.fill_(number)
+        self._told = numbers
+        return self._tensors
 
 
 class Learner(Stateful):
@@ -162,17 +169,15 @@ class Learner(Stateful):
     def step(self, batch: Any, learning_rate: float, *numbers: float | Tensor) -> Tensors:
         """Take one step on `batch`; return the reports of its rows [B].
 
-        The first one may have to compile; that is cut short at once if the run is to end.
+        The first one may have to compile, which is cut short at once if the run is to end.
         """
         arguments = self._all(batch, learning_rate, numbers)
         if not self.ready:
             self._prepare(arguments)
         metrics, *reports = self._run(*arguments)
-        self.means.add(metrics)
         self.updates += 1
-        # On the host a look at the loss is free; on a device it would stall the queue, and
-        # the metrics' next flush finds it.
-        if self._seen and not math.isfinite(metrics.numpy()[0]):
+        # On a device a look at the loss would stall the queue, and the next flush finds it.
+        if not self.means.add(metrics):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return tuple(reports)
 
@@ -214,9 +219,8 @@ class Learner(Stateful):
     @property
     def exceeded(self) -> bool:
         """Whether the last step was undone; looks at the device only if there is a limit."""
-        limit = self._recipe.limit
-        means = self.means
-        return limit is not None and bool(means.last[means.names.index(limit[0])] > limit[1])
+        limit, means = self._recipe.limit, self.means
+        return limit is not None and means.last[means.names.index(limit[0])].item() > limit[1]
 
     @property
     def rounds(self) -> bool:

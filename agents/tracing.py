@@ -70,6 +70,7 @@ def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:
 # Products that are so narrow are sums in a loop with what is done before and after; the library
 # takes longer to be called. Those with few columns it computes several times as fast transposed.
 NARROW, FEW = 2, 16
+SHORT = 8  # sums of so few are written out where they are needed
 TWINS = 2  # a pair of networks may be written out, product by product
 
 
@@ -90,10 +91,13 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
 
 
 def _bmm(left: Tensor, right: Tensor) -> Any:
+    if left.shape[2] <= SHORT:
+        return (left.unsqueeze(3) * right.unsqueeze(1)).sum(2)
     pay = len(left) <= TWINS and pays(left[0], right[0])
     return products(left, right) if pay else NotImplemented
 
 
 def _baddbmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
     found = _bmm(left, right)
-    return found if found is NotImplemented else found + bias
+    # The library would first write the bias to every row of the result; so it costs nothing.
+    return (torch.bmm(left, right) if found is NotImplemented else found) + bias

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.tracing import FEW, NARROW, once, traced
+from agents.tracing import FEW, NARROW, SHORT, once, traced
 
 SIDES = st.sampled_from([1, NARROW, NARROW + 1, FEW, FEW + 1, 40])
 
@@ -31,6 +31,24 @@ def test_products_of_any_shape_are_the_same(rows, inner, columns, left_t, right_
     for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 3), SIDES, st.sampled_from([1, SHORT, SHORT + 1, 40]), SIDES)
+def test_products_of_pairs_are_the_same_and_the_library_adds_no_bias(pairs, rows, inner, columns):
+    g = torch.Generator().manual_seed(rows * 10_000 + inner * 100 + columns)
+    left = torch.randn((pairs, rows, inner), generator=g)
+    right = torch.randn((pairs, inner, columns), generator=g)
+    bias = torch.randn((pairs, 1, columns), generator=g)
+
+    def both(left, right, bias):
+        return torch.bmm(left, right), torch.baddbmm(bias, left, right)
+
+    graph, _ = traced(both, (left, right, bias))
+    for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.ops.aten.baddbmm.default not in targets(graph)
+    assert (torch.ops.aten.bmm.default in targets(graph)) is (inner > SHORT)
 
 
 @pytest.mark.parametrize(

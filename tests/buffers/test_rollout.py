@@ -196,11 +196,12 @@ def test_minibatches_written_where_there_is_room_are_the_same_rows():
 @any_rollout
 def test_places_are_those_of_the_minibatches_filled_up_at_no_share(seed, steps, envs, count):
     _, rollout = finished(seed, steps, envs)
-    batches = list(rollout.minibatches(count, torch.Generator().manual_seed(seed)))
-    order = rollout.shuffled(torch.Generator().manual_seed(seed))
+    one, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    batches = [batch for _ in range(3) for batch in rollout.minibatches(count, one)]
+    orders = (rollout.shuffled(other) for _ in range(3))
     size, flat = max((len(batch.obs) for batch in batches), default=1) + 1, rollout.flat()
     for batch, ((place, *whole), share) in zip(
-        batches, places(flat, [order], count, size), strict=True
+        batches, places(flat, orders, count, size), strict=True
     ):
         assert all(part is there for part, there in zip(whole, flat, strict=True))
         some = len(batch.obs)

@@ -1,0 +1,124 @@
+"""Products of vectors and matrices, whose sums do not depend on what a compiler makes of them.
+
+Dot products are on eight lanes: lane k adds up the products k, k + 8, …; lanes are added in pairs,
+what is left over one by one. Where weights lie the other way, sums go from input to input.
+Each product is added in one operation, rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES, MANY = 8, 64
+FLOAT, SIZE = ir.FloatType(), 4  # bytes
+LANES_TYPE, ONE_LANE = ir.VectorType(FLOAT, LANES), ir.VectorType(FLOAT, 1)
+
+
+def _declaration(rows: int) -> Any:
+    """Return what adds the products of x [F] and so many rows of a matrix [rows, F] to y [rows]."""
+
+    def declare(typing_context: Any, x: Any, matrix: Any, count: Any, y: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            x, matrix, count, y = values
+            x, matrix, y = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (x, matrix, y))
+            _add_products(builder, rows, x, matrix, count, y)
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 4), generate
+
+    return declare
+
+
+def _add_products(builder: Any, rows: int, x: Any, matrix: Any, count: Any, y: Any) -> None:
+    whole = builder.and_(count, ir.Constant(count.type, -LANES))
+    begins = [builder.mul(count, ir.Constant(count.type, row)) for row in range(rows)]
+    nothing = ir.Constant(LANES_TYPE, [0.0] * LANES)
+    sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(rows)]
+    step, zero = (ir.Constant(count.type, number) for number in (LANES, 0))
+    with cgutils.for_range_slice(builder, zero, whole, step) as (i, _):
+        given = _lanes(builder, x, i)
+        for begin, total in zip(begins, sums, strict=True):
+            weights = _lanes(builder, matrix, builder.add(begin, i))
+            builder.store(_fused(builder, given, weights, builder.load(total)), total)
+    ends = [cgutils.alloca_once_value(builder, _in_pairs(builder, builder.load(s))) for s in sums]
+    with cgutils.for_range_slice(builder, whole, count, ir.Constant(count.type, 1)) as (i, _):
+        given = builder.load(builder.gep(x, [i]))
+        for begin, total in zip(begins, ends, strict=True):
+            weight = builder.load(builder.gep(matrix, [builder.add(begin, i)]))
+            builder.store(_fused(builder, given, weight, builder.load(total)), total)
+    for row, total in enumerate(ends):
+        place = builder.gep(y, [ir.Constant(count.type, row)])
+        builder.store(builder.fadd(builder.load(place), builder.load(total)), place)
+
+
+def _fused(builder: Any, one: Any, other: Any, more: Any) -> Any:
+    """Return one · other + more, rounded once."""
+    kind = one.type
+    name = f"llvm.fma.v{kind.count}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(kind, [kind] * 3), name
+    )
+    return builder.call(function, (one, other, more))
+
+
+def _lanes(builder: Any, array: Any, at: Any) -> Any:
+    place = builder.bitcast(builder.gep(array, [at]), LANES_TYPE.as_pointer())
+    return builder.load(place, align=SIZE)
+
+
+def _in_pairs(builder: Any, lanes: Any) -> Any:
+    index = [ir.Constant(ir.IntType(32), lane) for lane in range(LANES)]
+    parts = [builder.extract_element(lanes, lane) for lane in index]
+    while len(parts) > 1:
+        half = len(parts) // 2
+        parts = [builder.fadd(parts[k], parts[k + half]) for k in range(half)]
+    return parts[0]
+
+
+def _declaration_by_inputs(columns: int) -> Any:
+    """Return what adds x [in] times so many columns of a weight [in, out] to as many of y [out]."""
+    kind, zeros = ir.VectorType(FLOAT, columns), ir.VectorType(ir.IntType(32), columns)
+
+    def declare(typing_context: Any, x: Any, inputs: Any, weight: Any, outputs: Any, y: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            x, inputs, weight, outputs, y = values
+            x, weight = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (x, weight))
+            place = builder.inttoptr(y, kind.as_pointer())
+            total = cgutils.alloca_once_value(builder, builder.load(place, align=SIZE))
+            with cgutils.for_range(builder, inputs) as loop:
+                given = builder.bitcast(builder.gep(x, [loop.index]), ONE_LANE.as_pointer())
+                given = builder.load(given, align=SIZE)
+                given = builder.shuffle_vector(given, given, ir.Constant(zeros, None))
+                row = builder.gep(weight, [builder.mul(loop.index, outputs)])
+                weights = builder.load(builder.bitcast(row, kind.as_pointer()), align=SIZE)
+                builder.store(_fused(builder, given, weights, builder.load(total)), total)
+            builder.store(builder.load(total), place, align=SIZE)
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 5), generate
+
+    return declare
+
+
+# In compiled code: add_products(x, matrix, count, y), with addresses of float32 numbers.
+add_four_products: Any = intrinsic(_declaration(4))
+add_one_product: Any = intrinsic(_declaration(1))
+# add_inputs(x, inputs, weight, outputs, y), likewise, for columns from where weight and y begin.
+add_inputs_to_many: Any = intrinsic(_declaration_by_inputs(MANY))
+add_inputs_to_eight: Any = intrinsic(_declaration_by_inputs(LANES))
+add_inputs_to_one: Any = intrinsic(_declaration_by_inputs(1))
+
+
+def _declare_fused(typing_context: Any, one: Any, other: Any, more: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return _fused(builder, *values)
+
+    return types.float32(*[types.float32] * 3), generate
+
+
+fused: Any = intrinsic(_declare_fused)  # (one, other, more): one · other + more
