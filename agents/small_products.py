@@ -82,22 +82,31 @@ def _in_pairs(builder: Any, lanes: Any) -> Any:
 
 def _declaration_by_inputs(columns: int) -> Any:
     """Return what adds x [in] times so many columns of a weight [in, out] to as many of y [out]."""
-    kind, zeros = ir.VectorType(FLOAT, columns), ir.VectorType(ir.IntType(32), columns)
+    # No longer vectors: after work in registers of 512 bits all code runs slower for a while.
+    kind = ir.VectorType(FLOAT, min(columns, LANES))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), None)
+    begins = [ir.Constant(ir.IntType(64), at) for at in range(0, columns, kind.count)]
 
     def declare(typing_context: Any, x: Any, inputs: Any, weight: Any, outputs: Any, y: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             x, inputs, weight, outputs, y = values
-            x, weight = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (x, weight))
-            place = builder.inttoptr(y, kind.as_pointer())
-            total = cgutils.alloca_once_value(builder, builder.load(place, align=SIZE))
+            x, weight, y = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (x, weight, y))
+            places = [builder.bitcast(builder.gep(y, [at]), kind.as_pointer()) for at in begins]
+            sums = [
+                cgutils.alloca_once_value(builder, builder.load(place, align=SIZE))
+                for place in places
+            ]
             with cgutils.for_range(builder, inputs) as loop:
                 given = builder.bitcast(builder.gep(x, [loop.index]), ONE_LANE.as_pointer())
                 given = builder.load(given, align=SIZE)
-                given = builder.shuffle_vector(given, given, ir.Constant(zeros, None))
+                given = builder.shuffle_vector(given, given, zeros)
                 row = builder.gep(weight, [builder.mul(loop.index, outputs)])
-                weights = builder.load(builder.bitcast(row, kind.as_pointer()), align=SIZE)
-                builder.store(_fused(builder, given, weights, builder.load(total)), total)
-            builder.store(builder.load(total), place, align=SIZE)
+                for at, total in zip(begins, sums, strict=True):
+                    weights = builder.bitcast(builder.gep(row, [at]), kind.as_pointer())
+                    weights = builder.load(weights, align=SIZE)
+                    builder.store(_fused(builder, given, weights, builder.load(total)), total)
+            for place, total in zip(places, sums, strict=True):
+                builder.store(builder.load(total), place, align=SIZE)
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 5), generate
