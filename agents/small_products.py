@@ -66,9 +66,12 @@ def _fused(builder: Any, one: Any, other: Any, more: Any) -> Any:
     return builder.call(function, (one, other, more))
 
 
-def _lanes(builder: Any, array: Any, at: Any) -> Any:
-    place = builder.bitcast(builder.gep(array, [at]), LANES_TYPE.as_pointer())
-    return builder.load(place, align=SIZE)
+def _lanes(builder: Any, array: Any, at: Any, kind: Any = LANES_TYPE) -> Any:
+    return builder.load(_place(builder, array, at, kind), align=SIZE)
+
+
+def _place(builder: Any, array: Any, at: Any, kind: Any) -> Any:
+    return builder.bitcast(builder.gep(array, [at]), kind.as_pointer())
 
 
 def _in_pairs(builder: Any, lanes: Any) -> Any:
@@ -91,22 +94,18 @@ def _declaration_by_inputs(columns: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             x, inputs, weight, outputs, y = values
             x, weight, y = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (x, weight, y))
-            places = [builder.bitcast(builder.gep(y, [at]), kind.as_pointer()) for at in begins]
             sums = [
-                cgutils.alloca_once_value(builder, builder.load(place, align=SIZE))
-                for place in places
+                cgutils.alloca_once_value(builder, _lanes(builder, y, at, kind)) for at in begins
             ]
             with cgutils.for_range(builder, inputs) as loop:
-                given = builder.bitcast(builder.gep(x, [loop.index]), ONE_LANE.as_pointer())
-                given = builder.load(given, align=SIZE)
+                given = _lanes(builder, x, loop.index, ONE_LANE)
                 given = builder.shuffle_vector(given, given, zeros)
                 row = builder.gep(weight, [builder.mul(loop.index, outputs)])
                 for at, total in zip(begins, sums, strict=True):
-                    weights = builder.bitcast(builder.gep(row, [at]), kind.as_pointer())
-                    weights = builder.load(weights, align=SIZE)
+                    weights = _lanes(builder, row, at, kind)
                     builder.store(_fused(builder, given, weights, builder.load(total)), total)
-            for place, total in zip(places, sums, strict=True):
-                builder.store(builder.load(total), place, align=SIZE)
+            for at, total in zip(begins, sums, strict=True):
+                builder.store(builder.load(total), _place(builder, y, at, kind), align=SIZE)
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 5), generate
