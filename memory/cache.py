@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -24,6 +27,11 @@ _LOOK_SECONDS = 0.1  # between two looks at what could be reclaimed; each reads 
 
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
+MADV_DONTNEED = 4  # of sys/mman.h
+# In Linux's list of a process's mappings: one of a file, not to be written to, all as in the file.
+_AS_IN_ITS_FILE = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) r-[-x]p \S+ \S+ [1-9].*\n(?:[A-Z].*\n)*?Anonymous: +0 kB", re.M
+)
 
 
 class Spending:
@@ -112,6 +120,11 @@ class CacheCleaner:
         self._clean_rss, self._clean_unused = self._rss(), unused_by_allocator(self._device)
         self.spending.add(start)
 
+    def begin(self) -> None:
+        """Let go of what only starting took: what is held after it is where growth is from."""
+        let_go_of_code()
+        self._clean_rss = self._rss()
+
     def _is_worth_it(self) -> bool:
         if not self.spending.affords_more():
             return False
@@ -134,6 +147,7 @@ def reclaim(device: torch.device) -> None:
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
     trim()
+    let_go_of_code()
 
 
 def trim() -> None:
@@ -151,3 +165,19 @@ def share_one_heap() -> None:
     choose = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if choose is not None:
         choose(M_ARENA_MAX, 1)
+
+
+def let_go_of_code() -> None:
+    """Unmap what is as in its file, programs most of all: 50 ms, then what is used comes back.
+
+    Half of torch and all of a compiler is needed only to start. The system keeps the files' pages
+    while it has room, so one that is wanted again takes microseconds. What was written to, by the
+    loader or for a debugger's breakpoint, is no longer as in its file and stays.
+    """
+    unmap = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+    if unmap is None:
+        return
+    with suppress(OSError):
+        for found in _AS_IN_ITS_FILE.finditer(Path("/proc/self/smaps").read_bytes()):
+            start, end = (int(address, 16) for address in found.groups())
+            unmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

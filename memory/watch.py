@@ -64,6 +64,7 @@ class MemoryWatch:
         if count and not self._learns:
             # Learning takes memory of its own, a compiler's among it, and only now.
             self._learns = True
+            self._cleaner.begin()
             self._detector.begin_anew()
         self._cleaner.note("updates", count)
         self._check_limit()

@@ -30,12 +30,14 @@ import psutil
 marks = []
 def mark(part):
     marks.append((part, time.perf_counter() - begin, time.process_time(),
-                  psutil.Process().memory_info().rss / 1e6))
+                  psutil.Process().memory_info().rss / 1e6, read_peak() / 1e6))
+from memory.process import read_peak
 from training.command_line import accept, compose_one
 job = accept(compose_one(sys.argv[1:]), sys.argv[1:])
 mark("accept the configuration")
 import torch
 mark("import torch")
+from train import loop
 from training.opening import open_run
 mark("import the program")
 with open_run(job) as (run, env, agent):
@@ -45,8 +47,10 @@ with open_run(job) as (run, env, agent):
     env.send(decision.action.numpy(force=True))
     agent.observe(decision, env.receive())
     mark("the first step")
-    for part in marks:
-        print("MARK", *part, sep="|")
+    loop(run, env, agent, actor)
+    mark("5,000 steps")
+for part in marks:
+    print("MARK", *part, sep="|")
 """
 
 
@@ -66,19 +70,19 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def startup(args: argparse.Namespace) -> None:
-    """Time a fresh process up to its first step, and say what it keeps resident."""
+    """Time a fresh process up to its first step, and say what it has resident, then and later."""
     rounds = [_started(args.overrides) for _ in range(args.rounds + 1)][1:]
-    print("| until it has done this | seconds | on the CPU | resident MB |")
-    print("|---|---:|---:|---:|")
+    print("| until it has done this | seconds | on the CPU | resident MB | at most, so far |")
+    print("|---|---:|---:|---:|---:|")
     for marks in zip(*rounds, strict=True):
         columns = zip(*(numbers for _, numbers in marks), strict=True)
-        seconds, busy, resident = (median(column) for column in columns)
-        print(f"| {marks[0][0]} | {seconds:.2f} | {busy:.2f} | {resident:.0f} |")
+        seconds, busy, resident, most = (median(column) for column in columns)
+        print(f"| {marks[0][0]} | {seconds:.2f} | {busy:.2f} | {resident:.0f} | {most:.0f} |")
 
 
 def _started(overrides: Sequence[str]) -> list[tuple[str, list[float]]]:
     with tempfile.TemporaryDirectory() as folder:
-        told = (*overrides, "total_steps=1e6", "threads=1", "device=cpu", f"run_dir={folder}/run")
+        told = (*overrides, "total_steps=5000", "threads=1", "device=cpu", f"run_dir={folder}/run")
         _, printed = race.timed([sys.executable, "-c", PROBE, *told])
     lines = [text.split("|") for text in printed.splitlines() if text.startswith("MARK|")]
     return [(part, [float(number) for number in numbers]) for _, part, *numbers in lines]

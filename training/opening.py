@@ -18,6 +18,7 @@ from agents.world import ALONE, World
 from envs.factory import build_env
 from envs.vector import VectorEnv
 from memory.budget import plan_line
+from memory.cache import let_go_of_code
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
 from training.filming import Filmer
@@ -64,6 +65,7 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
     settings = job.settings.run
     seeds = spawn(settings.seed, world.rank)
     device = torch.device(device_name(settings.device))
+    let_go_of_code()  # importing everything took most of it
     prepare_arithmetic(thread_count(settings.threads, job.spec, place().local_size))
     prepare_device(settings, device)
     with build_env(settings.env, seed=seeds.env) as env:

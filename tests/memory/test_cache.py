@@ -1,16 +1,38 @@
+import ctypes
 import gc
 import logging
+import mmap
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
 from memory import cache
-from memory.cache import CacheCleaner
+from memory.cache import CacheCleaner, let_go_of_code
 from memory.settings import CacheSettings
 
 MB = 1_000_000
 CPU = torch.device("cpu")
+PAGE = mmap.PAGESIZE
+READ_ONLY = 1  # PROT_READ
+
+# Says what is resident before and after, and the same product twice.
+LETTING_GO = """
+import psutil, torch
+from memory.cache import let_go_of_code
+from memory.process import read_rss
+process = psutil.Process()
+torch.manual_seed(0)
+first, second = torch.randn(32, 32), torch.randn(32, 32)
+before = first @ second
+held = read_rss(process)
+let_go_of_code()
+left = read_rss(process)
+print(held, left, torch.equal(before, first @ second))
+"""
 
 
 class Memory:
@@ -162,6 +184,47 @@ def test_its_cost_is_reported_once_and_a_share_over_one_percent_is_warned_of(clo
             cleaning.note("updates", 1)
     assert "memory.cache.every_updates" in caplog.messages[0]
     assert len(caplog.messages) == 1  # at about 11 seconds; twice that is not reached
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise, and a list of mappings")
+def test_code_that_only_starting_took_is_no_longer_resident_and_works():
+    told = subprocess.run(
+        [sys.executable, "-c", LETTING_GO],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    held, left, same = told.stdout.split()
+    assert int(left) < int(held) - 50 * MB
+    assert same == "True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise, and a list of mappings")
+def test_what_was_written_to_is_not_let_go_of(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"f" * 4 * PAGE)
+    with file.open("r+b") as opened:
+        untouched = mmap.mmap(opened.fileno(), 4 * PAGE, flags=mmap.MAP_PRIVATE, prot=READ_ONLY)
+        written = mmap.mmap(opened.fileno(), 4 * PAGE, flags=mmap.MAP_PRIVATE)
+    written[PAGE] = ord("w")  # as the loader does, before it makes its table read-only
+    start = ctypes.addressof(ctypes.c_char.from_buffer(written))
+    protect = ctypes.CDLL(None).mprotect
+    assert protect(ctypes.c_void_p(start), ctypes.c_size_t(4 * PAGE), READ_ONLY) == 0
+    let_go_of_code()
+    assert written[:] == b"f" * PAGE + b"w" + b"f" * (3 * PAGE - 1)
+    assert untouched[:] == b"f" * 4 * PAGE
+
+
+def test_growth_counts_from_where_the_run_began(clock):
+    memory = Memory()
+    cleaning = cleaner(clock, memory, min_reclaimable_mb=64.0)
+    clock.now += 1000
+    memory.rss -= 40 * MB
+    cleaning.begin()
+    memory.rss += 65 * MB
+    cleaning.note("updates", 100)
+    assert cleaning.spending.times == 1
 
 
 @pytest.mark.gpu
