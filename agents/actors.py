@@ -222,7 +222,8 @@ class Sampling(Actor):
         self.fresh = fresh
         self._generator = torch.Generator().manual_seed(seed)
         self.noise = torch.zeros((rows, num_envs, *head.noise_shape))
-        self._there: Tensor | None = None  # the noise on the device
+        self._there: Any = None  # the noise where it decides; as an array for machine code
+        self._action_dtype = torch.empty(0, dtype=head.action_dtype).numpy().dtype
         self.next = 0
 
     @property
@@ -264,23 +265,24 @@ class Sampling(Actor):
             normaliser.look(observed.to(normaliser.shift.device))
 
     def _drawn(
-        self, drawing: Drawing, obs: Observations, observed: Tensor, noise: Tensor
+        self, drawing: Drawing, obs: Observations, observed: Tensor, noise: NDArray[Any]
     ) -> Decision:
-        n, head = len(obs), self._head
-        chosen = torch.empty((n, *head.action_shape), dtype=head.action_dtype)
-        sent = torch.empty_like(chosen)
-        drawn = noise.numpy().reshape(n, -1)
-        written = chosen.numpy().reshape(n, -1), sent.numpy().reshape(n, -1)
-        draw(drawing, np.ascontiguousarray(obs).reshape(n, -1), drawn, *written)
-        return Decision(observed, sent, chosen=chosen)
+        n = len(obs)
+        # By NumPy, which takes a third of torch's time to make and to reshape what is small.
+        chosen = np.empty((n, *self._head.action_shape), self._action_dtype)
+        sent = np.empty_like(chosen)
+        written = chosen.reshape(n, -1), sent.reshape(n, -1)
+        draw(drawing, np.ascontiguousarray(obs).reshape(n, -1), noise.reshape(n, -1), *written)
+        return Decision(observed, torch.from_numpy(sent), chosen=torch.from_numpy(chosen))
 
-    def _row(self) -> Tensor:
+    def _row(self) -> Any:
         """Return the next row of noise [N, *noise_shape]."""
         if self.next == 0:
             self._head.draw_(self.noise, self._generator)
             self._there = None
         if self._there is None:
-            self._there = on_device(self.noise.numpy(), self._device)
+            noise = self.noise.numpy()
+            self._there = on_device(noise, self._device) if self.drawing is None else noise
         row = self._there[self.next]
         self.next = (self.next + 1) % len(self.noise)
         return row
