@@ -59,7 +59,7 @@ SIZES = {
     ),
 }
 LENGTHS = {
-    "dqn": ("total_steps=600", "agent.learning_starts=200", "agent.updates_per_train=16"),
+    "dqn": ("total_steps=600", "agent.learning_starts=200", "agent.updates_per_train=2"),
     "ppo": ("agent.epochs=1",),
 }
 
