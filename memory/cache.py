@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -150,19 +151,24 @@ def reclaim(device: torch.device) -> None:
     let_go_of_code()
 
 
+def _of_c(name: str) -> Any:
+    """Return a function of the C library; None elsewhere than on Linux, or where it has none."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
 def trim() -> None:
     """Hand freed memory back that the allocator of C keeps: milliseconds, more with a torn heap.
 
     glibc keeps what lies below a block in use, and up to 64 MB besides; others have no such call.
     """
-    hand_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    hand_back = _of_c("malloc_trim")
     if hand_back is not None:
         hand_back(0)
 
 
 def share_one_heap() -> None:
     """Let every thread allocate where the first one does: glibc keeps what others have freed."""
-    choose = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    choose = _of_c("mallopt")
     if choose is not None:
         choose(M_ARENA_MAX, 1)
 
@@ -170,11 +176,11 @@ def share_one_heap() -> None:
 def let_go_of_code() -> None:
     """Unmap what is as in its file, programs most of all: 50 ms, then what is used comes back.
 
-    Half of torch and all of a compiler is needed only to start. The system keeps the files' pages
-    while it has room, so one that is wanted again takes microseconds. What was written to, by the
-    loader or for a debugger's breakpoint, is no longer as in its file and stays.
+    Most of torch's code and of a compiler's is needed only to start. The system keeps the files'
+    pages while it has room, so one that is wanted again takes microseconds. What was written to, by
+    the loader or for a debugger's breakpoint, is no longer as in its file and stays.
     """
-    unmap = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+    unmap = _of_c("madvise")
     if unmap is None:
         return
     with suppress(OSError):
