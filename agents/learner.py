@@ -43,32 +43,32 @@ class Means(Stateful):
 
     state_names = ("sums", "summed")
 
-    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+    def __init__(self, names: tuple[str, ...], device: torch.device, *, fresh: bool) -> None:
         self.names, self.summed = names, 0
         self.last = torch.zeros(len(names), device=device)  # those of the last step
         self.sums = torch.zeros_like(self.last)
-        # Between graphs' turns what is small is cheapest by NumPy: torch's calls find cold caches.
-        self._seen: Any = self.sums.numpy() if host_sees(self.sums) else None
+        self._seen: Any = self.sums.numpy() if fresh and host_sees(self.sums) else None
 
     def add(self, values: Tensor) -> bool:
         """Add the metrics [K] of a step; say whether all losses were finite, if a look is free."""
         self.last = values
-        sums: Any = self.sums if self._seen is None else self._seen
-        more: Any = values if self._seen is None else values.numpy()
-        # Never a name for `last` itself: a CUDA graph writes the next step's numbers there.
-        if self.summed:
-            sums += more
-        else:
-            sums[:] = more
         self.summed += 1
-        return self._seen is None or math.isfinite(self._seen[0])
+        if self._seen is None:  # a device's, where a recorded graph writes the next ones as well
+            self.sums.copy_(values if self.summed == 1 else self.sums + values)
+            return True
+        # Between graphs' turns caches are cold: what is small is cheapest by NumPy, or not done.
+        if self.summed == 1:
+            self.sums, self._seen = values, values.numpy()
+        else:
+            self._seen += values.numpy()
+        return math.isfinite(self._seen[0])
 
     def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
         """Return the means since the last call, `others` [] beside them; None without a step."""
         if not self.summed:
             return None
         names, many = self.names, self.summed
-        values = self.sums / many if many > 1 else self.sums.clone()
+        values = self.sums / many if many > 1 or self._seen is None else self.sums
         if others:
             names = (*names, *others)
             values = torch.cat((values, torch.stack(list(others.values()))))
@@ -95,7 +95,7 @@ class Arguments:
             self._share = share
         elif self.padding is not None:
             batch, self._share = self.padding(batch, share)
-        elif share is not None or self._share.shape != batch[0].shape[:1]:
+        elif share is not None or len(self._share) != len(batch[0]):
             each = 1 / len(batch[0]) if share is None else share
             self._share = self._share.new_full((len(batch[0]),), each)
         return own, batch, self._share
@@ -134,13 +134,13 @@ class Learner(Stateful):
         self.stop = Stop()
         # What one row of a batch counts for; None: its part of these rows, which are all.
         self.share: float | Tensor | None = None  # or of each [B]
-        self._recipe, self._mode = recipe, mode
-        self._networks = (network, *frozen)
+        self._recipe, self._mode, self._networks = recipe, mode, (network, *frozen)
         # Themselves, because nothing hooks into these modules and each call costs.
         self._forwards = [n.module.forward for n in self._networks]
         self.forward: Forward = self._forwards[0]  # as updates see it, which may be rounded
         self._seen = host_sees(network.weights)
-        self.means = Means(("train/loss", *recipe.metrics, "train/grad_norm"), device)
+        names = ("train/loss", *recipe.metrics, "train/grad_norm")
+        self.means = Means(names, device, fresh=mode != "cudagraph")
         self._arguments = Arguments(device, recipe.rows, fixed=mode != "eager")
         self.padding = self._arguments.padding  # who makes batches may use its room
         self._run = compiled(partial(self._whole, True), mode, partial(self._whole, False))

@@ -211,16 +211,37 @@ def test_means_are_over_the_steps_since_they_were_last_asked_for():
 
 
 def test_metrics_survive_a_graph_that_writes_them_where_it_wrote_the_last():
-    learner, static, calls = line(), torch.zeros(3), []
+    learner, static, calls = line(mode="cudagraph"), torch.zeros(3), []
 
     def replayed(*args):
         calls.append(None)
-        return static.fill_(len(calls)), torch.zeros(4)
+        return static.fill_(10 ** len(calls)), torch.zeros(4)
 
     learner._run = replayed
     for _ in range(3):
         learner.step(points(4), 0.0)
-    assert learner.means().values.tolist() == [2.0, 2.0, 2.0]
+    assert learner.means().values.tolist() == [370.0] * 3  # of 10, 100 and 1,000
+
+
+def test_means_that_were_given_stay_as_they_are():
+    learner = line()
+    learner.step(points(4), 0.0)
+    given = learner.means().values
+    before = given.clone()
+    for seed in (1, 2):
+        learner.step(points(4, seed), 0.0)
+    assert torch.equal(given, before)
+
+
+def test_sums_that_were_saved_go_on():
+    whole, first, second = line(), line(), line()
+    for seed in (1, 2, 3):
+        whole.step(points(4, seed), 1e-2)
+    for seed in (1, 2):
+        first.step(points(4, seed), 1e-2)
+    second.load_state_dict(first.state_dict())
+    second.step(points(4, 3), 1e-2)
+    assert torch.equal(second.means().values, whole.means().values)
 
 
 def test_a_loss_that_is_no_number_stops_at_once():
