@@ -198,17 +198,17 @@ class Learner(Stateful):
     @contextmanager
     def all_or_nothing(self, *others: Tensor) -> Iterator[None]:
         """Take back all steps, their counts and what `others` held, if CutShortError ends them."""
-        means, buffers = self.means, self.network.module.buffers()
-        own = (self.network.weights, *buffers, *self.adam, means.sums)
-        tensors = (*own, *others)
-        before, counts = [tensor.clone() for tensor in tensors], (self.updates, means.summed)
+        tensors = (self.network.weights, *self.network.module.buffers(), *self.adam, *others)
+        before = [tensor.clone() for tensor in tensors]
+        updates, means = self.updates, self.means.state_dict()
         try:
             yield
         except CutShortError:
             with torch.no_grad():
                 for tensor, value in zip(tensors, before, strict=True):
                     tensor.copy_(value)
-            self.updates, means.summed = counts
+            self.updates = updates
+            self.means.load_state_dict(means)
             raise
 
     @property
