@@ -200,15 +200,14 @@ class Learner(Stateful):
         """Take back all steps, their counts and what `others` held, if CutShortError ends them."""
         tensors = (self.network.weights, *self.network.module.buffers(), *self.adam, *others)
         before = [tensor.clone() for tensor in tensors]
-        updates, means = self.updates, self.means.state_dict()
+        counts = (self.updates, self.means.summed, self.means.sums.clone())
         try:
             yield
         except CutShortError:
+            self.updates, self.means.summed, sums = counts
             with torch.no_grad():
-                for tensor, value in zip(tensors, before, strict=True):
+                for tensor, value in zip((*tensors, self.means.sums), (*before, sums), strict=True):
                     tensor.copy_(value)
-            self.updates = updates
-            self.means.load_state_dict(means)
             raise
 
     @property
