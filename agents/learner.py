@@ -47,6 +47,7 @@ class Means(Stateful):
         self.names, self.summed = names, 0
         self.last = torch.zeros(len(names), device=device)  # those of the last step
         self.sums = torch.zeros_like(self.last)
+        # `fresh`: each step's numbers are a tensor of their own.
         self._seen: Any = self.sums.numpy() if fresh and host_sees(self.sums) else None
 
     def add(self, values: Tensor) -> bool:
@@ -54,7 +55,7 @@ class Means(Stateful):
         self.last = values
         self.summed += 1
         if self._seen is None:  # a device's, where a recorded graph writes the next ones as well
-            self.sums.copy_(values if self.summed == 1 else self.sums + values)
+            (self.sums.copy_ if self.summed == 1 else self.sums.add_)(values)
             return True
         # Between graphs' turns caches are cold: what is small is cheapest by NumPy, or not done.
         if self.summed == 1:
