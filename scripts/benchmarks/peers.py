@@ -152,6 +152,7 @@ def race_sb3(told: Mapping[str, Any]) -> float:
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecNormalize
+    from torch import nn
 
     torch.set_num_threads(1)
     with suppress(ImportError):
@@ -164,7 +165,10 @@ def race_sb3(told: Mapping[str, Any]) -> float:
         env = VecNormalize(env, **told["normalize"])
     settings = {name: _falling(value) for name, value in told["model"].items()}
     algorithm = {"dqn": DQN, "ppo": PPO}[told["algorithm"]]
-    policy = {"net_arch": told["hidden"]} if told["hidden"] else None
+    policy = dict(told["policy"])
+    if "activation" in policy:
+        layers = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
+        policy["activation_fn"] = layers[policy.pop("activation")]
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
     model.learn(told["total_timesteps"])
     # Some policies never come to an end.

@@ -136,7 +136,7 @@ def contestants(
     if installed("stable_baselines3", SB3):
         theirs = for_sb3(settings)
         if nothing_more:
-            theirs |= {"normalize": None, "hidden": None, "model": {}}
+            theirs |= {"normalize": None, "policy": {}, "model": {}}
         runners[SB3] = lambda seed: peer("sb3", {**theirs, "seed": seed})
     env = settings.run.env.id.partition("-")[0]
     if isinstance(settings.agent, PPOSettings) and env in REJAX_ENVS and installed("rejax", REJAX):
@@ -176,7 +176,12 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
     agent, run = settings.agent, settings.run
     assert isinstance(agent, PPOSettings | DQNSettings)
     normalize = None
+    policy: dict[str, Any] = {"net_arch": list(agent.hidden), "activation": agent.activation}
     if isinstance(agent, PPOSettings):
+        policy |= {
+            "log_std_init": agent.log_std_init,
+            "ortho_init": agent.network.init != "uniform",
+        }
         model = _ppo_for_sb3(agent, run.env.num_envs)
         own = {"norm_obs": _normalizes_obs(agent), "norm_reward": agent.normalizes_reward}
         if any(own.values()):
@@ -197,7 +202,7 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
         "episodes": run.eval.episodes,
         "longest": run.eval.max_episode_steps,
         "normalize": normalize,
-        "hidden": list(agent.hidden),
+        "policy": policy,
         "model": model,
     }
 
@@ -260,7 +265,7 @@ def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
         "vf_coef": agent.value_coef,
         "max_grad_norm": agent.max_grad_norm,
         "normalize_observations": _normalizes_obs(agent),
-        "agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": list(agent.hidden)},
+        "agent_kwargs": {"activation": agent.activation, "hidden_layer_sizes": list(agent.hidden)},
     }
 
 
