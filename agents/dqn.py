@@ -117,12 +117,11 @@ class DQN(Agent):
     def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
         self._replay.clear()
         self._started = self._filled = False
+        self._taken = 0  # there is nothing to take the others on
 
     @override
     def lose_replay(self) -> None:
-        self._replay.clear()
-        self._filled = False
-        self._started = False
+        self.regroup(())
         self._learns_after = self._steps + self._settings.learning_starts
 
     @override
@@ -202,8 +201,10 @@ class DQN(Agent):
             return None
         due = self._settings.train_every
         learns = max(self._steps, self._learns_after) // due * due + due
-        # Without anything to draw nothing is learned, which has to be seen row by row.
-        until = min(steps, learns - self._steps) if len(self._replay) else 1
+        # Without anything to draw nothing is learned, which has to be seen row by row. A replay of
+        # one row has nothing again after every episode.
+        lasts = len(self._replay) and self._replay.capacity > self._replay.num_envs
+        until = min(steps, learns - self._steps) if lasts else 1
         rows = self._explore(run, self._steps, until)
         self._steps += rows.steps
         return rows

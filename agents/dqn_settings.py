@@ -80,7 +80,8 @@ class DQNSettings(TeacherSettings):
         scheduled(self, "learning_rate")
         self._refuse_contradictory_epsilon()
         self._refuse_odd_distributions()
-        positive(self, "noisy_sigma", "teacher_temperature")
+        positive(self, "noisy_sigma")
+        self._refuse_freezing("teacher_temperature")
         at_most(self, 1_000, "noisy_sigma", "teacher_temperature")
         at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
         at_most(self, 1e30, "max_grad_norm")
@@ -114,18 +115,25 @@ class DQNSettings(TeacherSettings):
         if not -1e6 <= self.v_min < self.v_max:
             reason = f"must lie below v_max={self.v_max:g}, and be -1e6 at least"
             raise SettingError("v_min", self.v_min, reason)
+        apart = (self.v_max - self.v_min) / (self.atoms - 1)
+        if apart < max(1e-30, 1e-6 * max(-self.v_min, self.v_max)):  # float32 has 7 digits
+            reason = f"is so near to v_max={self.v_max:g} that {self.atoms} atoms between coincide"
+            raise SettingError("v_min", self.v_min, reason)
         if self.distribution != "none" and self.loss == "squared":
             reason = (
                 f"is not for agent.distribution={self.distribution}, which has a loss of its own"
             )
             raise SettingError("loss", self.loss, reason)
         fraction(self, "munchausen_alpha")
-        if not self.munchausen_temperature >= 1e-6:
-            reason = "must be at least 1e-6"
-            raise SettingError("munchausen_temperature", self.munchausen_temperature, reason)
+        self._refuse_freezing("munchausen_temperature")
         if not -1e6 <= self.munchausen_lowest <= 0:
             reason = "must lie between -1e6 and 0"
             raise SettingError("munchausen_lowest", self.munchausen_lowest, reason)
+
+    def _refuse_freezing(self, name: str) -> None:
+        value = getattr(self, name)
+        if not value >= 1e-6:
+            raise SettingError(name, value, "must be at least 1e-6")
 
     def learning_rates(self, total_steps: int) -> Schedule:
         """Return Adam's step size over a run."""

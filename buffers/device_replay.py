@@ -69,11 +69,6 @@ class DeviceReplay(ReplayBuffer):
         return super().nbytes + self._flags.nbytes
 
     @override
-    def start(self, obs: NDArray) -> None:
-        nothing = np.zeros(self._layout.num_envs, np.bool_)
-        self.add(nothing, nothing, nothing, nothing, nothing, obs)
-
-    @override
     def add(
         self,
         action: NDArray,

@@ -146,11 +146,6 @@ class HostReplay(ReplayBuffer):
         return layout.slots * layout.row_bytes + Timeline.bytes_needed(layout) + tree + scratch
 
     @override
-    def start(self, obs: NDArray) -> None:
-        nothing = np.zeros(self._layout.num_envs, np.bool_)
-        self.add(nothing, nothing, nothing, nothing, nothing, obs)
-
-    @override
     def add(
         self,
         action: NDArray,

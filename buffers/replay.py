@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +14,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from buffers.block_sums import BlockSums
+from buffers.room import choose_accelerator, require_room
 from buffers.settings import ReplaySettings
 from buffers.sum_tree import SumTree
 from buffers.timeline import ReplayLayout, Timeline
-from memory.budget import available_bytes, require
-from memory.errors import SettingError
 from memory.state import Stateful, give
 
 NOTHING_YET = "replay: there is no complete transition to draw yet"
-AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations need the rest
 
 
 class ReplayBatch(NamedTuple):
@@ -70,9 +67,23 @@ class ReplayBuffer(Stateful, ABC):
         rows = sum(part.nbytes for part in self._stored().values())
         return self.timeline.nbytes + rows + priorities
 
-    @abstractmethod
     def start(self, obs: NDArray) -> None:
-        """Take the first observations [N, *stacked shape]; what was under way is cut off."""
+        """Take the first observations [N, *stacked shape]; what was under way is cut off.
+
+        In the middle of an episode their older frames are rows of their own, never drawn: the
+        stacks of the rows to come reach back to them.
+        """
+        if obs.shape != self._expected:
+            raise self._misfit(obs)
+        frames = np.split(obs, self._layout.frame_stack, axis=1)
+        if all(np.array_equal(frame, frames[-1]) for frame in frames):  # as episodes begin
+            frames = frames[-1:]
+        valid = nothing = np.zeros(self._layout.num_envs, np.bool_)
+        for number, frame in enumerate(frames):
+            self.add(nothing, nothing, nothing, nothing, valid, self.stacked(frame))
+            if not number:
+                self.timeline.hold_back(len(frames) - 1)
+                valid = ~nothing
 
     @abstractmethod
     def add(
@@ -95,10 +106,18 @@ class ReplayBuffer(Stateful, ABC):
         """Set priorities from TD errors [B]; drawn transitions that are gone are left out."""
 
     def stacked(self, frame: NDArray) -> NDArray:
-        """Return an observation [N, *stacked shape] whose newest frame, the one kept, is this."""
-        obs = np.zeros(self._expected, self._layout.dtype)
-        obs[:, self._newest :] = frame
-        return obs
+        """Return an observation [N, *stacked shape] all of whose frames are this one."""
+        return np.concatenate([frame] * self._layout.frame_stack, axis=1)
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments a row is of."""
+        return self._layout.num_envs
+
+    @property
+    def frame_stack(self) -> int:
+        """How many frames are seen at once."""
+        return self._layout.frame_stack
 
     # What replays that are learned from together must know of each other.
 
@@ -265,33 +284,3 @@ def build_replay(
         return HostReplay(layout, **common)
     require_room(layout, DeviceReplay.bytes_needed, where)
     return DeviceReplay(layout, **common, recorded=recorded)
-
-
-def require_room(
-    layout: ReplayLayout, bytes_needed: Callable[[ReplayLayout], int], device: torch.device | None
-) -> None:
-    """Refuse a replay that does not fit, naming the capacity that does if there is one."""
-    if device is not None:
-        require("the replay's bookkeeping", Timeline.bytes_needed(layout))
-    smallest = bytes_needed(replace(layout, capacity=1))
-    if smallest > available_bytes(device):
-        reach = f"n_step={layout.n_step:,} and frame_stack={layout.frame_stack:,}"
-        require(f"a replay of one transition with {reach}", smallest, device=device)
-    needed = bytes_needed(layout)
-    require("replay", needed, unit_bytes=needed / layout.capacity, device=device)
-
-
-def choose_accelerator(
-    settings: ReplaySettings, needed: int, device: torch.device
-) -> torch.device | None:
-    """Return the accelerator that the replay lives on, or None for the host."""
-    if settings.device == "cpu":
-        return None
-    if settings.device == "cuda":
-        if device.type != "cuda":
-            reason = f"the run trains on {device.type}; set device=cuda too, or use auto"
-            raise SettingError("agent.replay.device", "cuda", reason)
-        return device
-    if device.type != "cuda":
-        return None
-    return device if needed <= AUTO_SHARE * available_bytes(device) else None

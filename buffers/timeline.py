@@ -219,6 +219,10 @@ class Timeline(Stateful):
         self.count += born - dead
         return self._born[:born], self._dead[:dead]
 
+    def hold_back(self, rows: int) -> None:
+        """Let none of so many rows be drawn, from the pending one on, unless episodes end."""
+        self._cursors[OPEN] += rows
+
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """What `close_row` works on."""
@@ -249,7 +253,7 @@ class Timeline(Stateful):
             and self.count == count.sum()
             and ((first >= 0) & (first < span) & (count >= 0) & (count <= span)).all()
             and ((self._alive >= 0) & (self._alive < self._rows)).all()
-            and ((self._cursors[OPEN] >= 0) & (self._cursors[OPEN] <= self.row + 1)).all()
+            and ((self._cursors[OPEN] >= 0) & (self._cursors[OPEN] <= self.row + self._rows)).all()
         )
         if not fits:
             self.clear()

@@ -105,12 +105,17 @@ def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     agent = completed(facts["config"])["agent"]
     if "network" not in agent:
         return None
-    network = build(NetworkSettings, agent["network"], "agent.network.")
-    return {
-        "trunk": network.trunk_for(spec_of(facts["spec"]).seen_shape),
+    network, spec = build(NetworkSettings, agent["network"], "agent.network."), facts["spec"]
+    says: dict[str, Any] = {
+        "trunk": network.trunk_for(spec_of(spec).seen_shape),
         "layer_norm": network.layer_norm,
         "activation": agent.get("activation"),
     }
+    # What its last layer says: returns, logits or quantiles; actions in which units.
+    heads = ["distribution"]
+    heads += ["v_min", "v_max"] if agent.get("distribution") == "c51" else []
+    heads += ["scale_actions"] if spec["action"]["kind"] == "BoxActions" else []
+    return says | {key: agent[key] for key in heads if key in agent}
 
 
 def agent_settings(config: Mapping[str, Any]) -> AgentSettings:

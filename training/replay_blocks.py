@@ -150,6 +150,8 @@ def take_over(replay: ReplayBuffer, rows: Iterable[HeldRow]) -> None:
         obs = replay.stacked(row.frame)
         if before is None:
             replay.start(obs)
+            # It may be the middle of an episode, whose older frames are not here.
+            replay.timeline.hold_back(replay.frame_stack - 1)
         else:
             ended, terminated, valid = (
                 before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID)

@@ -268,6 +268,26 @@ def test_going_on_from_a_saved_state_is_bit_exact(prioritized, accumulate):
         assert torch.equal(tensor, resumed.weights()[name]), name
 
 
+def test_without_its_replay_learning_that_was_cut_short_begins_anew():
+    agent = build(1, obs=11, learning_starts=0, train_every=50, updates_per_train=40)
+    learner = agent._learner
+    step = learner.step
+
+    def interrupted(*args):
+        found = step(*args)
+        if learner.updates == 21:
+            learner.stop.request()
+        return found
+
+    learner.step = interrupted
+    run(agent, Chain(1, [10], True), 50)
+    assert agent.updates == 21
+    learner.stop.requested, learner.step = False, step
+    agent.lose_replay()
+    run(agent, Chain(1, [10], True), 50)
+    assert agent.updates == 21 + 40
+
+
 def test_soft_target_updates_take_over_a_share():
     agent = build(1, obs=11, target_tau=0.25, target_every=1, learning_starts=0, train_every=1000)
     agent._learner.network.weights.fill_(1.0)

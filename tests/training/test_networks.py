@@ -168,12 +168,30 @@ def test_what_was_saved_before_there_were_networks_to_choose_still_loads(
 @pytest.mark.slow
 def test_weights_start_another_run_only_if_they_mean_the_same(run: Path) -> None:
     facts = manifest_facts(run / "policy")
-    assert network_of(facts) == {"trunk": "mlp", "layer_norm": False, "activation": "relu"}
+    said = {"trunk": "mlp", "layer_norm": False, "activation": "relu", "distribution": "none"}
+    assert network_of(facts) == said
     other = json.loads(json.dumps(facts))
     other["config"]["agent"]["network"]["trunk"] = "mlp"  # what auto is for a vector
     assert starting_weights(run, other)
     other["config"]["agent"]["activation"] = "tanh"
     with pytest.raises(CheckpointError, match=r"network is .*'relu'.* there and .*'tanh'.* here"):
         starting_weights(run, other)
+    other = json.loads(json.dumps(facts))
+    other["config"]["agent"]["distribution"] = "quantile"
+    with pytest.raises(CheckpointError, match=r"'none'.* there and .*'quantile'.* here"):
+        starting_weights(run, other)
     rewrite(run / "policy", NEW)
     assert starting_weights(run, facts)
+
+
+def test_numbers_of_a_last_layer_mean_what_its_settings_say(run: Path) -> None:
+    facts = json.loads(json.dumps(manifest_facts(run / "policy")))
+    agent = facts["config"]["agent"]
+    agent |= {"distribution": "c51", "v_min": 0.0, "v_max": 100.0}
+    atoms = network_of(facts)
+    agent["v_max"] = 1.0
+    assert network_of(facts) != atoms
+    agent["distribution"] = "quantile"  # which have no bounds
+    quantiles = network_of(facts)
+    agent["v_max"] = 100.0
+    assert network_of(facts) == quantiles

@@ -291,9 +291,10 @@ def transitions(*replays: ReplayBuffer) -> set[tuple[float, ...]]:
     return found
 
 
+@pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("rows", [30, 90], ids=["not full", "overwritten"])
-def test_a_replay_is_shared_out_among_others(tmp_path: Path, rows: int) -> None:
-    scene = Scene(num_envs=2, mean_length=6.0)
+def test_a_replay_is_shared_out_among_others(tmp_path: Path, rows: int, stack: int) -> None:
+    scene = Scene(num_envs=2, mean_length=6.0, frame_stack=stack)
     shape = {"n_step": 2, "gamma": 0.9, "prioritized": True}
     replay, _ = make_replay("host", scene, capacity=80, **shape)
     traffic = Traffic(scene, seed=1)
@@ -304,11 +305,14 @@ def test_a_replay_is_shared_out_among_others(tmp_path: Path, rows: int) -> None:
 
     whole, _ = make_replay("host", scene, capacity=100, **shape)
     take_over(whole, held_rows(path, "rank0001-", 0, 1))
-    assert transitions(whole) == transitions(replay)
+    # The first stacks of a stretch may reach back beyond it.
+    lost = transitions(replay) - transitions(whole)
+    assert transitions(whole) <= transitions(replay)
+    assert len(lost) <= (stack - 1) * scene.num_envs
     halves = [make_replay("host", scene, capacity=50, **shape)[0] for _ in range(2)]
     for share, half in enumerate(halves):
         take_over(half, held_rows(path, "rank0001-", share, 2))
     # What reaches from one stretch to the other is in neither.
     missing = transitions(replay) - transitions(*halves)
     assert transitions(*halves) <= transitions(replay)
-    assert len(missing) <= 2 * scene.num_envs
+    assert len(missing) <= 2 * stack * scene.num_envs

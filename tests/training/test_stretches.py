@@ -59,6 +59,16 @@ REPLAYS = {
         "agent.network.layer_norm=true",
     ),
     "table": ("env=frozenlake", "agent.n_step=1", "agent.learning_starts=0", "agent.train_every=1"),
+    "often empty": (
+        "env=frozenlake",
+        "agent.n_step=2",
+        "agent.learning_starts=20",
+        "agent.train_every=7",
+        "agent.target_every=3",
+        "agent.target_tau=0.5",
+        "agent.batch_size=1",
+        "agent.replay.capacity=1",
+    ),
     "constant": ("env=acrobot", "agent.anneal_epsilon=constant", "agent.epsilon_end=1"),
 }
 
