@@ -212,6 +212,7 @@ def box_units(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] 
     # float32's largest numbers as bounds mean that there are none.
     finite = (high - low) < torch.finfo(torch.float32).max
     half_width = torch.where(finite, (high - low) / 2, 1.0).float()
+    half_width[half_width == 0] = 1.0  # of one number, to which everything is clipped
     middle = torch.where(finite, (high + low) / 2, 0.0).float()
     same = bool((half_width == 1).all()) and bool((middle == 0).all())
     return None if same else (half_width.to(device), middle.to(device))

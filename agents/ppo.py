@@ -243,11 +243,11 @@ class PPO(Agent):
             if self._observations is not None and self._begun == 0:
                 obs = self._observations(obs)
                 self._observations.rest_()
+            if self._learner.rounds or not self._actor.complete:
+                self._score(rollout)
             if isinstance(self._actor, RecurrentSampling):  # of episodes that go on
                 last_value = self._actor.values(obs, rollout.flags[-1, -1].numpy())
             else:
-                if self._learner.rounds or not self._actor.complete:
-                    self._score(rollout)
                 on_host = self._score.value
                 last_value = self._network(obs)[1] if on_host is None else on_host(obs)
         how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}

@@ -86,7 +86,7 @@ def picks_rows(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
 def recipe_of(settings: PPOSettings, head: Head, rows: int, *, picks: bool) -> Recipe:
     """Return how the learner takes a step on minibatches of at most `rows` rows."""
     if settings.recurrent != "none":
-        return sequence_recipe(settings, head)
+        return sequence_recipe(settings, head, rows)
     if settings.teacher is not None:
         how = recipe(settings, head, rows, taught_ppo_loss, TaughtBatch if picks else None)
         return with_teacher(how, how.loss)

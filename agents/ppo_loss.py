@@ -24,7 +24,7 @@ from agents.ppo_settings import PPOSettings
 from agents.recipe import Recipe, RowLoss
 from agents.world import ALONE, World
 from buffers.rollout import RolloutBatch, RolloutBuffer
-from buffers.sequences import SequenceBatch
+from buffers.sequences import SequenceBatch, SequenceRollout
 from memory.recording import host_sees
 
 Network = Callable[..., Any]  # of observations: parameters [B, P], values [B]
@@ -70,10 +70,12 @@ def recipe(
     )
 
 
-def sequence_recipe(settings: PPOSettings, head: Head) -> Recipe:
-    """Return how the learner takes a step on sequences, which come prepared and of one size."""
+def sequence_recipe(settings: PPOSettings, head: Head, rows: int) -> Recipe:
+    """Return how the learner takes a step on `rows` of sequences, which come prepared."""
     loss = partial(ppo_loss, said_of=said_of_sequences)
-    return replace(recipe(settings, head, 0, loss), prepare=None, rows=None)
+    pieces = min(settings.grad_accumulation, rows // settings.length)
+    how = recipe(settings, head, rows, loss)
+    return replace(how, prepare=None, rows=None, grad_accumulation=pieces)
 
 
 class Said(NamedTuple):
@@ -209,10 +211,23 @@ class Scoring:
         NumPy's sums may differ from torch's in the last digit.
         """
         stored = (rollout.obs, rollout.action, rollout.log_prob, rollout.value[:-1])
-        pieces = (tensor.flatten(0, 1).split(self.rows) for tensor in stored)
+        flat = [tensor.flatten(0, 1) for tensor in stored]
+        if isinstance(rollout, SequenceRollout):
+            self._remembering(rollout, *flat[2:])
+            return
+        pieces = (tensor.split(self.rows) for tensor in flat)
         for obs, action, *places in zip(*pieces, strict=True):
             for place, scores in zip(places, self._of(obs, action), strict=True):
                 place.copy_(scores)
+
+    def _remembering(self, rollout: SequenceRollout, log_prob: Tensor, value: Tensor) -> None:
+        """Complete them sequence by sequence, each from what was remembered before it."""
+        for chosen, batch in rollout.in_order():
+            parameters, values, _ = self._learner.forward(batch.obs, batch.carry, batch.starts)
+            scores = self._head.log_prob(parameters, batch.action), values
+            inside = chosen.counts.nonzero().squeeze(1)
+            for place, found in zip((log_prob, value), scores, strict=True):
+                place[chosen.rows[inside]] = found[inside]
 
     def _of(self, obs: Tensor, action: Tensor) -> Scores:
         """Return log-probabilities and values [B]."""

@@ -202,8 +202,8 @@ class PPOSettings(TeacherSettings):
         parts = self.minibatches_of(rows)
         if self.recurrent == "none":
             return -(-rows // parts)
-        pieces = self.grad_accumulation
         sequences = -(-self._sequences(rows) // parts)
+        pieces = min(self.grad_accumulation, sequences)
         return -(-sequences // pieces) * pieces * self.length
 
     def _sequences(self, rows: int) -> int:

@@ -83,9 +83,22 @@ class SequenceRollout(RolloutBuffer):
             counts[len(part) :] = False
             yield Chosen(sequences, rows.flatten(), counts.flatten())
 
+    def in_order(self) -> Iterator[tuple[Chosen, SequenceBatch]]:
+        """Yield every sequence once, some at a time, before the rollout is finished; all rows of
+        theirs count."""
+        (learned,) = send(self._rows.device, self.flags[-1].flatten().numpy())
+        places = torch.arange(len(self._rows), device=self._rows.device)
+        for sequences in places.split(self._together):
+            rows, inside = self._rows[sequences].flatten(), self._inside[sequences].flatten()
+            chosen = Chosen(sequences, rows, inside)
+            yield chosen, self._batch(chosen, learned)
+
     def batch(self, chosen: Chosen) -> SequenceBatch:
         """Return the rows of these sequences."""
-        flat, learned, envs = self.flat(), self._learned(), self.carry.shape[1]
+        return self._batch(chosen, self._learned())
+
+    def _batch(self, chosen: Chosen, learned: Tensor) -> SequenceBatch:
+        flat, envs = self.flat(), self.carry.shape[1]
         # The row after one that is not valid begins an episode; the carry knows of the first row.
         starts = torch.cat((torch.zeros_like(learned[:envs]), ~learned[:-envs]))
         carry = self.carry.flatten(0, 1).index_select(0, chosen.sequences)

@@ -36,15 +36,23 @@ def looks_like_an_image(space: spaces.Box) -> bool:
     return len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE
 
 
-def is_bounded(space: spaces.Box) -> bool:
-    """Tell whether a box says what its smallest and largest numbers are."""
+def bounds_said(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which elements of a box have a smallest number, and which a largest one."""
+    below, above = space.bounded_below, space.bounded_above
     if space.dtype.name in WIDE:
         limits = np.iinfo(space.dtype.name)
-        endless = (limits.min < 0 and space.low == limits.min) | (space.high == limits.max)
-        if np.any(endless):
-            return False
-        if max(abs(int(space.low.min())), abs(int(space.high.max()))) > EXACT:
-            return False
+        below = below & ((space.low != limits.min) | (limits.min == 0))
+        above = above & (space.high != limits.max)
+    return below, above
+
+
+def is_bounded(space: spaces.Box) -> bool:
+    """Tell whether a box says what its smallest and largest numbers are."""
+    if not all(np.all(said) for said in bounds_said(space)):
+        return False
+    wide = space.dtype.name in WIDE
+    if wide and max(abs(int(space.low.min())), abs(int(space.high.max()))) > EXACT:
+        return False
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(_number(space.high) - _number(space.low)).all())
 

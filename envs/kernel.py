@@ -34,6 +34,12 @@ class Kernel:
     images: bool = False  # frames are bytes, channels first
     generator_words: int = 6
 
+    def __post_init__(self) -> None:
+        axes = 3 if self.images else 1
+        if len(self.frame) != axes or min(self.frame) < 1:
+            needs = "[channels, height, width]" if self.images else "[numbers] as vectors are"
+            raise ValueError(f"a kernel's frame is {needs}, not {self.frame}")
+
     @property
     def dtype(self) -> str:
         """The type of its frames."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -28,8 +29,13 @@ class KernelEnv(gym.Env[Any, Any]):
         flags = (np.zeros(1, np.bool_) for _ in range(3))
         obs = np.zeros((1, *kernel.frame), kernel.dtype)
         self._row = Outcome(obs, np.zeros(1, np.float32), *flags)
-        discrete = isinstance(kernel.action, spaces.Discrete)
-        self._dtype = np.int64 if discrete else np.float32
+        # A kernel's choices are numbered from 0, and its boxes flat.
+        self._first = 0
+        self._none: NDArray[Any]  # no action yet
+        if isinstance(kernel.action, spaces.Discrete):
+            self._first, self._none = int(kernel.action.start), np.zeros(1, np.int64)
+        else:
+            self._none = np.zeros((1, math.prod(kernel.action.shape)), np.float32)
         self._unseeded = True
 
     def reset(
@@ -41,14 +47,15 @@ class KernelEnv(gym.Env[Any, Any]):
             self._sim.generators[0] = words_of(self.np_random)
             self._unseeded = False
         self._sim.clock[0, OVER] = True
-        return self._make(np.zeros(self.action_space.shape or (), self._dtype)), {}
+        return self._make(self._none), {}
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Make one step."""
-        observation, row = self._make(action), self._row
+        given = np.asarray(action, self._none.dtype).reshape(self._none.shape)
+        observation, row = self._make(given - self._first), self._row
         return observation, float(row.reward[0]), bool(row.terminated[0]), False, {}
 
-    def _make(self, action: Any) -> NDArray[Any]:
-        self._kernel.step(self._sim, np.asarray([action], self._dtype), self._row)
+    def _make(self, action: NDArray[Any]) -> NDArray[Any]:
+        self._kernel.step(self._sim, action, self._row)
         seen: NDArray[Any] = self._row.obs[0].copy()
         return seen

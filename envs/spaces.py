@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.images import image_encoder, is_bounded, is_image, looks_like_an_image
+from envs.images import bounds_said, image_encoder, is_bounded, is_image, looks_like_an_image
 from envs.types import (
     ActionSpec,
     BoxActions,
@@ -53,7 +53,10 @@ def observation_encoder(space: spaces.Space[Any]) -> Encoder:
     """Build the encoder of an observation space, or refuse the space by name."""
     if isinstance(space, spaces.Box) and is_image(space):
         return image_encoder(space)
-    return _vector_encoder(space)
+    encoder = _vector_encoder(space)
+    if not encoder.shape[0]:
+        raise _refuse("observation", "no numbers", OBSERVATIONS)
+    return encoder
 
 
 def _vector_encoder(space: spaces.Space[Any]) -> Encoder:
@@ -187,10 +190,30 @@ def _multi_discrete_decoder(space: spaces.MultiDiscrete) -> Decoder:
 
 def _box_decoder(space: spaces.Box) -> Decoder:
     shape, dtype, low, high = space.shape, space.dtype, space.low, space.high
+    if not low.size:
+        raise _refuse("action", "no numbers", ACTIONS)
+    told = [
+        np.where(has, bound, endless)
+        for has, bound, endless in zip(
+            bounds_said(space), (low, high), (-np.inf, np.inf), strict=True
+        )
+    ]
+    if dtype.kind != "f":
+        low, high = _inside(low, np.inf), _inside(high, -np.inf)
 
     def decode(action: NDArray[Any]) -> list[Any]:
         clipped = np.clip(action.reshape(-1, *shape), low, high)
-        return list(clipped if dtype.kind == "f" else np.rint(clipped).astype(dtype))
+        return list((clipped if dtype.kind == "f" else np.rint(clipped)).astype(dtype, copy=False))
 
-    flat = (tuple(map(float, bound.reshape(-1))) for bound in (low, high))
+    flat = (tuple(map(float, bound.reshape(-1))) for bound in told)
     return Decoder(BoxActions(*flat), decode)
+
+
+def _inside(bound: NDArray[Any], inwards: float) -> NDArray[np.float64]:
+    """Return whole bounds as floats that lie on their inner side, where none lies on them."""
+    near = bound.astype(np.float64)
+    beyond = [
+        (int(rounded) - int(exact)) * inwards < 0
+        for rounded, exact in zip(near.flat, bound.flat, strict=True)
+    ]
+    return np.where(np.reshape(beyond, bound.shape), np.nextafter(near, inwards), near)

@@ -178,14 +178,18 @@ def normal(advantage, valid):
 
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name):
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
     agent = build(action=SPACES[name], recurrent=kind, normalize_obs=True, epochs=1)
+    agent.compute_in(precision)
+    if precision == "bf16":
+        agent._learner.network.weights.mul_(2)  # what little differs differs more
     loop = Loop(agent)
     loop.play(3 * ROWS - 1)
     seen, step = [], agent._learner.step
 
     def record(batch, rate, *numbers):
-        parameters, value, _ = agent._learner.network.module(batch.obs, batch.carry, batch.starts)
+        parameters, value, _ = agent._learner.forward(batch.obs, batch.carry, batch.starts)
         log_prob = agent._head.log_prob(parameters, batch.action)
         seen.append((log_prob[batch.counts], batch.log_prob[batch.counts]))
         seen.append((value[batch.counts], batch.value[batch.counts]))
@@ -223,6 +227,17 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches)
     used = torch.cat(seen).flatten().tolist()
     assert sorted(used) == sorted(expected * SETTINGS.epochs)
     assert len(expected) < ROWS * ENVS
+
+
+def test_a_minibatch_is_cut_into_no_more_pieces_than_it_has_sequences():
+    weights = []
+    for pieces in (ROWS * ENVS, 10**6):  # sequences of one row
+        changes = {"sequence_length": 1, "minibatches": 1, "epochs": 1}
+        agent = build(recurrent="gru", grad_accumulation=pieces, **changes)
+        Loop(agent).play(ROWS)
+        assert agent.updates == 1
+        weights.append(agent._learner.network.weights)
+    assert torch.equal(*weights)
 
 
 def test_rows_that_are_not_valid_change_nothing_whatever_is_in_them():

@@ -48,6 +48,8 @@ def test_cross_entropy_is_that_of_a_loop():
 def test_for_boxes_it_is_how_unlikely_the_teachers_action_is_in_the_students_units():
     head = build_head(BoxActions((0.0,), (10.0,)), CPU)
     assert head.meant(head.sent(torch.tensor([[0.3]]))).item() == pytest.approx(0.3)
+    fixed = build_head(BoxActions((0.5, -1.0), (0.5, 1.0)), CPU)
+    assert fixed.meant(torch.tensor([[0.5, 0.3]])).tolist() == [[0.0, pytest.approx(0.3)]]
     action = head.meant(torch.tensor([[7.5]]))  # half way from the middle to the bound
     found = cross_entropy(head, torch.tensor([[0.2, math.log(2)]]), action).item()
     assert found == pytest.approx((0.5 - 0.2) ** 2 / 8 + math.log(2) + 0.5 * math.log(2 * math.pi))

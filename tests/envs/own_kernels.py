@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 
 from envs.kernel import Kernel, KernelEntry
@@ -44,5 +45,42 @@ def worn_out(sim, action, row):
     raise RuntimeError("worn\nout")
 
 
+def chosen(first=0):
+    return Kernel(choose, (1,), spaces.Discrete(3, start=first))
+
+
+@compiled
+def choose(sim, action, row):
+    """Observe and be rewarded by the number of the choice."""
+    for env in range(len(action)):
+        if sim.clock[env, OVER]:
+            begin(sim, row, env)
+            row.obs[env, 0] = -1
+        else:
+            finish(sim, row, env, action[env], False)
+            row.obs[env, 0] = action[env]
+
+
+def reached(shape=(2, 2)):
+    return Kernel(reach, (1,), spaces.Box(-2, 3, tuple(shape)))
+
+
+@compiled
+def reach(sim, action, row):
+    """Observe the actions' sum, and be rewarded by it."""
+    for env in range(len(action)):
+        total = np.float32(0)
+        for part in range(action.shape[1]):
+            total += min(max(action[env, part], np.float32(-2)), np.float32(3))
+        if sim.clock[env, OVER]:
+            begin(sim, row, env)
+            total = np.float32(0)
+        else:
+            finish(sim, row, env, total, False)
+        row.obs[env, 0] = total
+
+
+gym.register("Chosen-v0", entry_point=KernelEntry(chosen), max_episode_steps=5)
+gym.register("Reached-v0", entry_point=KernelEntry(reached), max_episode_steps=5)
 gym.register("Counted-v0", entry_point=KernelEntry(counted), max_episode_steps=3)
 gym.register("Broken-v0", entry_point=KernelEntry(broken))

@@ -59,6 +59,9 @@ CASES = {
     "SpaceInvaders": ("MinAtar/SpaceInvaders-v1", {}),
     "SpaceInvaders, even": ("MinAtar/SpaceInvaders-v0", {"difficulty_ramping": False}),
     "an own one": (COUNTED, {"length": 0}),
+    "choices from 5 on": ("own_kernels:Chosen-v0", {"first": 5}),
+    "a table of actions": ("own_kernels:Reached-v0", {}),
+    "an action without axes": ("own_kernels:Reached-v0", {"shape": ()}),
 }
 
 

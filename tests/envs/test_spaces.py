@@ -129,6 +129,9 @@ PICTURE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
         (spaces.Dict(eye=PICTURE, x=spaces.Discrete(2)), spaces.Discrete(2), "an image 'eye'"),
         (spaces.Discrete(2), spaces.Dict(a=spaces.Discrete(2)), "action space holds Dict"),
         (spaces.Discrete(2), spaces.Text(3), "action space holds Text"),
+        (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "observation space holds no numbers"),
+        (spaces.Dict(a=spaces.Box(0, 1, (2, 0))), spaces.Discrete(2), "holds no numbers"),
+        (spaces.Discrete(2), spaces.Box(0, 1, (0,)), "action space holds no numbers"),
     ],
 )
 def test_unsupported_spaces_are_refused_by_name(observations, actions, named):
@@ -151,6 +154,28 @@ def test_box_actions_are_reshaped_and_clipped():
     (action,) = decoder.decode(np.array([[-5, 1, 9, 4]], np.float32))
     assert action.dtype == np.float32
     assert action.tolist() == [[-1, 1], [3, 4]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint8", "int32"])
+def test_box_actions_are_in_their_space_whatever_is_wanted(dtype):
+    low, high = (-0.3, 0.3) if dtype.startswith("float") else (0, 100)
+    space = spaces.Box(low, high, (2,), np.dtype(dtype).type)
+    decoder = action_decoder(space)
+    for wanted in (-1e30, -1.0, 0.1, 0.2999999, 99.7, 1e30):
+        (action,) = decoder.decode(np.full((1, 2), wanted, np.float32))
+        assert action.dtype == dtype and space.contains(action), wanted
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_whole_numbers_without_bounds_have_none(dtype):
+    limits = np.iinfo(dtype)
+    space = spaces.Box(-np.inf, np.inf, (1,), np.dtype(dtype).type)
+    decoder = action_decoder(space)
+    assert decoder.spec == BoxActions((-np.inf,), (np.inf,))
+    for wanted, sent in ((-1e30, limits.min), (2.6, 3), (1e30, limits.max)):
+        (action,) = decoder.decode(np.array([[wanted]], np.float32))
+        assert space.contains(action)
+        assert action[0] == pytest.approx(sent, rel=1e-15)  # the last one that float64 has
 
 
 def test_multi_actions_are_whole_numbers_of_the_spaces_type():
