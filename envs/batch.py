@@ -126,9 +126,10 @@ class BatchBackend(Backend):
         self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
     ) -> NDArray[np.bool_]:
         """Put a snapshot back; where there is none all start anew."""
-        self._seed, self._starts = saved["seed"], saved["starts"]
-        self._done[:] = saved["done"].numpy()
-        snapshot = saved["simulator"]
+        # Of a backend that knows its environments one by one only the seed is of use.
+        self._seed, self._starts = saved["seed"], saved.get("starts", 1)
+        self._done[:] = saved["done"].numpy() if "done" in saved else True
+        snapshot = saved.get("simulator")
         self._cut = snapshot is None or not self._load(snapshot)
         return np.full(self.spec.num_envs, not self._cut)
 

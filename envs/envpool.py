@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.batch import BatchBackend
-from envs.making import nearest_id, unknown_keyword
+from envs.making import nearest_id, told_as_number, unknown_keyword
 from envs.row import Row
 from envs.settings import EnvSettings
 from envs.spaces import Decoder, encoders
@@ -63,7 +63,10 @@ def _kwargs(settings: EnvSettings) -> dict[str, Any]:
     import envpool
 
     config = envpool.make_spec(settings.id).config._fields
-    return {**({"stack_num": 1} if "stack_num" in config else {}), **settings.kwargs}
+    return {
+        **({"stack_num": 1} if "stack_num" in config else {}),
+        **told_as_number(settings.kwargs),
+    }
 
 
 def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:

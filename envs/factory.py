@@ -142,7 +142,7 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
     if _has_kernel(settings):
         return "kernel", "compiled, with the rows of sync"
     batched = settings.num_envs >= NATIVE_FROM and not settings.one_by_one
-    if batched and spec.vector_entry_point is not None:
+    if batched and spec.vector_entry_point is not None and _runs_as_a_batch(settings):
         return "native", f"{settings.num_envs} environments in one batch"
     return _sync_or_async(settings)
 
@@ -154,6 +154,15 @@ def _has_kernel(settings: EnvSettings) -> bool:
     except SettingError:
         return False
     return not settings.one_by_one
+
+
+def _runs_as_a_batch(settings: EnvSettings) -> bool:
+    """Tell whether Gymnasium's vector environment takes these settings and keeps our time."""
+    try:
+        with contextlib.closing(BACKENDS["native"](settings, seed=0)):
+            return True
+    except SettingError:
+        return False
 
 
 def _may_become_async(settings: EnvSettings) -> bool:

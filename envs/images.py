@@ -78,13 +78,15 @@ def image_encoder(space: spaces.Box) -> Encoder:
     shape, dtype = space.shape, space.dtype
     last = _channels_last(shape)
     out_shape = (shape[2], *shape[:2]) if last else (1, *shape)[-3:]
+    whole = dtype.kind in "iub"  # other whole numbers mean the same
     scale = _scale(space)
     table = _table(scale, dtype)
     is_plain = table is not None and bool((table == np.arange(LEVELS)).all())
 
     def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         image = np.asarray(observation)
-        if image.shape != lead + shape or image.dtype.kind != dtype.kind:
+        fits = image.dtype.kind == dtype.kind or (whole and image.dtype.kind in "iub")
+        if image.shape != lead + shape or not fits:
             raise ValueError(
                 f"observation is {image.dtype} {image.shape}, its space says {dtype} {lead + shape}"
             )

@@ -13,7 +13,7 @@ from gymnasium import Env, spaces
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from numpy.typing import NDArray
 
-from envs.making import MINATAR, find_spec
+from envs.making import ENDLESS, LIMIT, MINATAR, find_spec, limit_in
 from envs.settings import EnvSettings
 from memory.errors import SettingError
 
@@ -106,7 +106,6 @@ OFFERS = {
     f"{TABLES}taxi:TaxiEnv": Offer("envs.kernel_tables", "taxi", ("is_rainy", "rainy_probability")),
 }
 OTHERS = "use env.backend=sync"
-LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
 
 
 class Choice(NamedTuple):
@@ -126,9 +125,9 @@ def find_kernel(settings: EnvSettings) -> Choice:
         what = f"kernels report no numbers in info; {OTHERS}"
         raise SettingError("info_metrics", list(settings.info_metrics), what)
     kwargs = {**spec.kwargs, **settings.kwargs}
-    limit = kwargs.pop(LIMIT, None) or spec.max_episode_steps or 0
-    if type(limit) is not int or limit < -1:
-        raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
+    limit = limit_in(kwargs)
+    kwargs.pop(LIMIT, None)
+    limit = spec.max_episode_steps or ENDLESS if limit is None else limit
     make, known = offer
     for key in kwargs:
         # Without a value FrozenLake draws a map, another one for each environment.

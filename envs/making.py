@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +22,9 @@ PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
 ATARI = "ale_py.env:AtariEnv"  # the entry point of its games
 NOT_ATARI = "Atari games run with ale or envpool"
 MINATAR = "minatar.gym:BaseEnv"
+LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
+ENDLESS = -1  # its word for none
+LONGEST = 2**31 - 1
 EXTRAS_BY_ENTRY_POINT = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 
 
@@ -64,13 +67,28 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            env = gym.make(spec, disable_env_checker=True, **drawn, **settings.kwargs)
+            env = gym.make(spec, disable_env_checker=True, **(settings.kwargs | drawn))
             env = FreshStickyAction(env) if spec.entry_point == MINATAR else env
             return wrap(env, settings.wrapping)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         raise SettingError("id", settings.id, _missing(spec, error)) from None
     except TypeError as error:
         raise unknown_keyword(settings, error) or error from None
+
+
+def limit_in(kwargs: Mapping[str, Any]) -> int | None:
+    """Return how long episodes are to be, ENDLESS or None for as long as they are anyway."""
+    limit = kwargs.get(LIMIT)
+    if limit is not None and (type(limit) is not int or limit < ENDLESS or limit == 0):
+        raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
+    return limit
+
+
+def told_as_number(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords for simulators that count to whatever limit they are told."""
+    limit = limit_in(kwargs)
+    rest = {key: value for key, value in kwargs.items() if key != LIMIT}
+    return rest if limit is None else rest | {LIMIT: LONGEST if limit == ENDLESS else limit}
 
 
 def unknown_keyword(settings: EnvSettings, error: TypeError) -> SettingError | None:

@@ -37,8 +37,8 @@ def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
             reason = f"{found}, there are {actions.n} actions; env.action_masks=false ignores that"
             raise SettingError("id", settings.id, reason)
         return Masked(env, f"observation[{NAME!r}]", lambda seen, _: seen[NAME], space[SEEN])
-    if env.has_wrapper_attr(METHOD):
-        ask = env.get_wrapper_attr(METHOD)
+    ask = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
+    if callable(ask):
         return Masked(env, f"{METHOD}()", lambda *_: ask())
     if wanted == "true" or NAME in _first_info(env):
         return Masked(env, f"info[{NAME!r}]", lambda _, info: info[NAME])

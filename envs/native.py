@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from envs.batch import BatchBackend
-from envs.making import find_spec, unknown_keyword
+from envs.making import find_spec, told_as_number, unknown_keyword
 from envs.row import Row
 from envs.settings import EnvSettings
 from envs.spaces import encoders
@@ -90,7 +90,7 @@ def _make(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
                 spec,
                 num_envs=settings.num_envs,
                 vectorization_mode="vector_entry_point",
-                **settings.kwargs,
+                **told_as_number(settings.kwargs),
             )
         except TypeError as error:
             raise unknown_keyword(settings, error) or error from None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from envs.faults import Faults, WorkerError, refuse_other_spaces
 from envs.making import brings_its_module, find_spec
-from envs.row import Row, SharedRows
+from envs.row import Row, SharedRows, progress_in
 from envs.settings import EnvSettings
 from envs.single import Remarks
 from envs.types import EnvironmentFailedError, EnvSpec
@@ -159,14 +159,15 @@ class ProcessBackend(Backend):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the plain state: seeds and episodes, which their actions lead to again."""
-        return {"seed": self._seed, "progress": self._shared.progress}
+        episode, over = self._shared.progress.T
+        return {"seed": self._seed, "episode": episode.tolist(), "over": (over > 0).tolist()}
 
     def restore(
         self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
     ) -> NDArray[np.bool_]:
         """Play the episodes under way again; return whose goes on [N]."""
         self._seed = saved["seed"]
-        progress = saved["progress"].numpy()
+        progress = progress_in(saved, len(past))
         able = np.array([actions is not None for actions in past])
         for env in np.flatnonzero(able).tolist():
             self._begin_after(env, int(progress[env, 0]) - 1)

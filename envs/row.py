@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,19 @@ class Ends(NamedTuple):
     begun: NDArray[np.bool_]  # [N] episodes that begin after this row
     ended: NDArray[np.bool_]  # [N] episodes that end with this row
     skipped: NDArray[np.bool_]  # [N] rows that count for the reward only
+
+
+def progress_in(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
+    """Return each environment's episode, and whether it is over [N, 2], of any backend's snapshot.
+
+    Where it knows of a batch only, all begin anew.
+    """
+    progress = np.array([[-1, 1]] * envs)
+    if "episode" in saved:
+        progress.T[:] = saved["episode"], saved["over"]
+    elif "progress" in saved:  # of earlier versions
+        progress[:] = saved["progress"].numpy()
+    return progress
 
 
 class Row:

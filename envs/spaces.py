@@ -118,7 +118,7 @@ def _one_hot_encoder(
 
     def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         values = np.asarray(observation)
-        if values.shape != lead + shape or values.dtype.kind not in "iu":
+        if values.shape != lead + shape or values.dtype.kind not in "iub":
             raise ValueError(
                 f"observation is {values.dtype} {values.shape}, its space says integer "
                 f"{lead + shape}"

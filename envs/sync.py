@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.faults import Faults, refuse_other_spaces
-from envs.row import Row
+from envs.row import Row, progress_in
 from envs.settings import EnvSettings
 from envs.single import Remarks, SingleEnv
 from envs.vector import Backend
@@ -114,7 +114,8 @@ class SyncBackend(Backend):
         """Play the episodes under way again; return whose goes on [N]."""
         self._seed = saved["seed"]
         able = np.zeros(len(self._envs), np.bool_)
-        for env, episode, over in zip(self._envs, saved["episode"], saved["over"], strict=True):
+        played = progress_in(saved, len(self._envs)).tolist()
+        for env, (episode, over) in zip(self._envs, played, strict=True):
             env.seed = self._seed
             able[env.index] = self._replay(env, episode, past[env.index], row) and env.over == over
             if not able[env.index]:

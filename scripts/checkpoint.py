@@ -91,6 +91,7 @@ def verify(args: argparse.Namespace) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """Write a policy as one safetensors file, or as ONNX."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file  # here: torch takes seconds
 
     from training.identity import read_policy
@@ -107,7 +108,7 @@ def export(args: argparse.Namespace) -> None:
         if args.onnx is not None:
             _export_onnx(policy, args.onnx)
             print(f"{policy.path} is now {args.onnx}, and decides the same")
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # which says of a full disk in its own words
         raise SettingError("export", args.out or args.onnx, describe(error)) from None
 
 

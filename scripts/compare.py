@@ -227,6 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     by = [key for key in args.by.split(",") if key]
     try:
+        if args.threshold is not None and not math.isfinite(args.threshold):
+            raise SettingError("--threshold", args.threshold, "must be finite")
         found, said = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
         rows = rows_of(found, args.threshold, said.append)
     except ExpectedError as error:

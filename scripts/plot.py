@@ -178,6 +178,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def plot(args: argparse.Namespace) -> None:
     """Read the groups, draw them, print the last values, and name what is not in them."""
     by = [key for key in args.by.split(",") if key]
+    out = args.out if args.out.suffix else args.out.with_suffix(".png")
     found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), by)
     tags = args.tag
     if not tags:
@@ -185,15 +186,15 @@ def plot(args: argparse.Namespace) -> None:
         tags = [TAGS[0] if evaluated else SCORES[1], *TAGS[1:]]
     panels = panels_of(found, tags, args.x, args.estimator)
     try:
-        draw(panels, args.x, args.estimator, args.out)
+        draw(panels, args.x, args.estimator, out)
     except ModuleNotFoundError as error:
         raise NoRunError(f'plots need {error.name}: pip install -e ".[plot]"') from None
     except (OSError, ValueError) as error:  # no such folder; no such kind of picture
-        raise SettingError("--out", args.out, f"cannot be written: {error}") from None
+        raise SettingError("--out", out, f"cannot be written: {error}") from None
     report(panels, found, tags[0])
     for line in left_out:
         print(line, file=sys.stderr)
-    print(f"\nthe picture is {args.out}")
+    print(f"\nthe picture is {out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory.errors import SettingError, nearest
-from training.past_runs import METRICS, PastRun, find_runs, read_run
+from training.past_runs import METRICS, NoRunError, PastRun, find_runs, read_run
 from training.resume import ABOUT_THE_RUN
 from training.typed import show
 
@@ -68,6 +68,8 @@ def _split(text: str) -> tuple[str | None, str]:
     name, equals, place = text.partition("=")
     if not equals or os.path.exists(text) or glob(text):  # Hydra names folders a=1,b=2
         return None, text
+    if not name:
+        raise NoRunError(f"{text}: before the = stands a name, as in NAME={place}")
     return name, place
 
 

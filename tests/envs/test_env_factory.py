@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
-from toy_environments import CounterVector, settings
+from gymnasium.vector import AutoresetMode
+from toy_environments import Counter, CounterVector, settings
 
 from envs import factory
 from envs.factory import build_env, choose_backend, probe
@@ -164,6 +166,39 @@ def test_a_module_that_breaks_is_named_with_file_and_line(tmp_path, monkeypatch,
     with pytest.raises(SettingError, match=reason) as caught:
         probe(settings("broken:X-v0"))
     assert "\n" not in str(caught.value)
+
+
+def test_auto_takes_no_batch_that_does_not_do_what_single_environments_do():
+    class SameStep(CounterVector):
+        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    gym.register("SameStep-v0", Counter, vector_entry_point=SameStep)
+    assert choose_backend(settings("SameStep-v0", backend="auto", num_envs=8))[0] != "native"
+    with pytest.raises(SettingError, match="does not reset on the step after"):
+        probe(settings("SameStep-v0", backend="native", num_envs=8))
+
+
+@pytest.mark.parametrize("limit", [-1, None, 7])
+def test_a_batch_has_the_limit_of_single_environments(limit):
+    """Balanced by hand, a pole stands for longer than any limit but none."""
+    config = settings(
+        "CartPole-v1", backend="native", num_envs=2, kwargs={"max_episode_steps": limit}
+    )
+    lengths = []
+    with build_env(config, seed=0) as env:
+        obs = env.reset()
+        for _ in range(600):
+            leaning = obs @ np.array([0.05, 0.2, 1.0, 1.0])
+            step = env.step((leaning > 0).astype(np.int64))
+            obs = step.obs
+            lengths += [episode.length for episode in step.episodes]
+    expected = {-1: set(), None: {500}, 7: {7}}
+    assert set(lengths) == expected[limit]
+
+
+def test_limits_that_are_none_are_refused():
+    with pytest.raises(SettingError, match=r"kwargs\.max_episode_steps=0: must be a positive"):
+        probe(settings("CartPole-v1", backend="native", kwargs={"max_episode_steps": 0}))
 
 
 def test_a_batch_alone_is_enough_for_native():

@@ -146,3 +146,33 @@ def test_no_state_while_a_step_is_under_way():
         env.send(np.zeros(1, np.int64))
         with pytest.raises(RuntimeError, match="between"):
             env.state_dict()
+
+
+BACKENDS = ["sync", "async", "native", "kernel", "envpool"]
+REPLAYING = {"sync", "async"}
+
+
+@pytest.mark.parametrize("before", BACKENDS)
+@pytest.mark.parametrize("after", BACKENDS)
+def test_a_state_of_another_backend_goes_on_or_begins_anew(before, after, caplog):
+    """What `auto` chooses on one machine and not on another ends no run."""
+    if "envpool" in (before, after):
+        pytest.importorskip("envpool")
+    sequence = actions("CartPole-v1", 3, 40)
+    one, other = (
+        settings("CartPole-v1", backend=backend, num_envs=3) for backend in (before, after)
+    )
+    with build_env(one, seed=7) as saved, build_env(other, seed=7) as env:
+        saved.reset()
+        record(saved, sequence[:25])
+        state, seen = saved.state_dict(), saved.observation.copy()
+        env.load_state_dict(state)
+        np.testing.assert_array_equal(env.observation, seen)
+        rows, expected = record(env, sequence[25:]), record(saved, sequence[25:])
+    if before == after != "envpool" or {before, after} == REPLAYING:
+        for ours, theirs in zip(rows, expected, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b)
+    else:
+        assert not rows[0][4].any() and rows[1][4].all()
+        assert "CartPole" in caplog.text or "environment" in caplog.text

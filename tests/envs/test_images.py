@@ -124,6 +124,18 @@ def test_a_larger_whole_type_than_the_space_says_does_not_wrap():
     assert (row == 255).all()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "int16", "bool"])
+@pytest.mark.parametrize("kind", ["uint8", "bool"])
+def test_whole_numbers_of_another_type_are_what_they_are(kind, dtype):
+    """Boards come as whatever NumPy made of them."""
+    space = spaces.Box(0, 1, (SIDE, SIDE, 3), np.dtype(kind).type)
+    board = np.random.default_rng(0).integers(0, 2, (SIDE, SIDE, 3))
+    expected = 255 * board.transpose(2, 0, 1)
+    np.testing.assert_array_equal(encode(space, board.astype(dtype)), expected)
+    with pytest.raises(ValueError, match="its space says"):
+        encode(space, board / 2)
+
+
 @pytest.mark.parametrize(
     "space",
     [

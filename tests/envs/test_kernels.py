@@ -174,6 +174,7 @@ def test_a_kernel_is_called_from_compiled_code():
         ),
         ("CartPole-v1", {"kwargs": {"max_episode_steps": 1.5}}, "must be a positive whole number"),
         ("CartPole-v1", {"kwargs": {"max_episode_steps": -2}}, "must be a positive whole number"),
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": 0}}, "must be a positive whole number"),
         (COUNTED, {"kwargs": {"height": 3}}, "kwargs.height=3: the kernel of own_kernels"),
         ("CartPole-v1", {"info_metrics": ("x",)}, "info_metrics=.'x'.: kernels report no numbers"),
     ],

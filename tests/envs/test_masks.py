@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as searched
 from hypothesis import strategies as st
 from masked_envs import Stamped, foretold
-from toy_environments import settings
+from toy_environments import Counter, settings
 
 from agents.masking import Masks
 from envs.factory import build_env, probe
@@ -110,6 +110,12 @@ def test_auto_finds_what_is_there_and_false_leaves_it(source):
     for masks in ("auto", "true", "false"):
         with build_env(stamped(source, masks=masks), seed=0) as env:
             assert env.spec == found[masks]
+
+
+def test_what_only_has_the_name_of_a_method_is_none(monkeypatch):
+    monkeypatch.setattr(Counter, "action_masks", None, raising=False)
+    with build_env(settings("toy_environments:Counter-v0", action_masks="auto"), seed=0) as env:
+        assert env.reset().shape == (1, 3)
 
 
 def test_nothing_is_found_where_there_is_nothing():

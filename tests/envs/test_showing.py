@@ -192,6 +192,15 @@ def test_the_game_on_the_screen_is_the_game_that_evaluation_plays():
     assert game.render().shape == (210, 160, 3) and len(screens) > 20
 
 
+def test_a_keyword_for_pictures_is_no_hindrance(tmp_path):
+    pytest.importorskip("av")
+    given = settings("FrozenLake-v1", kwargs={"render_mode": "ansi"})
+    with build_shown_env(shown(given, tmp_path / "a.mp4", limit=1), seed=0) as env:
+        env.reset()
+        env.step(np.array([1]))
+    assert len(frames(tmp_path / "a.mp4")) == 2
+
+
 def test_what_draws_nothing_is_refused(tmp_path):
     with pytest.raises(SettingError, match="draw no pictures"):
         build_shown_env(shown(settings(backend="envpool"), tmp_path / "a.mp4"), seed=0)

@@ -112,6 +112,8 @@ def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, caps
         (["empty"], "empty: holds no run"),
         (["young"], "young has no evaluations"),
         (["run", "--by", "agent.lr"], "no such key"),
+        (["=run"], "=run: before the = stands a name"),
+        (["run", "--threshold", "inf"], "--threshold=inf: must be finite"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(

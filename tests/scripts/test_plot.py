@@ -196,6 +196,7 @@ def test_over_seconds_slower_seeds_are_interpolated(tmp_path, capsys):
         (["file"], "file: is a file"),
         (["run", "--tag", "eval/nothing"], "run, which has no eval/nothing"),
         (["run", "--by", "agent.lr"], "no such key"),
+        (["=run"], "=run: before the = stands a name"),
         (["run", "--out", "p.nonsense"], "--out=p.nonsense: cannot be written"),
         (["broken"], "config.yaml: cannot be read"),
     ],
