@@ -67,6 +67,29 @@ def test_a_finished_run_goes_on_with_more_steps(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "tag", "expected"),
+    # The end is always logged, but evaluated only where anything is.
+    [("log", "train/learning_rate", [600, 900, 1200]), ("eval", "eval/return_mean", [900, 1200])],
+)
+def test_what_was_off_may_be_switched_on(
+    tmp_path: Path, key: str, tag: str, expected: list[int]
+) -> None:
+    told = {"log.every": 0, "eval.every": 0, "eval.episodes": 1, "run_dir": "run"}
+    run(tmp_path, "total_steps=600", *(f"{k}={v}" for k, v in told.items()), quick=False)
+    told[f"{key}.every"] = 300
+    directory, summary, _ = run(
+        tmp_path,
+        "total_steps=1200",
+        "resume=auto",
+        *(f"{k}={v}" for k, v in told.items()),
+        quick=False,
+    )
+    assert (summary["status"], summary["steps"]) == ("finished", 1200)
+    steps = [line["step"] for line in metrics(directory) if tag in line]
+    assert steps == expected
+
+
+@pytest.mark.parametrize(
     ("override", "reason"),
     [
         ("agent.gamma=0.9", "cannot change when a run is continued"),

@@ -34,7 +34,8 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._failing = self._abandoned = False
         self.last: Path | None = None  # the newest one that is known to be whole
-        self.passed_over: list[str] = []  # why newer ones were not used
+        # Those that cannot be used, and why; they count for nothing.
+        self.passed_over: dict[Path, str] = {}
         self.save_seconds = 0.0  # what the last save took
 
     @property
@@ -89,6 +90,7 @@ class Checkpoints:
         try:
             new = self._write(path, parts, facts)
             checked_facts(path, only=new)  # what is linked was checked when it was new
+            self.passed_over.pop(path, None)  # what had this name is gone
             self.last, self._failing = path, False
             self._prune()
         except Exception as error:  # whatever it is, training goes on
@@ -123,10 +125,11 @@ class Checkpoints:
         return saved_below(self.directory)
 
     def _prune(self) -> None:
-        saved = self.all()
-        best = self._best(saved)
-        for each in saved[self._keep :]:
-            if each.path != best:
+        every = self.all()  # with one, at least, that was just written
+        whole = [each for each in every if each.path not in self.passed_over]
+        kept = {self._best(whole), *(each.path for each in whole[: self._keep])}
+        for each in every[every.index(whole[0]) :]:  # what lies ahead may be of use to somebody
+            if each.path not in kept:
                 self._files.remove(each.path)
 
     def _best(self, saved: list[Saved]) -> Path | None:
@@ -145,15 +148,15 @@ class Checkpoints:
 
         `passed_over` says why others were left out; that none is left is a CheckpointError.
         """
-        self.passed_over = []
+        self.passed_over = {}
         for each in self.all():
             try:
                 refuse(checked_facts(each.path))
             except CheckpointError as error:
-                self.passed_over.append(str(error))
+                self.passed_over[each.path] = str(error)
                 continue
             yield each
-        reasons = "; ".join(self.passed_over)
+        reasons = "; ".join(self.passed_over.values())
         raise CheckpointError(
             reasons or f"{self.directory}: there is no checkpoint to continue from"
         )

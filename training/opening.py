@@ -178,7 +178,7 @@ def _continue(job: Job, run: Run, instruments: Instruments) -> None:
     instruments.logger.continue_after(run.logged_step)
     if over:
         log.warning("nothing had been saved in %s yet: starting over", directory.path)
-    for reason in saver.checkpoints.passed_over:
+    for reason in saver.checkpoints.passed_over.values():
         log.warning("%s; the checkpoint before it was taken", reason)
     if job.continues is not None:
         _tell_of_continuing(run, job.continues)

@@ -115,17 +115,17 @@ class RankCheckpoints(Checkpoints):
     @override
     def usable(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
         """Together: yield what every rank can use, newest first; each checks its own files."""
-        self.passed_over = []
+        self.passed_over = {}
         names = self._ranks.gather([saved.path.name for saved in self.all()])[0]
         known = {saved.path.name: saved for saved in self.all()}
         for name in names:
             reason = self._refusal(known.get(name), name, refuse)
             refusals = [each for each in self._ranks.gather(reason) if each]
             if refusals:
-                self.passed_over.append(refusals[0])
+                self.passed_over[self.directory / name] = refusals[0]
                 continue
             yield known[name]
-        reasons = "; ".join(self.passed_over)
+        reasons = "; ".join(self.passed_over.values())
         raise CheckpointError(
             reasons or f"{self.directory}: there is no checkpoint to continue from"
         )

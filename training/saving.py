@@ -157,7 +157,9 @@ class Saver:
     @property
     def _blocks_of(self) -> Path | None:
         """The checkpoint whose blocks are this replay's too."""
-        return self.checkpoints.last if self.checkpoints.last != self._foreign else None
+        last = self.checkpoints.last
+        whole = last is not None and last != self._foreign and last.is_dir()
+        return last if whole else None
 
     @property
     def _enabled(self) -> bool:
@@ -182,7 +184,8 @@ class Saver:
                     raise
                 log.debug("%s cannot be used", saved.path, exc_info=True)
                 reason = str(error) if isinstance(error, CheckpointError) else describe(error)
-                checkpoints.passed_over.append(f"{saved.path}: does not fit this run: {reason}")
+                reason = f"{saved.path}: does not fit this run: {reason}"
+                checkpoints.passed_over[saved.path] = reason
                 continue
             checkpoints.last = saved.path
             self._saved = saved.step, self._agent.updates

@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -59,12 +59,15 @@ class SweepJob:
         return (place / CONFIG).exists() or any(place.glob(f"seed-*/{CONFIG}"))
 
 
-def identity(values: Mapping[str, Any]) -> str:
-    """Return what two configurations share that make the same run, whatever else they say."""
+def identity(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
+    """Return what two configurations share that make the same run, whatever else they say.
+
+    Keys that are `swept` over tell jobs apart, whichever they are.
+    """
     counted = {
         key: value
         for key, value in leaves(values)
-        if key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key))
+        if key in swept or (key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key)))
     }
     if values.get("init_from") is not None:
         counted["init_from"] = values["init_from"]

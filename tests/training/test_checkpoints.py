@@ -91,9 +91,29 @@ def test_the_newest_whole_one_is_used_and_what_is_wrong_with_others_is_known(
     content[-1] ^= 1
     (names[1] / "agent.safetensors").write_bytes(content)
     assert next(checkpoints.usable(anything)).step == 2
-    missing, damaged = checkpoints.passed_over
+    missing, damaged = checkpoints.passed_over.values()
     assert "agent.json: cannot be read" in missing
     assert "agent.safetensors: is damaged" in damaged
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_is_damaged_does_not_count_as_kept(tmp_path: Path, keep: int, damaged: int) -> None:
+    earlier = Checkpoints(tmp_path, keep=9)
+    for number in (500, 1000, 1500):
+        save(earlier, number)
+    for saved in earlier.all()[:damaged]:
+        (saved.path / "run.json").write_text("{}")
+    checkpoints = Checkpoints(tmp_path, keep=keep)
+    found = next(checkpoints.usable(anything))
+    checkpoints.last = found.path
+    for number in (found.step + 10, found.step + 20, found.step + 30):
+        save(checkpoints, number)
+        assert checkpoints.last is not None and checkpoints.last.is_dir()
+    again = Checkpoints(tmp_path, keep=keep)
+    assert next(again.usable(anything)).step == found.step + 30
+    whole = [saved for saved in again.all() if saved.path not in again.passed_over]
+    assert len(whole) == keep
 
 
 def test_a_step_that_has_a_damaged_checkpoint_gets_a_second_one(tmp_path: Path) -> None:

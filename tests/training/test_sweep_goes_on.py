@@ -91,6 +91,19 @@ def test_jobs_of_other_settings_never_share_a_directory(sweep, tmp_path):
     assert len([path for path in (tmp_path / "all").iterdir() if path.is_dir()]) == 3
 
 
+def test_what_is_swept_over_tells_jobs_apart_whatever_it_is(sweep, tmp_path):
+    told = ("precision=float32,bf16", "agent.compile=false")
+    ran, code, printed = sweep({}, *told)
+    assert (len(ran), code) == (2, 0) and "job 2/2: precision=bf16" in printed
+    assert sweep({}, *told)[0] == []
+
+
+def test_two_jobs_with_one_directory_are_refused_before_the_first(sweep, tmp_path):
+    ran, code, printed = sweep({}, "seed=0,1", "run_dir=same")
+    assert (ran, code) == ([], 2)
+    assert "same: would be of two jobs, seed=0 and seed=1; leave it out" in printed
+
+
 def test_a_job_whose_directory_was_removed_is_run_again(sweep, tmp_path):
     sweep({}, "seed=0,1")
     for file in (tmp_path / "all" / "seed-1__job-1").iterdir():
