@@ -10,14 +10,14 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memory.errors import ExpectedError
+from memory.errors import ExpectedError, SettingError
 from training.child import is_finished, read_summary
 from training.files import write_whole
 from training.resume import ABOUT_THE_RUN, is_free, leaves
@@ -73,6 +73,24 @@ def identity(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
         counted["init_from"] = values["init_from"]
     text = json.dumps(counted, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
+    """Return the keys that have several values in a batch."""
+    values: dict[str, set[str]] = {}
+    for key, _, value in (text.partition("=") for overrides in batch for text in overrides):
+        values.setdefault(key.lstrip("+~"), set()).add(value)
+    return {key for key, of_it in values.items() if len(of_it) > 1}
+
+
+def refuse_shared(jobs: Iterable[SweepJob]) -> None:
+    """Refuse a directory that two jobs would train in."""
+    owners: dict[str, SweepJob] = {}
+    for job in jobs:
+        owner = owners.setdefault(job.run_dir, job)
+        if owner is not job:
+            reason = f"would be of two jobs, {owner.label} and {job.label}; leave it out"
+            raise SettingError("run_dir", job.run_dir, reason)
 
 
 class SweepDirectory:

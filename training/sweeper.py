@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from memory.errors import ExpectedError, SettingError, describe
+from memory.errors import ExpectedError, describe
 from memory.process import usable_cores
 from training.child import quoted
 from training.run_directory import RunDirectoryInUseError, absolute
@@ -38,6 +38,8 @@ from training.sweep_jobs import (
     SweepJob,
     identity,
     progress_line,
+    refuse_shared,
+    swept_over,
     table,
 )
 from training.sweep_names import fixed_keys, run_name
@@ -119,7 +121,7 @@ class GoingOn(Sweeper):
         known = {job.identity: job for job in place.all()}
         taken = {job.name for job in known.values()}
         same = fixed_keys([text for text in typed if not text.startswith("hydra")])
-        swept = _swept(batch)
+        swept = swept_over(batch)
         jobs: dict[str, SweepJob] = {}
         for number, overrides in enumerate(batch):
             config = self._compose(overrides, number)
@@ -137,7 +139,7 @@ class GoingOn(Sweeper):
             differing = [t for t in own if t.partition("=")[0].lstrip("+~") not in same] or own
             job.label = " ".join(differing) or job.name
             jobs[what] = job
-        _refuse_shared(jobs.values())
+        refuse_shared(jobs.values())
         for at, job in enumerate(jobs.values()):
             job.place = f"{at + 1}/{len(jobs)}"
             if job.status == "running":
@@ -235,24 +237,6 @@ def _grow_names() -> None:
     """
     names = [sys.intern(f"steadyrl-{number}") for number in range(60_000)]
     del names
-
-
-def _swept(batch: Sequence[Sequence[str]]) -> set[str]:
-    """Return the keys that have several values in a batch."""
-    values: dict[str, set[str]] = {}
-    for key, _, value in (text.partition("=") for overrides in batch for text in overrides):
-        values.setdefault(key.lstrip("+~"), set()).add(value)
-    return {key for key, of_it in values.items() if len(of_it) > 1}
-
-
-def _refuse_shared(jobs: Iterable[SweepJob]) -> None:
-    """Refuse a directory that two jobs would train in."""
-    owners: dict[str, SweepJob] = {}
-    for job in jobs:
-        owner = owners.setdefault(job.run_dir, job)
-        if owner is not job:
-            reason = f"would be of two jobs, {owner.label} and {job.label}; leave it out"
-            raise SettingError("run_dir", job.run_dir, reason)
 
 
 def _free_name(
