@@ -75,7 +75,7 @@ def refused(run):
 def test_memory_that_is_not_there_after_all_ends_with_7_and_the_plan(
     tmp_path, monkeypatch, overrides, what
 ):
-    for module in ("memory.budget", "buffers.replay"):
+    for module in ("memory.budget", "buffers.room"):
         monkeypatch.setattr(f"{module}.available_bytes", lambda device=None: 1 << 62)
     error = refused(job(tmp_path, *overrides, "eval.every=0", quick=what == "MemoryError"))
     assert isinstance(error, MemoryBudgetError) and error.exit_code == 7
