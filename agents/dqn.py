@@ -201,10 +201,9 @@ class DQN(Agent):
             return None
         due = self._settings.train_every
         learns = max(self._steps, self._learns_after) // due * due + due
-        # Without anything to draw nothing is learned, which has to be seen row by row. A replay of
-        # one row has nothing again after every episode.
-        lasts = len(self._replay) and self._replay.capacity > self._replay.num_envs
-        until = min(steps, learns - self._steps) if lasts else 1
+        # Without anything to draw nothing is learned, which has to be seen row by row.
+        filled = len(self._replay) and self._replay.lasts
+        until = min(steps, learns - self._steps) if filled else 1
         rows = self._explore(run, self._steps, until)
         self._steps += rows.steps
         return rows

@@ -61,6 +61,11 @@ class ReplayBuffer(Stateful, ABC):
         return self._layout.span * self._layout.num_envs
 
     @property
+    def lasts(self) -> bool:
+        """Whether what has something to draw always has: one row has nothing after each episode."""
+        return self._layout.span > 1
+
+    @property
     def nbytes(self) -> int:
         """Bytes held, all included but the batch handed out."""
         priorities = self._priorities.nbytes if self._priorities else 0
@@ -109,15 +114,10 @@ class ReplayBuffer(Stateful, ABC):
         """Return an observation [N, *stacked shape] all of whose frames are this one."""
         return np.concatenate([frame] * self._layout.frame_stack, axis=1)
 
-    @property
-    def num_envs(self) -> int:
-        """How many environments a row is of."""
-        return self._layout.num_envs
-
-    @property
-    def frame_stack(self) -> int:
-        """How many frames are seen at once."""
-        return self._layout.frame_stack
+    def start_within(self, frame: NDArray) -> None:
+        """Begin with frames [N, …] of episodes under way, perhaps, whose older ones are lost."""
+        self.start(self.stacked(frame))
+        self.timeline.hold_back(self._layout.frame_stack - 1)
 
     # What replays that are learned from together must know of each other.
 

@@ -147,15 +147,13 @@ def take_over(replay: ReplayBuffer, rows: Iterable[HeldRow]) -> None:
     """
     before: HeldRow | None = None
     for row in rows:
-        obs = replay.stacked(row.frame)
         if before is None:
-            replay.start(obs)
-            # It may be the middle of an episode, whose older frames are not here.
-            replay.timeline.hold_back(replay.frame_stack - 1)
+            replay.start_within(row.frame)
         else:
             ended, terminated, valid = (
                 before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID)
             )
             truncated = ended & ~terminated
+            obs = replay.stacked(row.frame)
             replay.add(before.action, before.reward, terminated, truncated, valid, obs)
         before = row
