@@ -13,7 +13,10 @@ from safetensors.torch import load_file
 from warm import run
 
 from memory.errors import SettingError
+from train import loop
 from training.manifest import CheckpointError
+from training.opening import open_run
+from training.run_directory import SUMMARY
 
 
 def names(directory: Path) -> list[str]:
@@ -64,6 +67,14 @@ def test_a_finished_run_goes_on_with_more_steps(copied: Path) -> None:
     steps = [line["step"] for line in metrics(directory)]
     assert steps == sorted(set(steps))
     assert steps[-1] == 900
+
+
+def test_while_a_finished_run_goes_on_nothing_says_that_it_has_finished(copied: Path) -> None:
+    longer = job(copied, f"resume={copied / 'run'}", "total_steps=900", quick=False)
+    with open_run(longer) as (run, env, agent):
+        assert not (copied / "run" / SUMMARY).exists()
+        loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
+    assert json.loads((copied / "run" / SUMMARY).read_text())["steps"] == 900
 
 
 @pytest.mark.parametrize(

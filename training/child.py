@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from training.run_directory import SUMMARY
+
 ROOT = Path(__file__).resolve().parent.parent
 PR_SET_PDEATHSIG = 1
 # How a run ends, by its exit code; a signal that nobody handles has a negative one.
@@ -50,7 +52,7 @@ def quoted(value: object) -> str:
 def read_summary(directory: Path) -> dict[str, Any]:
     """Return a run's summary.json; nothing where there is none that can be read."""
     try:
-        found = json.loads((directory / "summary.json").read_bytes())
+        found = json.loads((directory / SUMMARY).read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -102,7 +104,7 @@ class Child:
         code = self.process.wait()
         summary = read_summary(self.directory)
         try:
-            written = (self.directory / "summary.json").stat().st_mtime_ns
+            written = (self.directory / SUMMARY).stat().st_mtime_ns
         except OSError:
             written = 0
         # One that is older tells of an earlier attempt.

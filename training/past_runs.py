@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from memory.errors import ExpectedError, describe
 from training.resume import leaves
-from training.run_directory import CONFIG, in_use
+from training.run_directory import CONFIG, SUMMARY, in_use
 
 METRICS = "metrics.jsonl"
 
@@ -120,7 +120,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _summary(path: Path) -> dict[str, Any]:
     try:
-        summary = json.loads((path / "summary.json").read_bytes())
+        summary = json.loads((path / SUMMARY).read_bytes())
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

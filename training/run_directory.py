@@ -17,6 +17,7 @@ from training.files import Files, write_whole
 
 LOCK = ".lock"
 CONFIG = "config.yaml"  # its presence says that a directory holds a run
+SUMMARY = "summary.json"  # how the run ended
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
 HALF_WRITTEN = re.compile(r"\.(config\.yaml|summary\.json)-[0-9a-f]{8}")
 
@@ -131,7 +132,7 @@ class RunDirectory:
         return (self.path / CONFIG).exists()
 
     def renew(self, files: Mapping[str, str]) -> None:
-        """Write files anew, and remove what a killed run had half written."""
+        """Write files anew; remove what a killed run had half written, and an end taken back."""
         try:
             for path in self.path.glob(".*-????????"):
                 if HALF_WRITTEN.fullmatch(path.name):
@@ -139,6 +140,8 @@ class RunDirectory:
             for name, text in files.items():
                 self._make((self.path / name).parent)
                 write_whole(self.path / name, text)
+            # Should the run be killed now, nothing may say that it has finished.
+            (self.path / SUMMARY).unlink(missing_ok=True)
         except OSError as error:
             raise _unusable(self.path, error) from None
 

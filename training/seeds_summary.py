@@ -10,6 +10,7 @@ from typing import Any
 
 from training.child import read_summary
 from training.files import write_whole
+from training.run_directory import SUMMARY
 from training.sweep_jobs import SweepJob
 from training.sweep_run import say
 
@@ -33,7 +34,7 @@ def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
     whole["wall_seconds"] = sum(summary.get("wall_seconds", 0.0) for summary in ended)
     whole["runs"] = [{key: summary.get(key) for key in EACH} for summary in ended]
     try:
-        write_whole(directory / "summary.json", json.dumps(whole, indent=2) + "\n")
+        write_whole(directory / SUMMARY, json.dumps(whole, indent=2) + "\n")
     except OSError as error:
         say(f"warning: summary.json cannot be written: {error.strerror or error}")
 

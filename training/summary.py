@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memory.state import Stateful
 from training.files import write_whole
+from training.run_directory import SUMMARY
 
 log = logging.getLogger("steadyrl")
 
@@ -54,7 +55,7 @@ class Summary(Stateful):
         """Write the file whole or not at all; a full disk is a warning."""
         values = {k: _plain(v) for k, v in asdict(self).items()}
         try:
-            write_whole(directory / "summary.json", json.dumps(values, indent=2) + "\n")
+            write_whole(directory / SUMMARY, json.dumps(values, indent=2) + "\n")
         except OSError as error:
             log.warning("summary.json cannot be written: %s", error.strerror or error)
 

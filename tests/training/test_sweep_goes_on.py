@@ -7,7 +7,7 @@ import pytest
 
 from memory.errors import NonFiniteError
 from training.command_line import main
-from training.run_directory import RunDirectory
+from training.run_directory import SUMMARY, RunDirectory
 from training.sweep_jobs import SweepDirectory, SweepJob, progress_line
 
 
@@ -28,7 +28,7 @@ def sweep(tmp_path, monkeypatch, capsys):
                 if isinstance(fate, BaseException):
                     raise fate
                 summary = {"status": fate, "eval_return_mean": float(seed)}
-                directory.renew({"summary.json": json.dumps(summary)})
+                (directory.path / SUMMARY).write_text(json.dumps(summary))
             return float(seed)
 
         given = ["train.py", "-m", "hydra.sweep.dir=all", *arguments]
