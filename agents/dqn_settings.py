@@ -184,4 +184,3 @@ class DQNSettings(TeacherSettings):
                 f"needs discrete actions, but {spec.id} has {kind} actions; try agent=ppo",
             )
         self.network.refuse_unfit(spec)
-        self.refuse_unfit_teacher(spec)

@@ -20,7 +20,7 @@ from agents.masking import Masks
 from agents.mirror import mirrored
 from agents.network_settings import is_large_image
 from agents.networks import FlatNetwork, with_memory
-from agents.ppo_loss import recipe, sequence_recipe
+from agents.ppo_loss import ppo_loss, recipe, sequence_recipe
 from agents.ppo_settings import PPOSettings
 from agents.recipe import Recipe
 from agents.recurrent import RecurrentActorCritic, RecurrentGreedy, RecurrentSampling
@@ -28,7 +28,7 @@ from agents.taught_loss import taught_ppo_loss, with_teacher
 from agents.teaching import lesson_of
 from buffers.rollout import RolloutBatch, RolloutBuffer
 from buffers.sequences import SequenceRollout, bytes_of_sequences
-from buffers.taught_rollout import TaughtBatch, TaughtRollout
+from buffers.taught_rollout import TaughtBatch, TaughtRollout, TaughtSequenceRollout
 from envs.types import EnvSpec
 
 HOST = torch.device("cpu")
@@ -85,12 +85,14 @@ def picks_rows(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
 
 def recipe_of(settings: PPOSettings, head: Head, rows: int, *, picks: bool) -> Recipe:
     """Return how the learner takes a step on minibatches of at most `rows` rows."""
+    taught = settings.teacher is not None
+    of = taught_ppo_loss if taught else ppo_loss
     if settings.recurrent != "none":
-        return sequence_recipe(settings, head, rows)
-    if settings.teacher is not None:
-        how = recipe(settings, head, rows, taught_ppo_loss, TaughtBatch if picks else None)
-        return with_teacher(how, how.loss)
-    return recipe(settings, head, rows, picks=RolloutBatch if picks else None)
+        how = sequence_recipe(settings, head, rows, of)
+    else:
+        kind: type[Any] = TaughtBatch if taught else RolloutBatch
+        how = recipe(settings, head, rows, of, kind if picks else None)
+    return with_teacher(how, how.loss) if taught else how
 
 
 def start_rollout(
@@ -109,22 +111,23 @@ def start_rollout(
     dtype: torch.dtype = getattr(torch, spec.dtype)
     row = math.prod(spec.observation_shape) * dtype.itemsize
     row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
-    noise = 4 * settings.rollout_steps * spec.num_envs * math.prod(head.noise_shape)
+    rows = settings.rollout_steps * spec.num_envs
+    noise = 4 * rows * math.prod(head.noise_shape)
     networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
     beside = copies * row + noise + networks
-    kind: Callable[..., RolloutBuffer] = RolloutBuffer
+    kind: type[RolloutBuffer] = RolloutBuffer if settings.teacher is None else TaughtRollout
+    told: dict[str, Any] = {}
     if isinstance(network, RecurrentActorCritic):
         length, carry = settings.length, network.memory.carry_shape
         size = 4 * math.prod(carry)
         beside += bytes_of_sequences(settings.rollout_steps, spec.num_envs, length, size)
-        rows = settings.rollout_steps * spec.num_envs
         together = settings.largest_minibatch(rows) // length
-        kind = partial(SequenceRollout, length=length, together=together, carry=carry)
+        kind = SequenceRollout if settings.teacher is None else TaughtSequenceRollout
+        told |= {"length": length, "together": together, "carry": carry}
     if settings.teacher is not None:
-        shape, told = lesson_of(head)
-        rows = settings.rollout_steps * spec.num_envs
-        beside += (rows + copies) * (math.prod(shape) * told.itemsize + 1)
-        kind = partial(TaughtRollout, lesson_shape=shape, lesson_dtype=told)
+        shape, lesson = lesson_of(head)
+        beside += (rows + copies) * (math.prod(shape) * lesson.itemsize + 1)
+        told |= {"lesson_shape": shape, "lesson_dtype": lesson}
     return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,
@@ -134,6 +137,7 @@ def start_rollout(
         action_dtype=head.action_dtype,
         device=device,
         beside=beside,
+        **told,
     )
 
 

@@ -70,9 +70,11 @@ def recipe(
     )
 
 
-def sequence_recipe(settings: PPOSettings, head: Head, rows: int) -> Recipe:
+def sequence_recipe(
+    settings: PPOSettings, head: Head, rows: int, of: Callable[..., RowLoss]
+) -> Recipe:
     """Return how the learner takes a step on `rows` of sequences, which come prepared."""
-    loss = partial(ppo_loss, said_of=said_of_sequences)
+    loss = partial(of, said_of=said_of_sequences)
     pieces = min(settings.grad_accumulation, rows // settings.length)
     how = recipe(settings, head, rows, loss)
     return replace(how, prepare=None, rows=None, grad_accumulation=pieces)

@@ -123,7 +123,6 @@ class PPOSettings(TeacherSettings):
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit."""
         self.network.refuse_unfit(spec)
-        self.refuse_unfit_teacher(spec, self.recurrent)
         rows = self.rollout_steps * spec.num_envs
         if -(-total_steps // spec.num_envs) < self.rollout_steps:
             raise SettingError(

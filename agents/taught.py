@@ -13,6 +13,7 @@ from agents.base import Actor, Agent, Decision
 from agents.dqn import DQN
 from agents.dqn_settings import DQNSettings
 from agents.heads import Head, build_head
+from agents.masking import Masks
 from agents.ppo import PPO
 from agents.ppo_settings import PPOSettings
 from agents.taught_loss import TaughtReplayBatch
@@ -41,7 +42,13 @@ class Taught(Agent):
     ) -> None:
         share, self._head = self._settings.teacher_shares(total_steps), head
         self._teaching = Teaching(
-            teacher, head, share, num_envs=spec.num_envs, seed=seed, now=lambda: self._steps
+            teacher,
+            head,
+            share,
+            num_envs=spec.num_envs,
+            seed=seed,
+            now=lambda: self._steps,
+            masks=Masks.of(spec, self.device),
         )
 
     @override

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from agents.dqn_loss import Q, QHead, td_loss
 from agents.heads import Head
+from agents.masking import Masks
 from agents.ppo_loss import ppo_loss
 from agents.recipe import Recipe, RowLoss
 from agents.teaching import is_choice
 from buffers.replay import ReplayBatch
 from buffers.rollout import RolloutBatch
-from buffers.taught_rollout import TaughtBatch
+from buffers.taught_rollout import TaughtBatch, TaughtSequences
 
 METRIC = "train/teacher_loss"
 
@@ -67,7 +68,7 @@ def told_of(taught: Tensor, teacher_coef: float | Tensor) -> Tensor:
 
 def taught_ppo_loss(
     network: Callable[..., Any],
-    batch: TaughtBatch,
+    batch: TaughtBatch | TaughtSequences,
     teacher_coef: float | Tensor,
     clip: float | Tensor,
     entropy_coef: float | Tensor,
@@ -83,7 +84,7 @@ def taught_ppo_loss(
     own = cast(RolloutBatch, batch._replace(advantage=batch.advantage * batch.own))
     network, told = remembering(network)
     rows = ppo_loss(network, own, clip, entropy_coef, head=head, **switches)
-    [(parameters, _)] = told
+    parameters = told[0][0]
     taught = cross_entropy(head, parameters, batch.lesson)
     return RowLoss(
         rows.loss + teacher_coef * taught, (*rows.metrics, told_of(taught, teacher_coef))
@@ -99,12 +100,16 @@ def taught_td_loss(
     *,
     head: QHead,
     temperature: float,
+    masks: Masks | None = None,
     **switches: Any,
 ) -> RowLoss:
-    """Return DQN's loss of every row and c·w·H(π_teacher, softmax(Q(s, ·)/τ))."""
+    """Return DQN's loss of every row and c·w·H(π_teacher, softmax(Q(s, ·)/τ)), over the allowed."""
     online, told = remembering(online)
-    rows = td_loss(online, target, cast(ReplayBatch, batch), noise, head=head, **switches)
+    own, switches = cast(ReplayBatch, batch), {"masks": masks, **switches}
+    rows = td_loss(online, target, own, noise, head=head, **switches)
     values = head.values(told[0])  # what is learned is asked first: Q(s, ·)
+    if masks is not None:
+        values = masks.forbid(values, batch.obs)
     taught = -(batch.lesson * F.log_softmax(values / temperature, 1)).sum(1)
     loss = rows.loss + teacher_coef * batch.weight * taught
     return RowLoss(loss, (*rows.metrics, told_of(taught, teacher_coef)), rows.reports)

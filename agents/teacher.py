@@ -36,6 +36,7 @@ class Teacher(ABC):
     """Tells what it would do; the same for the same observation, whenever it is asked."""
 
     name: str  # as it was configured
+    sees_masks = False  # of allowed actions, behind what it is shown
     sha256 = ""  # of a policy's weights
 
     @abstractmethod
@@ -54,8 +55,9 @@ class PolicyTeacher(Teacher):
         *,
         logits: bool,
         sha256: str,
+        sees_masks: bool,
     ) -> None:
-        self.sha256 = sha256
+        self.sha256, self.sees_masks = sha256, sees_masks
         self.name, self._action, self._outputs, self._logits = name, action, outputs, logits
 
     @override

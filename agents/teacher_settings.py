@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agents.schedules import Schedule
-from envs.types import EnvSpec
 from memory.errors import SettingError, at_most, fraction, zero_or_more
 
 
@@ -40,15 +39,4 @@ class TeacherSettings:
         """Refuse to be taught in several processes."""
         if self.teacher is not None:
             reason = "teaches one process only: start the run without torchrun"
-            raise SettingError("agent.teacher", self.teacher, reason)
-
-    def refuse_unfit_teacher(self, spec: EnvSpec, recurrent: str = "none") -> None:
-        """Refuse what a teacher cannot be combined with."""
-        if self.teacher is None:
-            return
-        if recurrent != "none":
-            reason = f"teaches what decides by one observation, not agent.recurrent={recurrent}"
-            raise SettingError("agent.teacher", self.teacher, reason)
-        if spec.mask:
-            reason = f"knows nothing of masks, which {spec.id} gives: env.action_masks=false"
             raise SettingError("agent.teacher", self.teacher, reason)

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from agents.base import Actor, Decision
 from agents.heads import BoxHead, DiscreteHead, Head
+from agents.masking import Masks
 from agents.schedules import Schedule
 from agents.teacher import Teacher, TeacherError
 from buffers.rollout import touched
@@ -33,8 +34,10 @@ class Teaching(Stateful):
         num_envs: int,
         seed: int,
         now: Callable[[], int],
+        masks: Masks | None = None,
     ) -> None:
         self._teacher, self._head, self._share, self._now = teacher, head, share, now
+        self._masks = masks
         self._coins = np.random.default_rng([seed, 1])  # of nobody else
         self.led: NDArray[np.bool_] = np.zeros(num_envs, dtype=bool)
 
@@ -56,13 +59,16 @@ class Teaching(Stateful):
 
     def tell_(self, obs: Tensor, lesson: Tensor) -> None:
         """Write what the teacher says of observations [B, …] into `lesson` [B, …]."""
-        told = self._teacher.tell(obs)
+        masks, seen = self._masks, obs
+        if masks is not None and not self._teacher.sees_masks:
+            seen = masks.seen(obs)
+        told = self._teacher.tell(seen)
         if isinstance(self._head, BoxHead):
             told = self._head.meant(told)
         if told.shape != lesson.shape:
             reason = f"gave shape {list(told.shape)} in place of {list(lesson.shape)}"
             raise TeacherError(self._teacher.name, reason)
-        lesson.copy_(told)
+        lesson.copy_(told if masks is None else of_allowed(told, masks.allowed(obs)))
 
     def tell_all_(self, obs: Tensor, lesson: Tensor, piece: int) -> None:
         """Do the same for any number of rows, so many at a time."""
@@ -106,6 +112,17 @@ class Led(Actor):
         chosen = torch.where(turns, theirs, own)
         kept = None if decision.chosen is None else chosen
         return decision._replace(action=self._head.sent(chosen), chosen=kept)
+
+
+def of_allowed(told: Tensor, allowed: Tensor) -> Tensor:
+    """Return how likely each action [B, n] is among the allowed ones; if none of them was, alike.
+
+    Where nothing is allowed, because an episode is over, nobody is taught: all are 0.
+    """
+    left = torch.where(allowed, told, 0.0)
+    some = left.sum(1, keepdim=True)
+    alike = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(some > 0, left / some, alike)
 
 
 def is_choice(head: Head) -> bool:

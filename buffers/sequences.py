@@ -48,6 +48,8 @@ def bytes_of_sequences(steps: int, num_envs: int, length: int, carry: int) -> in
 class SequenceRollout(RolloutBuffer):
     """A rollout with the carry [K, N, …] at the start of every sequence."""
 
+    kind: type[Any] = SequenceBatch  # a batch: a row's fields, and then a sequence's
+
     def __init__(self, *, length: int, together: int, carry: tuple[int, ...], **rows: Any) -> None:
         """Cut into sequences of `length` rows, of which `together` are a minibatch."""
         super().__init__(**rows)
@@ -102,7 +104,10 @@ class SequenceRollout(RolloutBuffer):
         # The row after one that is not valid begins an episode; the carry knows of the first row.
         starts = torch.cat((torch.zeros_like(learned[:envs]), ~learned[:-envs]))
         carry = self.carry.flatten(0, 1).index_select(0, chosen.sequences)
-        return SequenceBatch(*pick(flat, chosen.rows), chosen.counts, starts[chosen.rows], carry)
+        rows: SequenceBatch = self.kind(
+            *pick(flat, chosen.rows), chosen.counts, starts[chosen.rows], carry
+        )
+        return rows
 
     def _learned(self) -> Tensor:
         """Return which of all T·N rows are valid."""

@@ -1,4 +1,4 @@
-"""A rollout beside whose rows stands what a teacher says of them."""
+"""Rollouts beside whose rows stands what a teacher says of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from buffers.rollout import RolloutBuffer, touched
+from buffers.sequences import SequenceRollout
 
 
 class TaughtBatch(NamedTuple):
@@ -23,6 +24,22 @@ class TaughtBatch(NamedTuple):
     return_: Tensor
     lesson: Tensor  # [M, …]
     own: Tensor  # [M] bool: the action taken was the policy's, not the teacher's
+
+
+class TaughtSequences(NamedTuple):
+    """A `SequenceBatch` likewise."""
+
+    obs: Tensor
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    advantage: Tensor
+    return_: Tensor
+    lesson: Tensor
+    own: Tensor
+    counts: Tensor
+    starts: Tensor
+    carry: Tensor
 
 
 class TaughtRollout(RolloutBuffer):
@@ -56,3 +73,9 @@ class TaughtRollout(RolloutBuffer):
         super().load_state_dict(state)
         for name in ("lesson", "own"):
             getattr(self, name)[: self.position] = state[name]
+
+
+class TaughtSequenceRollout(TaughtRollout, SequenceRollout):
+    """The same, learned from in whole sequences."""
+
+    kind = TaughtSequences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -126,14 +126,19 @@ class EnvSpec:
         return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
 
     @property
-    def seen_shape(self) -> tuple[int, ...]:
-        """Shape of what the agent sees of it."""
+    def unmasked(self) -> EnvSpec:
+        """What the same environments would be without masks."""
         first, *rest = self.frame_shape
         if rest:
             rest[0] -= self.mask
         else:
             first -= self.mask
-        return (self.frame_stack * first, *rest)
+        return replace(self, frame_shape=(first, *rest), mask=0)
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """Shape of what the agent sees of an observation."""
+        return self.unmasked.observation_shape
 
     def refuse_another(self, purpose: str, found: EnvSpec) -> None:
         """Refuse environments that are built like these and offer something else."""

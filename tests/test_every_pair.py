@@ -77,9 +77,8 @@ SWITCHES = {
         "env": {**BOTH["env"], "continuous": ("env=pendulum",)},
     },
 }  # fmt: skip
-TEACHERS, MASKED = ("looks on", "leads"), ("masked", "masked pixels")
+MASKED = ("masked", "masked pixels")
 REFUSED_OF_BOTH = [
-    *((("env", env), ("teacher", teacher)) for env in MASKED for teacher in TEACHERS),
     *((("env", env), ("backend", "kernel")) for env in MASKED),
 ]
 REFUSED = {
@@ -88,7 +87,6 @@ REFUSED = {
         *REFUSED_OF_BOTH,
     ],
     "ppo": [
-        *((("recurrent", kind), ("teacher", t)) for kind in ("gru", "lstm") for t in TEACHERS),
         *((("env", env), ("normalize_obs", "on")) for env in ("pixels", "masked pixels")),
         (("clip_reward", "on"), ("normalize_reward", "on")),
         *REFUSED_OF_BOTH,

@@ -91,14 +91,21 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
     found = read_policy(Path(name))
     try:
         trained = found.facts.get("spec", {})
-        refuse_other_spaces(Policy(found.path, found.facts), spec.id, plain_spec(spec), trained)
+        sees_masks = bool(trained.get("mask"))
+        offered = plain_spec(spec if sees_masks else spec.unmasked)
+        refuse_other_spaces(Policy(found.path, found.facts), spec.id, offered, trained)
     except SettingError as error:
         raise SettingError("agent.teacher", name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):
         raise SettingError("agent.teacher", name, "has weights that are not finite")
     network, actor, _ = acting(found, device)
     network.requires_grad_(False)
-    told: dict[str, Any] = {"logits": False, "sha256": weights_hash(found.weights)}
-    if isinstance(network, ActorCritic) and isinstance(spec.action, DiscreteActions):
-        return PolicyTeacher(name, spec.action, network.deciding, **told | {"logits": True})
-    return PolicyTeacher(name, spec.action, actor.decide, **told)
+    logits = isinstance(network, ActorCritic) and isinstance(spec.action, DiscreteActions)
+    return PolicyTeacher(
+        name,
+        spec.action,
+        network.deciding if isinstance(network, ActorCritic) and logits else actor.decide,
+        logits=logits,
+        sha256=weights_hash(found.weights),
+        sees_masks=sees_masks,
+    )

@@ -25,8 +25,10 @@ def by_sign(obs):
     return (obs[:, 0] > 0).astype(np.int64)
 
 
-def student(kind, teach=by_sign, *, envs=3, action=SPACES["discrete"], total=2000, **changes):
-    spec = EnvSpec("Synthetic", envs, (4,), "float32", 1, action)
+def student(
+    kind, teach=by_sign, *, envs=3, action=SPACES["discrete"], total=2000, spec=None, **changes
+):
+    spec = spec or EnvSpec("Synthetic", envs, (4,), "float32", 1, action)
     settings = replace(SETTINGS if kind is TaughtPPO else DQN_SETTINGS, teacher="t", **changes)
     teacher = ObjectTeacher("t", action, teach)
     return kind(settings, spec, device=CPU, seed=0, total_steps=total, teacher=teacher)
@@ -208,12 +210,6 @@ def test_actions_of_other_spaces_are_checked(name):
 
 
 def test_what_cannot_be_taught_is_refused():
-    masked = EnvSpec("Masked", 3, (5,), "float32", 1, DiscreteActions(3), (), 1)
-    plain = replace(masked, mask=0)
-    with pytest.raises(SettingError, match=r"action_masks=false"):
-        replace(SETTINGS, teacher="t").refuse_unfit(masked, 1000)
-    with pytest.raises(SettingError, match=r"agent.recurrent=gru"):
-        replace(SETTINGS, teacher="t", recurrent="gru").refuse_unfit(plain, 1000)
     for settings in (SETTINGS, DQN_SETTINGS):
         with pytest.raises(SettingError, match="torchrun"):
             replace(settings, teacher="t").of_rank(0, 2)

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 import warm
 from opened import job
 from test_killed import hold_killed_against_whole
 from told_runs import Lines, in_one_and_in_two_parts, opened, train
 
 from agents.learner import Learner
+from agents.masking import Masks
 from agents.teacher import TeacherError
 from memory.errors import ExpectedError, SettingError
 from training.manifest import CheckpointError
@@ -29,11 +31,16 @@ ALL = (
 )  # fmt: skip
 SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
 LEADS = "agent.teacher_leads=0.5"
+DOORS = ("env.id=masked_envs:Doors-v0", "+env.kwargs.doors=9", "env.max_restarts=0")
+MASKED = (*DOORS, "agent.teacher=pole_teacher:Anywhere")  # who mostly names closed doors
 TAUGHT = {
     "ppo": (*PPO, "agent.normalize_obs=true", "agent.value_norm=true", LEADS),
     "ppo that looks on": (*PPO, "agent.anneal_entropy_coef=true", "agent.entropy_coef=0.01"),
     "dqn": (*DQN, LEADS),
     "dqn with all": (*DQN, *ALL),
+    "ppo that remembers": (*PPO, "agent.recurrent=gru", "agent.sequence_length=6", LEADS),
+    "ppo with masks": (*PPO, *MASKED, LEADS),
+    "dqn with masks": (*DQN, *MASKED, LEADS),
 }
 
 
@@ -46,7 +53,7 @@ def policy(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, policy, name):
-    told = job(tmp_path, *TAUGHT[name], f"agent.teacher={policy}", *SHORT, quick=False)
+    told = job(tmp_path, f"agent.teacher={policy}", *TAUGHT[name], *SHORT, quick=False)
     run, second, whole, parts = in_one_and_in_two_parts(told, 110)
     assert parts == whole and run.summary.updates > 9
     assert "train/teacher_loss" in whole[-1][1]
@@ -118,12 +125,34 @@ def test_a_policy_of_other_spaces_is_refused_in_a_line(tmp_path, policy):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("masked", ["auto", "false"])
+@pytest.mark.parametrize("agent", [PPO, DQN])
+def test_a_policy_with_or_without_masks_teaches_what_is_allowed(tmp_path, agent, masked):
+    asked = (*agent, *DOORS, "+env.kwargs.punish=true", *SHORT)
+    run, _, _ = warm.run(tmp_path, *asked, f"env.action_masks={masked}", quick=False)
+    with build(job(tmp_path, *asked, f"agent.teacher={run}", quick=False)) as (env, student):
+        obs = torch.from_numpy(env.reset())
+        lesson = torch.full((env.spec.num_envs, 9), torch.nan)
+        student._teaching.tell_(obs, lesson)
+        allowed = Masks.of(env.spec, obs.device).allowed(obs)
+        assert not lesson[~allowed].any()
+        torch.testing.assert_close(lesson.sum(1), torch.ones(len(lesson)))
+
+
+def test_a_policy_with_masks_teaches_nobody_without(tmp_path):
+    asked = (*PPO, *DOORS, "+env.kwargs.punish=true", *SHORT)
+    run, _, _ = warm.run(tmp_path, *asked, quick=False)
+    told = job(tmp_path, *asked, f"agent.teacher={run}", "env.action_masks=false", quick=False)
+    with pytest.raises(SettingError, match="observations"), build(told):
+        pass
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "dqn", "dqn with all"])
+@pytest.mark.parametrize("name", ["ppo", "dqn", "dqn with all", "ppo that remembers"])
 def test_a_compiled_student_learns_as_an_eager_one(tmp_path, policy, name):
     weights = []
     for compiled in ("false", "true"):
-        asked = (*TAUGHT[name], f"agent.teacher={policy}", *SHORT, f"agent.compile={compiled}")
+        asked = (f"agent.teacher={policy}", *TAUGHT[name], *SHORT, f"agent.compile={compiled}")
         told = job(tmp_path, *asked, quick=False)
         with build(told) as (env, agent):
             env.reset()
@@ -138,6 +167,6 @@ def test_a_compiled_student_learns_as_an_eager_one(tmp_path, policy, name):
 def test_kills_change_nothing(tmp_path, policy, name):
     more = ("total_steps=4000", "eval.every=1000", "checkpoint.every=150", "log.every=500")
     fates = hold_killed_against_whole(
-        tmp_path, (*TAUGHT[name], f"agent.teacher={policy}", *more), kills=3
+        tmp_path, (f"agent.teacher={policy}", *TAUGHT[name], *more), kills=3
     )
     assert len(fates) >= 3
