@@ -170,6 +170,8 @@ def race_sb3(told: Mapping[str, Any]) -> float:
     if "activation" in policy:
         layers = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
         policy["activation_fn"] = layers[policy.pop("activation")]
+    if len(env.observation_space.shape) == 3 and told["trunk"] in ("auto", "minatar"):
+        policy |= _with_filters(policy, shared=told["shared"])
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
     model.learn(told["total_timesteps"])
     # Some policies never come to an end.
@@ -182,6 +184,35 @@ def race_sb3(told: Mapping[str, Any]) -> float:
         unseen.obs_rms = theirs
     score: Any = evaluate_policy(model, unseen, n_eval_episodes=told["episodes"])[0]
     return float(score)
+
+
+def _with_filters(policy: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
+    """Return what puts the 16 filters that ours has for boards before its layers.
+
+    It has none of its own for boards so small: it would be asked to learn by another network.
+    """
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+    from torch import Tensor, nn
+
+    hidden = policy["net_arch"] if shared else []
+
+    class Board(BaseFeaturesExtractor):
+        def __init__(self, space: Any) -> None:
+            height, width, channels = space.shape
+            size = 16 * (height - 2) * (width - 2)
+            super().__init__(space, hidden[-1] if hidden else size)
+            layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten()]
+            for wide in hidden:
+                layers += [nn.Linear(size, wide), policy["activation_fn"]()]
+                size = wide
+            self.layers = nn.Sequential(*layers)
+
+        def forward(self, obs: Tensor) -> Tensor:
+            told: Tensor = self.layers(obs.movedim(3, 1))
+            return told
+
+    arch = [] if shared else policy["net_arch"]
+    return {"features_extractor_class": Board, "net_arch": arch}
 
 
 def _falling(value: Any) -> Any:

@@ -136,7 +136,7 @@ def contestants(
     if installed("stable_baselines3", SB3):
         theirs = for_sb3(settings)
         if nothing_more:
-            theirs |= {"normalize": None, "policy": {}, "model": {}}
+            theirs |= {"normalize": None, "policy": {}, "model": {}, "trunk": "mlp"}
         runners[SB3] = lambda seed: peer("sb3", {**theirs, "seed": seed})
     env = settings.run.env.id.partition("-")[0]
     if isinstance(settings.agent, PPOSettings) and env in REJAX_ENVS and installed("rejax", REJAX):
@@ -202,6 +202,8 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
         "episodes": run.eval.episodes,
         "longest": run.eval.max_episode_steps,
         "normalize": normalize,
+        "trunk": agent.network.trunk,
+        "shared": isinstance(agent, PPOSettings) and agent.shared_trunk is not False,
         "policy": policy,
         "model": model,
     }
