@@ -126,6 +126,32 @@ def test_acting_is_a_loop_over_rows_that_forgets_where_episodes_begin(kind, shar
                 torch.testing.assert_close(rollout.log_prob[t, env], expected, atol=1e-5, rtol=0)
 
 
+def learned(agent):
+    """Let an agent take the step that is due; return its gradient, and the network before it."""
+    twin = copy.deepcopy(agent._learner.network.module)
+    for parameter in twin.parameters():
+        parameter.grad = None
+    before = agent._learner.adam.mean.clone()
+    agent.update()
+    return (agent._learner.adam.mean - BETA1 * before) / (1 - BETA1), twin
+
+
+def unrolled(loop, network, kind):
+    """Yield every valid row of the last rollout, and what is said of it from the stored carries."""
+    rollout, plain = loop.agent._rollout, Plain(network, kind)
+    valid = rollout.flags[2]
+    for env in range(ENVS):
+        carry = plain.nothing()
+        for t in range(ROWS):
+            if t % loop.agent._settings.length == 0:
+                carry = loop.rows[t - ROWS][2].carry[env].clone()
+            elif not valid[t - 1, env]:
+                carry = plain.nothing()
+            parameters, value, carry = plain.row(rollout.obs[t, env], carry)
+            if valid[t, env]:
+                yield (t, env), parameters[None], value
+
+
 @pytest.mark.parametrize(
     ("kind", "length", "pieces"), [("gru", 5, 1), ("lstm", 5, 1), ("lstm", 4, 2), ("gru", 99, 2)]
 )
@@ -135,36 +161,20 @@ def test_an_update_is_a_loop_over_rows_from_the_stored_carries(kind, length, pie
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
-    twin = copy.deepcopy(agent._learner.network.module)
-    for parameter in twin.parameters():
-        parameter.grad = None
-    before = agent._learner.adam.mean.clone()
-    agent.update()
-    gradient = (agent._learner.adam.mean - BETA1 * before) / (1 - BETA1)
-    rollout, clip, s = agent._rollout, agent.clip, agent._settings
+    clip, s, rollout = agent.clip, agent._settings, agent._rollout
+    gradient, twin = learned(agent)
     valid = rollout.flags[2]
     share = valid.float() / valid.sum()
     advantage = normalised(rollout.advantage.flatten(), share.flatten()).view(ROWS, ENVS)
     # That is the mean over padding of nothing: those rows have no share.
     advantage = torch.where(valid, normal(rollout.advantage, valid), advantage)
-    plain, loss = Plain(twin, kind), 0
-    for env in range(ENVS):
-        carry = plain.nothing()
-        for t in range(ROWS):
-            if t % length == 0:
-                carry = loop.rows[ROWS + t][2].carry[env].clone()
-            elif not valid[t - 1, env]:
-                carry = plain.nothing()
-            parameters, value, carry = plain.row(rollout.obs[t, env], carry)
-            if not valid[t, env]:
-                continue
-            action, old = rollout.action[t, env], rollout.value[t, env]
-            log_prob, entropy = agent._head.evaluate(parameters[None], action[None])
-            ratio = (log_prob[0] - rollout.log_prob[t, env]).exp()
-            a = advantage[t, env]
-            squares = clipped_value_loss(value, old, rollout.return_[t, env], clip)
-            one = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-            loss = loss + (one + s.value_coef * squares - s.entropy_coef * entropy[0])
+    loss = 0
+    for at, parameters, value in unrolled(loop, twin, kind):
+        log_prob, entropy = agent._head.evaluate(parameters, rollout.action[at][None])
+        ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
+        squares = clipped_value_loss(value, rollout.value[at], rollout.return_[at], clip)
+        one = -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+        loss = loss + (one + s.value_coef * squares - s.entropy_coef * entropy[0])
     (loss / valid.sum()).backward()
     theirs = torch.cat([p.grad.flatten() for p in twin.parameters()])
     assert theirs.abs().max() > 1e-3

@@ -1,6 +1,5 @@
 """Teachers where actions are masked, and of students that remember: against loops over rows."""
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -9,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ppo_agents import CPU, Episodes
-from test_recurrent_ppo import ENVS, KINDS, ROWS, WHOLE, Loop, Plain, normal
+from test_recurrent_ppo import KINDS, ROWS, WHOLE, Loop, learned, normal, unrolled
 from test_teaching import random, student
 
-from agents.adam import BETA1
 from agents.dqn_loss import ScalarHead
 from agents.masking import Masks
 from agents.ppo_loss import clipped_value_loss
@@ -142,36 +140,21 @@ def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, piece
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
-    twin = copy.deepcopy(agent._learner.network.module)
-    for parameter in twin.parameters():
-        parameter.grad = None
-    before, coef, clip = agent._learner.adam.mean.clone(), agent.teacher_coef, agent.clip
-    rollout, s = agent._rollout, agent._settings
-    own = rollout.own.clone()
-    agent.update()
-    gradient = (agent._learner.adam.mean - BETA1 * before) / (1 - BETA1)
+    coef, clip, s = agent.teacher_coef, agent.clip, agent._settings
+    rollout, own = agent._rollout, agent._rollout.own.clone()
+    gradient, twin = learned(agent)
     valid = rollout.flags[2]
     assert coef > 0 and 0 < own[valid].float().mean() < 1
-    advantage = normal(rollout.advantage, valid)
-    plain, loss = Plain(twin, kind), 0
-    for env in range(ENVS):
-        for t in range(ROWS):
-            if t % s.sequence_length == 0:
-                carry = loop.rows[ROWS + t][2].carry[env].clone()
-            elif not valid[t - 1, env]:
-                carry = plain.nothing()
-            parameters, value, carry = plain.row(rollout.obs[t, env], carry)
-            if not valid[t, env]:
-                continue
-            action, old = rollout.action[t, env], rollout.value[t, env]
-            log_prob, entropy = agent._head.evaluate(parameters[None], action[None])
-            ratio, a = (log_prob[0] - rollout.log_prob[t, env]).exp(), advantage[t, env]
-            squares = clipped_value_loss(value, old, rollout.return_[t, env], clip)
-            loss = loss + s.value_coef * squares - s.entropy_coef * entropy[0]
-            if own[t, env]:
-                loss = loss - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-            lesson = torch.from_numpy(stochastic(rollout.obs[t, env : env + 1].numpy()))
-            loss = loss + coef * cross_entropy(agent._head, parameters[None], lesson)[0]
+    advantage, loss = normal(rollout.advantage, valid), 0
+    for at, parameters, value in unrolled(loop, twin, kind):
+        log_prob, entropy = agent._head.evaluate(parameters, rollout.action[at][None])
+        ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
+        squares = clipped_value_loss(value, rollout.value[at], rollout.return_[at], clip)
+        loss = loss + s.value_coef * squares - s.entropy_coef * entropy[0]
+        if own[at]:
+            loss = loss - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+        lesson = torch.from_numpy(stochastic(rollout.obs[at][None].numpy()))
+        loss = loss + coef * cross_entropy(agent._head, parameters, lesson)[0]
     (loss / valid.sum()).backward()
     theirs = torch.cat([p.grad.flatten() for p in twin.parameters()])
     assert theirs.abs().max() > 1e-3
