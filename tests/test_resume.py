@@ -78,14 +78,20 @@ def test_while_a_finished_run_goes_on_nothing_says_that_it_has_finished(copied: 
 
 
 @pytest.mark.parametrize(
-    ("key", "tag", "expected"),
-    # The end is always logged, but evaluated only where anything is.
-    [("log", "train/learning_rate", [600, 900, 1200]), ("eval", "eval/return_mean", [900, 1200])],
+    ("key", "tag", "was", "expected"),
+    [
+        # The end is always logged, but evaluated only where anything is.
+        ("log", "train/learning_rate", 0, [600, 900, 1200]),
+        ("eval", "eval/return_mean", 0, [900, 1200]),
+        ("log", "train/learning_rate", 5000, [600, 900, 1200]),
+        ("eval", "eval/return_mean", 5000, [600, 900, 1200]),
+    ],
 )
-def test_what_was_off_may_be_switched_on(
-    tmp_path: Path, key: str, tag: str, expected: list[int]
+def test_what_was_off_or_rare_may_come_more_often(
+    tmp_path: Path, key: str, tag: str, was: int, expected: list[int]
 ) -> None:
     told = {"log.every": 0, "eval.every": 0, "eval.episodes": 1, "run_dir": "run"}
+    told[f"{key}.every"] = was
     run(tmp_path, "total_steps=600", *(f"{k}={v}" for k, v in told.items()), quick=False)
     told[f"{key}.every"] = 300
     directory, summary, _ = run(

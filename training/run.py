@@ -73,7 +73,8 @@ class Run(Stateful):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for name, due in (("log_due", self._log_due), ("eval_due", self._eval_due)):
-            if state[name]["next"] is None:  # there was none, so nothing of before is due
+            was = state[name]["next"]
+            if was is None or was > self.steps:  # nothing of before is due; what counts is set now
                 due.load_state_dict({"next": self.steps + 1})
         self._instruments.filmer.continue_at(self.steps)
         self._next = self._next_event()
