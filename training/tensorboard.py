@@ -40,6 +40,7 @@ HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # 
 BUCKETS = 20
 BETWEEN_HISTOGRAMS = 1.0  # seconds: more nobody can tell apart, and each costs as much as all else
 RGB = 3  # TensorBoard's number for it
+EVENTS = "events.out.tfevents"  # how the names of its files begin
 REPORTED = "reported by the environment"  # with env.info_metrics only
 # The Custom Scalars page, in the order in which people look: tags are regular expressions.
 CHARTS: dict[str, dict[str, list[str]]] = {
@@ -73,9 +74,7 @@ class EventFile:
     """One file: a record an event."""
 
     def __init__(self, directory: Path) -> None:
-        # Two files opened within a second (after a disk error) must not share a name.
-        stamp = f"{time.time():.6f}".replace(".", "")
-        name = f"events.out.tfevents.{stamp}.{socket.gethostname()}.{getpid()}"
+        name = f"{EVENTS}.{_next_stamp(directory)}.{socket.gethostname()}.{getpid()}"
         self._stream = (directory / name).open("xb")
         self.write(Event(file_version="brain.Event:2"))
 
@@ -90,6 +89,17 @@ class EventFile:
     def close(self) -> None:
         """Close the file; what a full disk refused before, it may refuse again."""
         self._stream.close()
+
+
+def _next_stamp(directory: Path) -> str:
+    """Return the microseconds of now; more where files have as many: they are read by name.
+
+    That is so where two are opened at once (after a disk error), or the clock was set back.
+    """
+    now = f"{time.time():.6f}".replace(".", "")
+    stamps = (path.name.split(".")[3] for path in directory.glob(f"{EVENTS}.*"))
+    later = (int(each) + 1 for each in stamps if each.isdecimal() and len(each) == len(now))
+    return str(max([int(now), *later]))
 
 
 class TensorBoard(Sink):

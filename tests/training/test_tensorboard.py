@@ -1,5 +1,7 @@
 """TensorBoard's own code reads what was written, as its pages do."""
 
+import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,6 +184,18 @@ def test_a_continued_run_has_one_history(tmp_path):
     assert [text for _, text in texts(found, "command")][-1].strip() == "python train.py resume=run"
     chosen, scores = sessions(tmp_path)["s3"]
     assert "experiment" in chosen and scores["eval/return_mean"] == 7
+
+
+def test_a_run_continued_by_a_clock_that_was_set_back_has_one_history(tmp_path, monkeypatch):
+    written(tmp_path / "run", steps=(10, 20, 30))
+    clock = count(time.time() - 3600)
+    monkeypatch.setattr("training.tensorboard.time.time", lambda: next(clock))
+    for step in (25, 40):
+        logger = Logger(tmp_path / "run")
+        logger.continue_after(20 if step == 25 else 25)
+        logger.write(step, {"eval/return_mean": float(step)}, 2.0)
+        logger.close()
+    assert scalars(read(tmp_path), "eval/return_mean") == [(10, 5), (20, 10), (25, 25), (40, 40)]
 
 
 def test_every_chart_is_of_tags_that_are_explained():
