@@ -93,18 +93,19 @@ class JsonLines(Sink):
         """Leave it out: these are numbers."""
 
     def continue_after(self, step: int) -> None:
-        """Drop the lines of later steps, and one that was not written fully."""
+        """Drop the lines of later steps, and what ends in none: it was not written fully."""
         handle = self._open()
         with open(self._path, "rb") as file:
-            end = 0
+            end = at = 0
             for line in file:
+                at += len(line)
                 try:
-                    known = json.loads(line)["step"] <= step and line.endswith(b"\n")
+                    known = json.loads(line)["step"] <= step
                 except (ValueError, KeyError, TypeError):
-                    known = False
-                if not known:
+                    continue  # one that was damaged since: those after it are still what happened
+                if not known or not line.endswith(b"\n"):
                     break
-                end += len(line)
+                end = at
         os.ftruncate(handle, end)
 
     def write(self, record: Record) -> None:

@@ -46,6 +46,24 @@ def test_steps_rise_strictly(tmp_path):
     logger.close()
 
 
+def test_a_run_that_goes_on_drops_what_came_later_and_nothing_else(tmp_path):
+    logger = Logger(tmp_path)
+    for step in (10, 20, 30, 40, 50):
+        logger.write(step, {"a": 1.0}, 0)
+    logger.close()
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    damaged = lines[1].replace(b"step", b"\xff\0ep")  # by the disk
+    file.write_bytes(b"".join([lines[0], damaged, *lines[2:], b'{"step": 6']))
+    logger = Logger(tmp_path)
+    logger.continue_after(40)
+    logger.write(45, {"a": 1.0}, 0)
+    logger.close()
+    kept = file.read_bytes().splitlines(keepends=True)
+    assert kept[:4] == [lines[0], damaged, *lines[2:4]]
+    assert [json.loads(line)["step"] for line in kept[4:]] == [45]
+
+
 def test_numbers_that_json_has_not_are_left_out(tmp_path):
     logger = Logger(tmp_path)
     logger.write(1, {"a": math.nan, "b": 2.0}, 0)
