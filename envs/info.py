@@ -44,7 +44,7 @@ def _numbers(values: Any) -> NDArray[np.float32]:
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except Exception:  # of a number too large, of foreign code: what is told here costs no episode
         return math.nan
 
 

@@ -70,9 +70,15 @@ def test_a_name_that_is_not_there_is_said_once_with_those_that_are(backend, capl
     assert "its info has no is_success where an episode ends: it has" in said and "steps" in said
 
 
+class Broken:
+    def __float__(self):
+        raise RuntimeError("not me")
+
+
 def test_what_is_no_number_is_left_out():
     info = {"text": "x", "none": None, "list": [1, 2], "flag": np.bool_(True), "deep": {"a": 1}}
-    row = np.zeros(5, np.float32)
+    info |= {"huge": 10**400, "broken": Broken()}
+    row = np.zeros(7, np.float32)
     read_info(info, list(info), row, lambda _: None)
     assert [i for i, value in enumerate(row) if math.isfinite(value)] == [3] and row[3] == 1
     batch = np.zeros((2, 3), np.float32)
