@@ -102,7 +102,7 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
     """Say in one line why an environment cannot be made; `kind` is for ordinary exceptions."""
     try:
         yield
-    except (ExpectedError, KeyboardInterrupt):
+    except (ExpectedError, KeyboardInterrupt, MemoryError):  # of which there is too little for it
         raise
     except BaseException as error:
         raised = error.raised if isinstance(error, WorkerError) else isinstance(error, Exception)

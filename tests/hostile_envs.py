@@ -30,8 +30,10 @@ class Hostile(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, where="nowhere", harm=""):
+    def __init__(self, where="nowhere", harm="", states=None):
         self.where, self.harm = where, harm
+        if states is not None:
+            self.observation_space = gym.spaces.Discrete(states)
         self.strike("constructor")
 
     def strike(self, place):
