@@ -18,7 +18,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -197,6 +197,22 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
     return "\n".join(lines)
 
 
+@contextmanager
+def _printing_aside() -> Iterator[None]:
+    """Let what environments print, and their processes, go to stderr: stdout is the report's."""
+    if sys.stdout is None:  # it was closed
+        yield
+        return
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+
+
 def command(arguments: Sequence[str] | None = None) -> None:
     """Evaluate as the command line says; every refusal is one line."""
     try:
@@ -205,7 +221,8 @@ def command(arguments: Sequence[str] | None = None) -> None:
         for remark in policy.remarks:
             print(f"note: {remark}", file=sys.stderr)
         settings = settings_of(policy, args.env)
-        policy, found = evaluate(args, settings)
+        with _printing_aside():
+            policy, found = evaluate(args, settings)
         print(report(args, policy, settings, found))
     except Exception as error:
         from training.failures import explained

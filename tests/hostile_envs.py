@@ -13,6 +13,7 @@ HARM = {
     "KeyError": lambda: {}["a level"],
     "os._exit": lambda: os._exit(0),
     "segfault": lambda: ctypes.string_at(0),
+    "print": lambda: print("hello", flush=True),
     "hang": lambda: threading.Event().wait(),
 }
 

@@ -67,6 +67,17 @@ def refused(capsys):
     return run
 
 
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_what_environments_print_is_no_part_of_the_report(tmp_path, capfd, backend):
+    told = ["env.id=hostile_envs:Hostile-v0", "env.kwargs.where=step", "env.kwargs.harm=print"]
+    run, _, _ = warm.run(tmp_path, *told, f"env.backend={backend}", "total_steps=100")
+    capfd.readouterr()
+    command([str(run), "--env", "id=hostile_envs:Hostile-v0", "--episodes=2", "--json"])
+    out, err = capfd.readouterr()
+    assert json.loads(out)["lengths"] == [20, 20]
+    assert err.count("hello") == 40
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
 def test_its_score_is_the_runs_final_score_to_the_digit(algorithm, request, evaluate):
     run, summary = request.getfixturevalue(algorithm)
