@@ -61,6 +61,8 @@ def saved_below(directory: Path) -> list[Saved]:
 
 def standing(path: Path) -> Path:
     """Return where the archive called `path` is, should its replacing have been interrupted."""
+    if not path.name:  # the root of all, which nobody replaces
+        return path
     candidates = (path, *(path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD)))
     return next((each for each in candidates if (each / MANIFEST).is_file()), path)
 

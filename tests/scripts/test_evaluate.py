@@ -156,6 +156,7 @@ def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
     assert "no such run" in refused(tmp_path / ("x" * 300))
     assert "holds neither a run nor a policy" in refused(tmp_path)
     assert "is a file" in refused(run / "summary.json")
+    assert "/: holds neither a run nor a policy" in refused("/")
     assert "is a checkpoint" in refused(next((run / "checkpoints").iterdir()))
     assert f"did you mean {run}?" in refused(run.parent)
     begun = tmp_path / "begun"
