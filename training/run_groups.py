@@ -79,7 +79,8 @@ def differences(configs: Sequence[Config]) -> list[dict[str, Any]]:
     Agents and environments have keys and defaults of their own: runs of another agent, or in
     another environment, differ in that and in nothing else.
     """
-    kinds = [(config.get(AGENT), config.get(ENV)) for config in configs]
+    # As text: in somebody else's configuration there may be anything.
+    kinds = [(str(config.get(AGENT)), str(config.get(ENV))) for config in configs]
     differing: dict[Any, set[str]] = {}
     for kind in set(kinds):
         same = [c for c, of in zip(configs, kinds, strict=True) if of == kind]

@@ -19,6 +19,13 @@ def test_seeds_of_one_configuration_are_one_group(tmp_path):
     assert shown([str(tmp_path), str(tmp_path / "0")]) == [("dqn", "CartPole-v1", 3)]
 
 
+def test_directories_of_other_programs_are_runs_of_their_own(tmp_path):
+    write_run(tmp_path / "ours", {1: 1.0})
+    write_run(tmp_path / "theirs", {1: 1.0})
+    (tmp_path / "theirs" / "config.yaml").write_text("env: {id: [1, 2]}\nagent: {name: [a]}\n")
+    assert [many for _, _, many in shown([str(tmp_path)])] == [1, 1]
+
+
 def test_only_what_differs_is_named(tmp_path):
     for rate in (0.001, 0.01):
         for seed in range(2):
