@@ -58,6 +58,15 @@ def read_summary(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _file_of_summary(directory: Path) -> tuple[int, int] | None:
+    """Return what tells a run's summary.json from one that has been written in its place."""
+    try:
+        found = (directory / SUMMARY).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def is_finished(summary: Mapping[str, Any]) -> bool:
     """Return whether a summary is that of a run that came to its end."""
     return summary.get("status") == "finished"
@@ -76,7 +85,7 @@ class Child:
         threads: int | None = None,
     ) -> None:
         self.directory = directory
-        self._begin, self._began_ns = time.monotonic(), time.time_ns()
+        self._begin, self._earlier = time.monotonic(), _file_of_summary(directory)
         where = [f"run_dir={quoted(directory)}", "resume=auto"]
         typed = {text.partition("=")[0] for text in overrides}
         environment = dict(os.environ)
@@ -103,12 +112,9 @@ class Child:
         """Wait for the run's end; return how it was, with the `error` that it told."""
         code = self.process.wait()
         summary = read_summary(self.directory)
-        try:
-            written = (self.directory / SUMMARY).stat().st_mtime_ns
-        except OSError:
-            written = 0
-        # One that is older tells of an earlier attempt.
-        score = summary.get("eval_return_mean") if written >= self._began_ns - 10**9 else None
+        # One that was there before tells of an earlier attempt; clocks need not agree on when.
+        is_new = _file_of_summary(self.directory) != self._earlier
+        score = summary.get("eval_return_mean") if is_new else None
         status = status_of(code)
         if status == "killed":
             score, error = None, f"killed by signal {-code}"
