@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -45,7 +46,8 @@ class MemoryBudgetError(ExpectedError):
 def exit_with(error: ExpectedError) -> NoReturn:
     """Print one line and exit with the code of the failure."""
     if not error.silent:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        with suppress(OSError):  # where it went to is full, or gone: the code still tells
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
     sys.exit(error.exit_code)
 
 

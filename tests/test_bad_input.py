@@ -198,6 +198,14 @@ def refusals(*exceptions):
     return list(json.loads(done.stdout).values())
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+def test_the_code_tells_also_where_the_line_cannot_be_written(tmp_path):
+    wrong = [sys.executable, str(ROOT / "train.py"), "total_steps=-1"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(wrong, stdout=full, stderr=full, cwd=tmp_path, env=python_path())
+    assert done.returncode == 2
+
+
 def test_only_a_bug_ends_with_1_and_only_a_file_that_exists_is_named():
     [bug, full] = refusals(
         "raise TypeError('of\\nours')",
