@@ -44,7 +44,7 @@ class AtariGame(gym.Env[NDArray[np.uint8], Any]):
         self.action_space = spaces.Discrete(int(self._games[0].single_action_space.n))
         self.metadata = {
             "render_modes": ["rgb_array"],
-            "render_fps": NTSC // _registered(settings.id, kwargs)["frameskip"],
+            "render_fps": NTSC // int(kwargs.get("frameskip", 4)),
         }
         self._screen = np.zeros((210, 160, 3), np.uint8)
 
@@ -78,20 +78,12 @@ def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> An
             raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
     from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 
-    told = _registered(settings.id, kwargs)
     try:
-        return AleVectorEnv(num_envs=num_envs, stack_num=1, reward_clipping=False, **told)
+        return AleVectorEnv(
+            spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
+        )
     except TypeError as error:
         if "incompatible function arguments" in str(error):  # and then all of C++'s signature
             reason = "one of the values is not of the kind that ALE takes"
             raise SettingError("kwargs", settings.kwargs, reason) from None
         raise unknown_keyword(settings, error) or error from None
-
-
-def _registered(env_id: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return what a game is registered with, such as sticky actions, and these keywords over it."""
-    told: dict[str, Any] = {"frameskip": 4, **find_spec(env_id).kwargs, **kwargs}
-    if isinstance(told["frameskip"], tuple):
-        reason = "skips a random number of frames, which ALE's vector environment cannot"
-        raise SettingError("id", env_id, f"{reason}: set env.kwargs.frameskip")
-    return told

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
 from toy_environments import settings
 
-from envs.atari_game import make_ale
 from envs.factory import build_env, probe
 from envs.types import DiscreteActions
 from memory.errors import SettingError
@@ -181,30 +179,6 @@ def test_what_cannot_be_is_refused(changes, field, reason):
     with pytest.raises(SettingError, match=reason) as caught:
         probe(game(**changes))
     assert caught.value.field == field
-
-
-def test_a_game_without_keywords_is_the_registered_one():
-    """Such as sticky, which ALE's own vector environment is not unless it is told."""
-    kwargs = {"num_envs": 1, "stack_num": 1, "reward_clipping": False}
-    registered = gym.make_vec(BREAKOUT, vectorization_mode="vector_entry_point", **kwargs)
-    bare = ale.AtariVectorEnv("breakout", **kwargs)
-    games = [make_ale(settings(BREAKOUT, backend="ale"), {}, 1), registered, bare]
-    rng, seen = np.random.default_rng(0), []
-    for each in games:
-        each.reset(seed=np.array([3]))
-    for _ in range(200):
-        action = rng.integers(0, 4, 1)
-        seen.append([each.step(action)[0].tobytes() for each in games])
-    ours, theirs, others = zip(*seen, strict=True)
-    assert ours == theirs
-    assert ours != others
-
-
-def test_frames_that_are_skipped_at_random_are_refused_until_they_are_told():
-    with pytest.raises(SettingError, match="skips a random number") as caught:
-        probe(settings("Breakout-v4", backend="ale"))
-    assert caught.value.field == "id"
-    probe(settings("Breakout-v4", backend="ale", kwargs={"frameskip": 4, "num_threads": 1}))
 
 
 def test_a_keyword_of_another_kind_is_refused_without_a_signature():
