@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from agents.dqn_loss import Q, QHead, td_loss
 from agents.heads import Head
 from agents.masking import Masks
-from agents.ppo_loss import ppo_loss
+from agents.ppo_loss import Said, ppo_loss, said_of_rows
 from agents.recipe import Recipe, RowLoss
 from agents.teaching import is_choice
 from buffers.replay import ReplayBatch
@@ -74,16 +75,23 @@ def taught_ppo_loss(
     entropy_coef: float | Tensor,
     *,
     head: Head,
+    said_of: Callable[..., Said] = said_of_rows,
     **switches: Any,
 ) -> RowLoss:
     """Return PPO's loss of every row and c·H(π_teacher, π).
 
     A row that the teacher acted in is not the policy's own: its advantage is none, so that only
-    the value and the teacher's part learn from it.
+    the value and the teacher's part learn from it. Its ratio is 1: how likely the policy makes an
+    action that it has not drawn says nothing of its KL divergence, and may be infinite.
     """
     own = cast(RolloutBatch, batch._replace(advantage=batch.advantage * batch.own))
     network, told = remembering(network)
-    rows = ppo_loss(network, own, clip, entropy_coef, head=head, **switches)
+
+    def said_of_own(*asked: Any) -> Said:
+        said = said_of(*asked)
+        return said._replace(log_prob=torch.where(batch.own, said.log_prob, batch.log_prob))
+
+    rows = ppo_loss(network, own, clip, entropy_coef, head=head, said_of=said_of_own, **switches)
     parameters = told[0][0]
     taught = cross_entropy(head, parameters, batch.lesson)
     return RowLoss(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, learn
 from test_dqn_agent import SETTINGS as DQN_SETTINGS
+from test_recurrent_ppo import Loop
 
 from agents.dqn_loss import ScalarHead
 from agents.heads import build_head
@@ -87,6 +88,33 @@ def test_rows_of_the_teacher_are_none_of_the_policys_own():
     for row, own in zip(rows.loss, batch.own, strict=True):
         (slope,) = torch.autograd.grad(row, weights, retain_graph=True)
         assert bool(slope.abs().sum() > 0) == bool(own)
+
+
+def test_a_teacher_that_acts_as_the_student_never_would_moves_neither_its_kl_nor_the_loss_to_nan():
+    batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
+    batch = batch._replace(log_prob=torch.where(batch.own, batch.log_prob, -1e3))  # e^1000 since
+    settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
+    rows = taught_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings)
+    (slope,) = torch.autograd.grad(rows.loss.sum(), weights)
+    assert slope.isfinite().all()
+    _, _, _, kl, clipped, _ = rows.metrics
+    assert torch.equal(kl > 0, batch.own)
+    assert not clipped[~batch.own].any()
+
+
+def at_the_bounds(obs):
+    return np.ones((len(obs), 2), np.float32)
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize("deviation", [-2.0, -4.0])
+def test_a_sure_student_that_is_led_elsewhere_learns_on(deviation, recurrent):
+    action = BoxActions((-1.0, -1.0), (1.0, 1.0))
+    told = {"log_std_init": deviation, "teacher_leads": 0.9, "recurrent": recurrent}
+    agent = student(TaughtPPO, at_the_bounds, action=action, **told)
+    found = Loop(agent).play(10 * 16)  # NaN in the fourth, or a KL divergence of 10^12
+    assert len(found) == 10
+    assert max(metrics["train/approx_kl"] for metrics in found) < 1
 
 
 def test_the_gradient_of_dqns_loss_is_that_of_finite_differences():
