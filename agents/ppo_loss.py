@@ -38,6 +38,7 @@ METRICS = (
 ADAM_EPSILON = 1e-5
 Scores = tuple[Tensor, Tensor]  # log-probabilities and values [B]
 KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
+ROUNDING = 1e-6**2  # of a sum of two float32, squared: what varies less is equal
 
 
 def recipe(
@@ -175,15 +176,21 @@ def clipped_value_loss(value: Tensor, old: Tensor, return_: Tensor, clip: float 
 
 
 def explained_variance(value: Tensor, return_: Tensor, world: World = ALONE) -> Tensor:
-    """Together: return 1 − Var(R − V) / Var(R) [] over all ranks' rows; 0 for equal returns."""
+    """Together: return 1 − Var(R − V) / Var(R) [] over all ranks' rows; 0 for equal returns.
+
+    Returns are the sums of advantages and values: they are equal where they differ by no more than
+    such a sum is rounded.
+    """
+    parts = torch.stack((return_, return_ - value))
     if world.alone:
-        spread = return_.var(correction=0)
-        unexplained = (return_ - value).var(correction=0)
-        return torch.where(spread > 0, 1 - unexplained / spread, torch.zeros_like(spread))
-    moments = torch.stack((moments_of(return_), moments_of(return_ - value)))
-    total, first, second = world.sum_(moments).unbind(1)
-    spread, unexplained = second / total - (first / total).square()
-    return torch.where(spread > 0, 1 - unexplained / spread, 0.0).float()
+        squares = parts.square().mean(1)
+        spread, unexplained = parts.var(1, correction=0)
+    else:
+        total, first, second = world.sum_(torch.stack([*map(moments_of, parts)])).unbind(1)
+        squares = second / total
+        spread, unexplained = squares - (first / total).square()
+    varies = spread > ROUNDING * squares.sum()
+    return torch.where(varies, 1 - unexplained / spread, 0.0).float()
 
 
 def moments_of(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ppo_agents import CPU, SETTINGS
+from ppo_agents import CPU, SETTINGS, act, build
 from test_learner import as_traced
 from torch import nn
 
@@ -15,6 +15,7 @@ from agents.learner import Learner
 from agents.networks import FlatNetwork
 from agents.ppo_loss import explained_variance, normalised, policy_loss, recipe
 from buffers.rollout import RolloutBatch
+from envs.types import Step
 
 
 def numpy_loss(w, batch, s, clip, box):
@@ -243,3 +244,23 @@ def test_explained_variance():
     assert explained_variance(torch.tensor([0.0, 1.0, 2.0]), torch.ones(3)) == 0
     value = torch.tensor([3.0, 0.0, 2.0])  # misses by −2, 2, 1: 26/9 of 2/3
     torch.testing.assert_close(explained_variance(value, returns), torch.tensor(1 - 13 / 3))
+
+
+def test_returns_that_differ_by_rounding_are_equal():
+    value = torch.linspace(-0.7, 0.7, 100)
+    returns = (1 - value) + value  # advantages and values
+    assert returns.var() > 0
+    assert explained_variance(value, returns) == 0
+    assert explained_variance(value, 1 + 1e-4 * value) < -1e3, "it was no rounding"
+
+
+def test_returns_that_are_equal_explain_nothing_of_a_rollout():
+    agent, no = build(4, minibatches=1), np.zeros(4, bool)
+    obs = np.random.default_rng(0).normal(size=(17, 4, 4)).astype(np.float32)
+    for t in range(16):  # episodes of one row, which all earn 1
+        valid = np.full(4, t % 2 == 0)
+        decision = act(agent, obs[t])
+        agent.observe(decision, Step(obs[t + 1], valid.astype(np.float32), valid, no, valid, ()))
+    metrics = agent.update()
+    found = dict(zip(metrics.names, metrics.values.tolist(), strict=True))
+    assert found["train/explained_variance"] == 0
