@@ -14,6 +14,8 @@ from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from memory.compiled import Held, compiled
+
 CACHE_LINE = 64  # bytes
 ALIGNMENT = 16  # bytes; views of packed parts need their own
 READ, KEEP, DATA = 0, 3, 1  # arguments of LLVM's prefetch: not to write, in all caches, not code
@@ -44,6 +46,12 @@ def _declare(typing_context: Any, array: Any, place: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate
+
+
+@compiled
+def hold(given: Any) -> Any:
+    """Let compiled code read arrays that it is handed once."""
+    return Held(given)
 
 
 # In kernels: prefetch(array, place) asks for the cache line of array[place] (one axis, no

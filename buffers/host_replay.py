@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from buffers.arrays import Parcel, prefetch, touched_zeros
+from buffers.arrays import Parcel, hold, prefetch, touched_zeros
 from buffers.late_priorities import LatePriorities
 from buffers.replay import NOTHING_YET, ReplayBatch, ReplayBuffer
 from buffers.replay_rows import PLACES, Ring
-from buffers.sum_tree import SumTree
-from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout, Timeline
+from buffers.sum_tree import SumTree, draw_stratified
+from buffers.timeline import ENDED, TERMINATED, VALID, ReplayLayout, Timeline, pick_uniform
 from memory.compiled import compiled
 
 
@@ -102,18 +102,31 @@ def read_windows(  # type: ignore[no-untyped-def]
                 next_obs[b, place, i] = frames[next_frame, i]
 
 
+@compiled
+def draw_windows(held, beta):  # type: ignore[no-untyped-def]
+    """Draw a window for each number in [0, 1), used up, by a tree or all alike; gather them."""
+    (
+        nodes, minima, offsets, alive, cursors, uniform, weight,
+        flags, frames, actions, rewards, gammas, index,
+        chosen, obs, next_obs, action, reward, discount,
+    ) = held.inside  # fmt: skip
+    if len(nodes):
+        draw_stratified(nodes, minima, offsets, uniform, beta, uniform, index, weight)
+    else:
+        pick_uniform(alive, cursors, uniform, index)
+    read_windows(
+        flags, frames, actions, rewards, gammas, index,
+        chosen, obs, next_obs, action, reward, discount,
+    )  # fmt: skip
+
+
 class _Output(NamedTuple):
-    """A batch of one size: its tensors, the arrays that share their memory, and its draws."""
+    """A batch of one size: what is handed out, and what `draw_windows` works on to fill it."""
 
     batch: ReplayBatch
     uniform: NDArray[np.float64]
-    obs: NDArray  # [B, stack, F]
-    action: NDArray[np.int64]
-    reward: NDArray[np.float32]
-    discount: NDArray[np.float32]
-    next_obs: NDArray  # [B, stack, F]
-    weight: NDArray[np.float32]
     drawn: NDArray[np.int64]
+    held: Any
     parcel: Parcel | None  # by which it gets to a device
 
 
@@ -158,12 +171,11 @@ class HostReplay(ReplayBuffer):
         if next_obs.shape != self._expected:
             raise self._misfit(next_obs)
         slot = self.timeline.slot
-        born, dead = self.timeline.advance(terminated, truncated, valid)
+        newest = 0.0 if self._priorities is None else self._priorities.newcomers
+        _, dead = self.timeline.advance(terminated, truncated, valid, newest)
         self._action[slot] = action
         self._reward[slot] = reward
         self._frames[self.timeline.slot] = next_obs[:, self._newest :]
-        if self._priorities is not None:
-            self._priorities.revise(born, dead)
         if self._late is not None:
             self._late.forget(dead)
 
@@ -177,14 +189,7 @@ class HostReplay(ReplayBuffer):
         if out.parcel is not None:
             out.parcel.wait()
         self._random.random(out=out.uniform)
-        if self._priorities is None:
-            self.timeline.pick(out.uniform, out.drawn)
-        else:
-            self._priorities.draw(out.uniform, beta, out.drawn, out.weight)
-        read_windows(
-            self.timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
-            out.drawn, self._chosen, out.obs, out.next_obs, out.action, out.reward, out.discount,
-        )  # fmt: skip
+        draw_windows(out.held, beta)
         if out.parcel is not None:
             out.parcel.send()
         return out.batch
@@ -214,10 +219,10 @@ class HostReplay(ReplayBuffer):
     @cached_property
     def ring(self) -> Ring:
         """The arrays that compiled code adds rows to, between `give` and `took`."""
-        places, tree = np.zeros(PLACES, np.int64), self._priorities
+        places = np.zeros(PLACES, np.int64)
         stored = (self._layout.n_step, self._frames_flat, self._action, self._reward)
-        priorities = (np.zeros(0), np.zeros(0), places[:0]) if tree is None else tree.arrays
-        everything: Any = (*self.timeline.arrays, *stored, *priorities, np.zeros(1), places)
+        levels, newcomers = self._levels, np.zeros(1)
+        everything: Any = (*self.timeline.arrays, *stored, *levels, newcomers, places)
         return Ring._make(everything)
 
     def give(self, ring: Ring) -> None:
@@ -255,8 +260,13 @@ class HostReplay(ReplayBuffer):
             batch = ReplayBatch._make([*parcel.here, batch.index])
             given = ReplayBatch._make([*parcel.there, batch.index])
         batch.weight.fill_(1.0)
-        arrays: dict[str, Any] = {name: part.numpy() for name, part in batch._asdict().items()}
-        arrays["obs"] = arrays["obs"].reshape(stacked)
-        arrays["next_obs"] = arrays["next_obs"].reshape(stacked)
-        arrays["drawn"] = arrays.pop("index")
-        return _Output(given, np.empty(size), **arrays, parcel=parcel)
+        uniform, filled = np.empty(size), {n: t.numpy() for n, t in batch._asdict().items()}
+        frames = [filled.pop(name).reshape(stacked) for name in ("obs", "next_obs")]
+        drawn, weight = filled.pop("index"), filled.pop("weight")
+        _, alive, cursors, *_ = self.timeline.arrays
+        held = hold((
+            *self._levels, alive, cursors, uniform, weight,
+            self.timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
+            drawn, self._chosen, *frames, *filled.values(),  # of action, reward and discount
+        ))  # fmt: skip
+        return _Output(given, uniform, drawn, held, parcel)

@@ -16,7 +16,7 @@ from typing_extensions import override
 from buffers.block_sums import BlockSums
 from buffers.room import choose_accelerator, require_room
 from buffers.settings import ReplaySettings
-from buffers.sum_tree import SumTree
+from buffers.sum_tree import NO_LEVELS, SumTree
 from buffers.timeline import ReplayLayout, Timeline
 from memory.state import Stateful, give
 
@@ -45,7 +45,8 @@ class ReplayBuffer(Stateful, ABC):
     def __init__(
         self, layout: ReplayLayout, priorities: SumTree | BlockSums | None, seed: int
     ) -> None:
-        self._layout, self.timeline = layout, Timeline(layout)
+        self._levels = priorities.levels if isinstance(priorities, SumTree) else NO_LEVELS
+        self._layout, self.timeline = layout, Timeline(layout, self._levels)
         self._priorities = priorities
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._newest = -layout.frame_shape[0]  # where the newest frame begins in a stack

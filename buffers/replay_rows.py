@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from buffers.sum_tree import set_leaves
 from buffers.timeline import IS_TERMINATED, IS_TRUNCATED, IS_VALID, close_row
 from memory.compiled import compiled
 
@@ -53,6 +52,10 @@ def add_row(ring: Ring, row: Any, action: Any, obs: Any, clip: bool) -> None:
         ring.given,
         pending,
         ring.n_step,
+        ring.nodes,
+        ring.minima,
+        ring.offsets,
+        ring.newcomers[0],
     )
     if births < 0:
         ring.places[WRONG] = births
@@ -68,6 +71,3 @@ def add_row(ring: Ring, row: Any, action: Any, obs: Any, clip: bool) -> None:
         ring.reward[slot, env] = min(max(reward, -1), 1) if clip else reward
         for i in range(size):
             ring.frames[after * envs + env, i] = obs[env, older + i]
-    if len(ring.nodes):
-        born, dead = ring.born[:births], ring.dead[:deaths]
-        set_leaves(ring.nodes, ring.minima, ring.offsets, born, dead, ring.newcomers[0])

@@ -26,6 +26,11 @@ WIDTH = 8  # children of a node
 BITS = 3  # log2(WIDTH)
 
 
+# Sums, minima, and where the levels begin: what compiled code reads and writes of a tree.
+Levels = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
+NO_LEVELS: Levels = (np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
+
+
 def check_shapes(index: Tensor | NDArray, td_error: Tensor | NDArray) -> None:
     """Refuse [B, 1] beside [B], which would broadcast to B × B."""
     if index.shape != td_error.shape or index.ndim != 1:
@@ -107,9 +112,9 @@ def root_of(nodes, minima, offsets):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def set_leaves(nodes, minima, offsets, born, dead, value):  # type: ignore[no-untyped-def]
-    """Give the born leaves `value` and the dead ones 0, in this order."""
-    nodes[born] = value
+def set_leaves(nodes, minima, offsets, newcomers, born, dead):  # type: ignore[no-untyped-def]
+    """Give the born leaves the value of newcomers and the dead ones 0, in this order."""
+    nodes[born] = newcomers
     nodes[dead] = 0.0
     refresh(nodes, minima, offsets, born)
     refresh(nodes, minima, offsets, dead)
@@ -151,7 +156,7 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
 
 
 @compiled
-def set_priorities(nodes, minima, offsets, slots, index, error, epsilon, alpha, peak):  # type: ignore[no-untyped-def]
+def set_priorities(nodes, minima, offsets, slots, index, error, alpha, peak):  # type: ignore[no-untyped-def]
     """Set p = (|δ| + ε)^α for the leaves that are still alive.
 
     Returns -1 and the largest |δ| + ε seen; or the first place whose error is not finite or whose
@@ -161,7 +166,7 @@ def set_priorities(nodes, minima, offsets, slots, index, error, epsilon, alpha, 
         if not np.isfinite(error[b]) or index[b] < 0 or index[b] >= slots:
             return b, peak
     for b in range(index.shape[0]):
-        raw = abs(np.float64(error[b])) + epsilon
+        raw = abs(np.float64(error[b])) + EPSILON
         peak = max(peak, raw)
         if nodes[index[b]] > 0.0:
             nodes[index[b]] = raw**alpha
@@ -170,16 +175,16 @@ def set_priorities(nodes, minima, offsets, slots, index, error, epsilon, alpha, 
 
 
 class SumTree:
-    """Draw ids in proportion to their priorities; ids come and go with `revise`."""
+    """Ids to draw in proportion to their priorities; compiled code draws, and sets the leaves."""
 
     def __init__(self, slots: int, alpha: float) -> None:
         offsets = level_offsets(slots)
         self.alpha, self.slots = alpha, slots
         self.peak = 1.0  # the largest raw priority seen: what new transitions start with
-        self._offsets = np.array(offsets, np.int64)
         self._nodes: NDArray[np.float64] = touched_zeros((offsets[-1],), np.float64)
         self._minima: NDArray[np.float64] = touched_zeros((offsets[-1] - offsets[1],), np.float64)
         self._minima.fill(np.inf)
+        self.levels: Levels = (self._nodes, self._minima, np.array(offsets, np.int64))
 
     @staticmethod
     def bytes_needed(slots: int) -> int:
@@ -190,7 +195,7 @@ class SumTree:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._nodes.nbytes + self._minima.nbytes + self._offsets.nbytes
+        return sum(part.nbytes for part in self.levels)
 
     @property
     def leaves(self) -> NDArray[np.float64]:
@@ -198,46 +203,24 @@ class SumTree:
         return self._nodes[: self.slots]
 
     @property
-    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """Sums, minima, and where the levels begin."""
-        return self._nodes, self._minima, self._offsets
-
-    @property
     def newcomers(self) -> float:
         """Priority p^α of new transitions: that of the largest error seen."""
         newest: float = self.peak**self.alpha
         return newest
 
-    def revise(self, born: NDArray[np.int64], dead: NDArray[np.int64]) -> None:
-        """Let new ids in at the largest priority seen, and dead ones out."""
-        set_leaves(*self.arrays, born, dead, self.newcomers)
-
-    def draw(
-        self,
-        uniform: NDArray[np.float64],
-        beta: float,
-        index: NDArray[np.int64],
-        weight: NDArray[np.float32],
-    ) -> None:
-        """Write one id and its importance weight per number in [0, 1), which is used up."""
-        draw_stratified(
-            self._nodes, self._minima, self._offsets, uniform, beta, uniform, index, weight
-        )
-
     def update(self, index: NDArray[np.int64], error: NDArray) -> None:
         """Set the priorities of drawn ids from their new errors, [B] each."""
         check_shapes(index, error)
         wrong, self.peak = set_priorities(
-            self._nodes, self._minima, self._offsets, self.slots,
-            index, error, EPSILON, self.alpha, self.peak,
-        )  # fmt: skip
+            *self.levels, self.slots, index, error, self.alpha, self.peak
+        )
         if wrong >= 0:
             raise refuse(wrong, index[wrong], error[wrong], self.slots)
 
     @property
     def rarest(self) -> float:
         """Probability of the id that is least likely to be drawn."""
-        total, smallest = root_of(self._nodes, self._minima, self._offsets)
+        total, smallest = root_of(*self.levels)
         return float(smallest / total)
 
     def clear(self) -> None:
@@ -256,4 +239,4 @@ class SumTree:
         leaves = state["leaves"].cpu().numpy()
         self.leaves[: len(leaves)] = leaves
         self.peak = float(state["peak"])
-        refresh(self._nodes, self._minima, self._offsets, np.arange(0, len(leaves), WIDTH))
+        refresh(*self.levels, np.arange(0, len(leaves), WIDTH))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from buffers.arrays import touched_zeros
+from buffers.sum_tree import NO_LEVELS, Levels, set_leaves
 from memory.compiled import compiled
 from memory.state import Stateful
 
@@ -115,8 +116,13 @@ def admit(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: ignore[no-untyped-def]
+def close_row(  # type: ignore[no-untyped-def]
+    flags, alive, cursors, born, dead, given, row, n_step, nodes, minima, offsets, newcomers
+):
     """Set the flags of `row`, move the cursors and list the starts born and dead by it.
+
+    The tree of nodes, minima and offsets, if there is one, learns of both: born ones get the
+    priority `newcomers`.
 
     flags [rows, N], alive [N, span] rows that may be sampled (a FIFO per environment),
     cursors [3, N], given [3, N]; returns how many ids stand in born and in dead, or -1 - env if a
@@ -147,6 +153,8 @@ def close_row(flags, alive, cursors, born, dead, given, row, n_step):  # type: i
         births, deaths = admit(
             alive, cursors, born, dead, env, row, begin, end, rows, n_step, births, deaths
         )
+    if len(nodes):
+        set_leaves(nodes, minima, offsets, newcomers, born[:births], dead[:deaths])
     return births, deaths
 
 
@@ -168,7 +176,8 @@ class Timeline(Stateful):
 
     state_names: ClassVar[tuple[str, ...]] = ("row", "count", "flags", "_alive", "_cursors")
 
-    def __init__(self, layout: ReplayLayout) -> None:
+    def __init__(self, layout: ReplayLayout, levels: Levels = NO_LEVELS) -> None:
+        """Keep what belongs to a row; a tree of these levels lets starts in and out with it."""
         envs, n_step = layout.num_envs, layout.n_step
         self._rows, self._n_step = layout.rows, n_step
         self.row = -1  # nothing observed yet
@@ -179,6 +188,7 @@ class Timeline(Stateful):
         self._born: NDArray[np.int64] = touched_zeros((envs * n_step,), np.int64)
         self._dead: NDArray[np.int64] = touched_zeros((envs * (n_step + 1),), np.int64)
         self._given: NDArray[np.bool_] = touched_zeros((3, envs), np.bool_)
+        self._levels = levels
 
     @staticmethod
     def bytes_needed(layout: ReplayLayout) -> int:
@@ -198,7 +208,7 @@ class Timeline(Stateful):
         return self.row % self._rows
 
     def advance(
-        self, terminated: NDArray, truncated: NDArray, valid: NDArray
+        self, terminated: NDArray, truncated: NDArray, valid: NDArray, newcomers: float = 0.0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Close the pending row; return the ids born and dead (those in both are dead).
 
@@ -212,7 +222,7 @@ class Timeline(Stateful):
         given[IS_VALID] = valid
         born, dead = close_row(
             self.flags, self._alive, self._cursors, self._born, self._dead, given,
-            self.row, self._n_step,
+            self.row, self._n_step, *self._levels, newcomers,
         )  # fmt: skip
         self.refuse_wrong(born)
         self.row += 1

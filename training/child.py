@@ -6,7 +6,6 @@ Nothing that it breaks, leaks or is killed by is shared with whoever started it.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from training.run_directory import SUMMARY
+from training.run_directory import SUMMARY, read_summary
 
 ROOT = Path(__file__).resolve().parent.parent
 PR_SET_PDEATHSIG = 1
@@ -47,15 +46,6 @@ def status_of(code: int) -> str:
 def quoted(value: object) -> str:
     """Return a text as Hydra's grammar reads it whatever is in it."""
     return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def read_summary(directory: Path) -> dict[str, Any]:
-    """Return a run's summary.json; nothing where there is none that can be read."""
-    try:
-        found = json.loads((directory / SUMMARY).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _file_of_summary(directory: Path) -> tuple[int, int] | None:

@@ -21,11 +21,11 @@ from agents.network_settings import is_large_image
 from agents.registry import Compiling
 from envs.types import EnvironmentFailedError
 from memory.errors import NonFiniteError, SettingError, describe, one_line
-from training.child import is_finished, read_summary
+from training.child import is_finished
 from training.launch import place
 from training.manifest import CheckpointError
 from training.resume import AUTO, continued, named
-from training.run_directory import CONFIG
+from training.run_directory import CONFIG, read_summary
 from training.seeds_summary import write_summary
 from training.settings import Job, RunSettings, completed
 from training.sweep_jobs import SweepJob, progress_line, table

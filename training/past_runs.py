@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from memory.errors import ExpectedError, describe
 from training.resume import leaves
-from training.run_directory import CONFIG, SUMMARY, in_use
+from training.run_directory import CONFIG, in_use, read_summary
 
 METRICS = "metrics.jsonl"
 
@@ -67,7 +67,7 @@ def _runs_below(path: Path) -> list[Path]:
 def read_run(path: Path, tags: Collection[str]) -> PastRun:
     """Read a run, whether it has ended or not; of its metrics these tags."""
     metrics, seconds, unread = read_metrics(path / METRICS, tags)
-    return PastRun(path, _config(path), metrics, seconds, _summary(path), unread, in_use(path))
+    return PastRun(path, _config(path), metrics, seconds, read_summary(path), unread, in_use(path))
 
 
 def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], Series, int]:
@@ -116,11 +116,3 @@ def _config(path: Path) -> dict[str, Any]:
     except Exception as error:  # of the parser, of the disk: the file may hold anything
         raise NoRunError(f"{path / CONFIG}: cannot be read: {describe(error)}") from None
     return dict(leaves(values)) if isinstance(values, dict) else {}  # type: ignore[arg-type]
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    try:
-        summary = json.loads((path / SUMMARY).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}

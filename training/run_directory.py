@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import uuid
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from memory.errors import ExpectedError, SettingError
 from training.files import Files, write_whole
@@ -19,7 +21,7 @@ LOCK = ".lock"
 CONFIG = "config.yaml"  # its presence says that a directory holds a run
 SUMMARY = "summary.json"  # how the run ended
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
-HALF_WRITTEN = re.compile(r"\.(config\.yaml|summary\.json)-[0-9a-f]{8}")
+HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
 
 
 class RunDirectoryInUseError(ExpectedError):
@@ -62,6 +64,15 @@ def absolute(path: Path) -> Path:
 def _unusable(path: Path, error: Exception) -> SettingError:
     reason = getattr(error, "strerror", None) or str(error)
     return SettingError("run_dir", path, f"cannot be used: {reason}; choose another directory")
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Return a run's summary.json; nothing where there is none that can be read."""
+    try:
+        found = json.loads((directory / SUMMARY).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def refuse_in_use(path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from training.child import read_summary
 from training.files import write_whole
-from training.run_directory import SUMMARY
+from training.run_directory import SUMMARY, read_summary
 from training.sweep_jobs import SweepJob
 from training.sweep_run import say
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from memory.errors import ExpectedError, SettingError
-from training.child import is_finished, read_summary
+from training.child import is_finished
 from training.files import write_whole
 from training.resume import ABOUT_THE_RUN, is_free, leaves
-from training.run_directory import CONFIG
+from training.run_directory import CONFIG, read_summary
 
 FORMAT = 1
 SWEEP, JOBS = "sweep.json", ".jobs"

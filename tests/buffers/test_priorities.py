@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from buffers import block_sums
 from buffers.block_sums import BlockSums, first_beyond
-from buffers.sum_tree import EPSILON, SumTree, root_of
+from buffers.sum_tree import EPSILON, SumTree, draw_stratified, root_of, set_leaves
 from memory.errors import NonFiniteError
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ class Tree:
     def revise(self, born=NONE, dead=NONE) -> None:
         born, dead = np.asarray(born, np.int64), np.asarray(dead, np.int64)
         if self.host:
-            self.part.revise(born, dead)
+            set_leaves(*self.part.levels, self.part.newcomers, born, dead)
         else:
             self.part.revise(torch.from_numpy(born), torch.from_numpy(dead))
 
@@ -40,7 +40,7 @@ class Tree:
             index, weight = self.part.draw(torch.from_numpy(self.part.asked(uniform, beta)))
             return index.numpy(), weight.numpy()
         index, weight = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
-        self.part.draw(uniform, beta, index, weight)
+        draw_stratified(*self.part.levels, uniform, beta, uniform, index, weight)
         return index, weight
 
     def update(self, index, error) -> None:
@@ -58,7 +58,7 @@ class Tree:
         """Return the sum of the priorities and the smallest one (infinite when empty)."""
         part = self.part
         if self.host:
-            return root_of(part._nodes, part._minima, part._offsets)
+            return root_of(*part.levels)
         return part._sums.sum().item(), part._minima.amin().item()
 
     def leaves(self) -> np.ndarray:
