@@ -29,8 +29,10 @@ begin = time.perf_counter()
 import psutil
 marks = []
 def mark(part):
+    this = psutil.Process()
+    workers = [each.memory_full_info().uss / 1e6 for each in this.children(recursive=True)]
     marks.append((part, time.perf_counter() - begin, time.process_time(),
-                  psutil.Process().memory_info().rss / 1e6, read_peak() / 1e6))
+                  this.memory_info().rss / 1e6, read_peak() / 1e6, max(workers, default=0)))
 from memory.process import read_peak
 from training.command_line import accept, compose_one
 job = accept(compose_one(sys.argv[1:]), sys.argv[1:])
@@ -61,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     subparsers = parser.add_subparsers(required=True, metavar="benchmark")
     for module in MODULES:
         module.add_parser(subparsers)
-    own = subparsers.add_parser("startup", help=startup.__doc__)
+    own = subparsers.add_parser("startup", help=str(startup.__doc__).splitlines()[0])
     own.add_argument("--rounds", type=int, default=7)
     own.add_argument("overrides", nargs="*", default=["env=cartpole"])
     own.set_defaults(run=startup)
@@ -70,14 +72,18 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def startup(args: argparse.Namespace) -> None:
-    """Time a fresh process up to its first step, and say what it has resident, then and later."""
+    """Time a fresh process up to its first step, and say what it has resident, then and later.
+
+    In the last column what the largest of the environments' workers shares with nobody.
+    """
     rounds = [_started(args.overrides) for _ in range(args.rounds + 1)][1:]
-    print("| until it has done this | seconds | on the CPU | resident MB | at most, so far |")
-    print("|---|---:|---:|---:|---:|")
+    print("| until it has done this | seconds | on the CPU | resident MB | at most | of a worker |")
+    print("|---|---:|---:|---:|---:|---:|")
     for marks in zip(*rounds, strict=True):
         columns = zip(*(numbers for _, numbers in marks), strict=True)
-        seconds, busy, resident, most = (median(column) for column in columns)
-        print(f"| {marks[0][0]} | {seconds:.2f} | {busy:.2f} | {resident:.0f} | {most:.0f} |")
+        seconds, busy, *sizes = (median(column) for column in columns)
+        megabytes = " | ".join(f"{size:.0f}" for size in sizes)
+        print(f"| {marks[0][0]} | {seconds:.2f} | {busy:.2f} | {megabytes} |")
 
 
 def _started(overrides: Sequence[str]) -> list[tuple[str, list[float]]]:

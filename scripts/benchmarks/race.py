@@ -1,7 +1,7 @@
 """From the start of a process to its evaluated policy, beside others.
 
 Our side is the preset as people type it; what Stable-Baselines3 and rejax are
-told, the same settings, is read off it.
+told, the same settings, is read off that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
 from agents.dqn_settings import DQNSettings
 from agents.ppo_settings import PPOSettings
 from memory.errors import SettingError
 from scripts.benchmarks.peers import REJAX, SB3, installed
 from training.command_line import accept, compose_one
-from training.settings import Settings, load_settings
+from training.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = ("cartpole_ppo", "cartpole_dqn", "pendulum_ppo", "acrobot_dqn")
@@ -55,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("presets", nargs="*", default=PRESETS, help="of configs/experiment")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[OURS, SB3, REJAX], help="who takes part")
-    parser.add_argument("--set", nargs="*", default=[], help="more overrides for our side")
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides, for all of them")
     parser.add_argument("--plot", type=Path, help="draw the seconds as bars into this picture")
     parser.set_defaults(run=race)
     parser = subparsers.add_parser("defaults", help="both programs as they come")
@@ -72,8 +70,8 @@ def race(args: argparse.Namespace) -> None:
     print("| preset | contestant | seconds (median) | against ours | scores |")
     print("|---|---|---:|---:|---|")
     for preset in args.presets:
-        settings = read(preset)
-        field = contestants([f"experiment={preset}", *args.set], settings)
+        told = [f"experiment={preset}", *args.set]
+        field = contestants(told, accept(compose_one(told), told).settings)
         taking_part = {name: field[name] for name in field if name in args.only}
         # Once for nothing: machine code that is kept from run to run is there from then on.
         if OURS in taking_part:
@@ -118,12 +116,6 @@ def line(preset: str, name: str, finishes: list[Finish], ours: list[Finish] | No
         against = f"{median(one.seconds / two.seconds for one, two in pairs):.2f}x"
     scores = ", ".join(f"{finish.score:.0f}" for finish in finishes)
     return f"| {preset} | {name} | {seconds:.1f} | {against} | {scores} |"
-
-
-def read(preset: str) -> Settings:
-    """Return what a preset says."""
-    values: Any = OmegaConf.to_container(compose_one([f"experiment={preset}"]), resolve=True)
-    return load_settings(values)
 
 
 def contestants(
