@@ -21,6 +21,7 @@ from memory.errors import ExpectedError, SettingError, exit_with
 from training.estimates import interval, mean, probability_of_improvement
 from training.past_runs import NoRunError, PastRun
 from training.run_groups import SCORES, Group, groups, notes
+from training.terminal import answering
 
 TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
 
@@ -231,14 +232,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SettingError("--threshold", args.threshold, "must be finite")
         found, said = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
         rows = rows_of(found, args.threshold, said.append)
+        with answering():
+            if args.json:
+                print(json.dumps([row._asdict() for row in rows], indent=2))
+            else:
+                for env in dict.fromkeys(row.env for row in rows):
+                    shown = [cells(row) for row in rows if row.env == env]
+                    (print_markdown if args.markdown else print_table)(env, shown)
     except ExpectedError as error:
         exit_with(error)
-    if args.json:
-        print(json.dumps([row._asdict() for row in rows], indent=2))
-    else:
-        for env in dict.fromkeys(row.env for row in rows):
-            shown = [cells(row) for row in rows if row.env == env]
-            (print_markdown if args.markdown else print_table)(env, shown)
     for line in said:
         print(line, file=sys.stderr)
 

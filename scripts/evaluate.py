@@ -31,6 +31,7 @@ from memory.errors import ExpectedError, SettingError, exit_with
 from training.manifest import CheckpointError
 from training.policies import Policy, PolicyError, find_policy, refuse_other_spaces, settings_of
 from training.signals import ended_by_signals
+from training.terminal import answering
 
 ATTEMPTS = 3
 # How the keys begin that environments refuse: they do not know that they are below env.
@@ -223,7 +224,8 @@ def command(arguments: Sequence[str] | None = None) -> None:
         settings = settings_of(policy, args.env)
         with _printing_aside():
             policy, found = evaluate(args, settings)
-        print(report(args, policy, settings, found))
+        with answering():
+            print(report(args, policy, settings, found))
     except Exception as error:
         from training.failures import explained
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, TextIO, cast
 
+from memory.errors import ExpectedError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -70,6 +72,25 @@ def hush(stream: object) -> None:
             os.dup2(nowhere, stream.fileno())  # type: ignore[attr-defined]
         finally:
             os.close(nowhere)
+
+
+class UnheardError(ExpectedError):
+    """What was asked for could not be printed."""
+
+    exit_code = 2
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Print what was asked for: refused in a line on a full disk, in silence if nobody reads."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        hush(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            raise UnheardError(f"stdout: cannot be written to: {error.strerror}") from None
 
 
 @contextmanager

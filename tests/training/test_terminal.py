@@ -1,12 +1,14 @@
 """The live line fits every terminal; what people need most is always on it."""
 
 import io
+import os
+from contextlib import redirect_stdout
 
 import pytest
 from rich.console import Console
 
 from training.bar import Bar
-from training.terminal import Lines, Status, to_terminal
+from training.terminal import Lines, Status, UnheardError, answering, to_terminal
 
 LONG = 123_456_789
 MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
@@ -69,3 +71,25 @@ def test_lines_say_the_same():
     [line] = output.getvalue().splitlines()
     assert line.startswith("step  61,728,394  50%  return -1234.5  ")
     assert line.endswith("left 1:23:20")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+def test_an_answer_that_cannot_be_written_is_refused_in_a_line():
+    with open("/dev/full", "w") as full, redirect_stdout(full):
+        with pytest.raises(UnheardError, match="stdout: cannot be written to: No"), answering():
+            print("42")
+        print("and nothing is left to be written at exit")
+
+
+def test_an_answer_that_nobody_reads_is_none():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed, redirect_stdout(closed), answering():
+        print("42")
+
+
+def test_an_answer_is_there_when_its_program_goes_on(tmp_path):
+    with open(tmp_path / "answer", "w") as file, redirect_stdout(file):
+        with answering():
+            print("42")
+        assert (tmp_path / "answer").read_text() == "42\n"
