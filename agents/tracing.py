@@ -68,26 +68,30 @@ def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:
 
 
 # Products that are so narrow are sums in a loop with what is done before and after; the library
-# takes longer to be called. Those with few columns it computes several times as fast transposed.
+# takes longer to be called, but not longer than a loop that jumps from row to row of a matrix that
+# lies transposed. Those with few columns it computes several times as fast transposed.
 NARROW, FEW = 2, 16
 SHORT = 8  # sums of so few are written out where they are needed
 TWINS = 2  # a pair of networks may be written out, product by product
 
 
 def _mm(left: Tensor, right: Tensor) -> Any:
-    rows, columns = left.shape[0], right.shape[1]
-    if min(rows, columns, left.shape[1]) <= NARROW:
-        return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
-    if columns <= FEW < rows:
+    rows, inner, columns = left.shape[0], *right.shape
+    narrow = min(rows, inner, columns) <= NARROW
+    if columns <= FEW < rows and (not narrow or left.stride(1) != 1):
         return (right.t() @ left.t()).t()
+    if narrow and (right.stride(1) == 1 or inner > NARROW or columns <= NARROW):
+        return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
     return product(left, right) if pays(left, right) else NotImplemented  # as it is
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
-    if min(left.shape[0], right.shape[1], left.shape[1]) > NARROW:
-        fits = bias.dim() == 1 and pays(left, right)
-        return product(left, right, bias) if fits else NotImplemented
-    return _mm(left, right) + bias
+    if bias.dim() == 1 and pays(left, right):
+        return product(left, right, bias)
+    found = _mm(left, right)
+    found = torch.mm(left, right) if found is NotImplemented else found
+    # As below; of a plain sum with a product the compiler would make one call of both again.
+    return (found.unsqueeze(0) + bias).squeeze(0)
 
 
 def _bmm(left: Tensor, right: Tensor) -> Any:

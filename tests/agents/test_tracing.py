@@ -16,7 +16,7 @@ def targets(graph):
 
 @settings(deadline=None, max_examples=25)
 @given(SIDES, SIDES, SIDES, st.booleans(), st.booleans())
-def test_products_of_any_shape_are_the_same(rows, inner, columns, left_t, right_t):
+def test_products_are_the_same_and_the_library_adds_no_bias(rows, inner, columns, left_t, right_t):
     g = torch.Generator().manual_seed(rows * 10_000 + inner * 100 + columns)
     left = torch.randn((inner, rows) if left_t else (rows, inner), generator=g)
     right = torch.randn((columns, inner) if right_t else (inner, columns), generator=g)
@@ -28,6 +28,7 @@ def test_products_of_any_shape_are_the_same(rows, inner, columns, left_t, right_
 
     graph, captured = traced(both, (left, right, bias))
     assert captured == []
+    assert torch.ops.aten.addmm.default not in targets(graph)
     for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -59,6 +60,19 @@ def test_only_very_narrow_products_are_written_out(shape, library):
     rows, inner, columns = shape
     graph, _ = traced(torch.mm, (torch.zeros(rows, inner), torch.zeros(inner, columns)))
     assert (torch.ops.aten.mm.default in targets(graph)) is library
+
+
+def test_no_loop_jumps_from_row_to_row():
+    # A layer of two inputs: its weights lie transposed, and so do the slopes of what it gives.
+    inputs, weights, slopes = torch.zeros(128, 2), torch.zeros(256, 2), torch.zeros(128, 256)
+    forward, _ = traced(lambda x, w: x @ w.t(), (inputs, weights))
+    assert torch.ops.aten.mm.default in targets(forward)
+    backward, _ = traced(lambda g, x: g.t() @ x, (slopes, inputs))
+    assert torch.ops.aten.mm.default not in targets(backward)
+    [terms] = [n for n in backward.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
+    assert terms.meta["val"].shape == (2, 128, 256)  # whose last axis is that of the slopes
+    as_it_lies, _ = traced(torch.mm, (slopes[:, :2].contiguous(), weights.t().contiguous()))
+    assert torch.ops.aten.mm.default not in targets(as_it_lies)
 
 
 def test_few_columns_are_computed_transposed():
