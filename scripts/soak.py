@@ -41,7 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], help="more overrides for every run")
     parser.add_argument("--runs", type=Path, default=Path("outputs/soak"), help="run directories")
     parser.add_argument("--report", type=Path, default=Path("docs/SOAK.md"))
-    parser.add_argument("--every-seconds", type=float, default=5.0, help="between two samples")
+    parser.add_argument("--every-seconds", type=float, default=1.0, help="between two samples")
     parser.add_argument("--max-slope-mb", type=float, default=1.0, help="per million steps")
     parser.add_argument("--max-speed-change", type=float, default=0.05)
     parser.add_argument("--max-growth-mb", type=float, default=5.0, help="in the part judged")
