@@ -206,6 +206,7 @@ class ActorCritic(nn.Module):
         from agents.trunks import build_trunk  # here: it builds on these activations
 
         super().__init__()
+        self.observation_shape = observation_shape
         trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
         image = len(observation_shape) == 3
         if image if shared is None else shared:

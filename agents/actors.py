@@ -17,12 +17,14 @@ from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
 from agents.base import Actor, Decision
+from agents.greedy_stretch import Chooser
 from agents.heads import Head
 from agents.host_network import Floats, HostNetwork
 from agents.host_policy import Drawing, HostPolicy, draw, explore, policy_on_host
 from agents.masking import RANKS, Masks
 from agents.noisy import draw_noise
 from buffers.arrays import send
+from envs.types import Rows, RunRows
 from memory.recording import Recorded
 from memory.state import give
 
@@ -56,8 +58,10 @@ class Greedy(Actor):
         choose: Callable[[Tensor], Tensor],
         refresh: Callable[[], None] | None = None,
         recorded: bool = False,
+        drawing: Drawing | None = None,
     ) -> None:
         self._decide: Callable[..., Any] = self.decide
+        self._chooser = None if drawing is None else Chooser(drawing)
         if recorded and on_host is None:
             self._decide = Recorded(self.decide, "a decision", copies=True)
         self._network, self.on_host, self.device = network, on_host, device
@@ -76,6 +80,10 @@ class Greedy(Actor):
         with torch.inference_mode():
             return Decision(observed, self._decide(observed))
 
+    @override
+    def collect(self, run: RunRows | None, steps: int) -> Rows | None:
+        return None if run is None or self._chooser is None else self._chooser(run, steps)
+
     def decide(self, *inputs: Tensor) -> Tensor:
         """Return the best actions [N, …] for the network's inputs, observations [N, …] first."""
         return self._choose(self._network(*inputs))
@@ -89,7 +97,14 @@ def most_likely(
 ) -> Actor:
     """Return an actor that takes the most likely actions."""
     on_host = policy_on_host(network)
-    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)), refresh)
+    return Greedy(
+        network.deciding,
+        on_host,
+        device,
+        lambda parameters: head.sent(head.greedy(parameters)),
+        refresh,
+        drawing=None if on_host is None else on_host.drawing(head),
+    )
 
 
 class EpsilonGreedy(Actor):

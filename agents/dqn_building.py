@@ -23,7 +23,7 @@ from agents.dqn_loss import (
     td_loss,
 )
 from agents.dqn_settings import DQNSettings
-from agents.host_policy import q_on_host
+from agents.host_policy import drawing_of, q_on_host
 from agents.masking import Masks
 from agents.mirror import Mirror, mirrored
 from agents.network_settings import is_large_image
@@ -165,7 +165,15 @@ def greedy(
         read: Any = network if mirror is None else mirror.module
         refresh = None if mirror is None else mirror.refresh
         on_host, best = q_on_host(read), lambda q: head.values(q).argmax(1)
-        return Greedy(network, on_host, device, best, refresh, recorded=mode == "cudagraph")
+        return Greedy(
+            network,
+            on_host,
+            device,
+            best,
+            refresh,
+            recorded=mode == "cudagraph",
+            drawing=None if on_host is None else drawing_of(on_host),
+        )
 
     def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
         return masks.forbid(head.values(network(obs, *noise)), obs)

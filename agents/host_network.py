@@ -1,4 +1,4 @@
-"""Small dense networks as machine code, for those who act on the host.
+"""Small networks as machine code, for those who act on the host.
 
 For the few observations of one step, starting torch's kernels takes several times as long as the
 arithmetic. Weights are read where they lie, so there is nothing to keep in step. Every sum has an
@@ -14,15 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.host_convolution import convolve, turned
 from agents.network_settings import Activation
 from agents.small_products import (
     LANES,
     MANY,
+    TOGETHER,
     add_four_products,
     add_inputs_to_eight,
     add_inputs_to_many,
     add_inputs_to_one,
     add_one_product,
+    add_two_products_of_each,
     fused,
 )
 from memory.compiled import compiled, floats_at
@@ -30,13 +33,16 @@ from memory.compiled import compiled, floats_at
 Floats = NDArray[np.float32]
 
 # Columns of a plan, a row for each layer: where its arrays are, and their sizes. Weights are
-# [in, out], or [out, in] where it is transposed; without a norm its address is 0.
-WEIGHT, BIAS, NORM_WEIGHT, NORM_BIAS, INPUTS, OUTPUTS, TRANSPOSED, COLUMNS = range(8)
+# [in, out], or [out, in] where it is transposed; without a norm its address is 0. The rest is 0
+# but of convolutions, and where a first layer is given bytes' share of 255.
+WEIGHT, BIAS, NORM_WEIGHT, NORM_BIAS, INPUTS, OUTPUTS, TRANSPOSED, SCALED = range(8)
+FILTERS, CHANNELS, HEIGHT, WIDTH, TALL, WIDE, COLUMNS = range(8, 15)
 RELU, TANH, ELU, SILU = range(4)
 CODES: dict[Activation, int] = {"relu": RELU, "tanh": TANH, "elu": ELU, "silu": SILU}
 
 F32 = np.float32
 ZERO, HALF, ONE, TWO = F32(0), F32(0.5), F32(1), F32(2)
+PART = F32(1.0 / 255.0)
 NORM_EPSILON = F32(1e-5)  # torch's own
 # Rational approximation of tanh (Eigen's), to a few units in the last place; ±1 from there on.
 FLAT = F32(7.9)
@@ -71,30 +77,58 @@ class Layer(NamedTuple):
     norm: tuple[Floats, Floats] | None = None  # its weight and bias [out]
 
 
-class HostNetwork:
-    """Linear layers with norms and an activation between them."""
+class Convolution(NamedTuple):
+    """Filters over boards, which end at their edges, and max(0, …) after them."""
 
-    def __init__(self, layers: Sequence[Layer], activation: Activation) -> None:
+    weight: Floats  # [O, C, h, w]
+    bias: Floats  # [O]
+    board: tuple[int, int]  # H, W
+
+
+class HostNetwork:
+    """Perhaps a convolution, then linear layers with norms and an activation between them.
+
+    What it is given is `scaled` where that is bytes, or was.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer | Convolution],
+        activation: Activation,
+        *,
+        scaled: bool = False,
+    ) -> None:
         self._layers = layers  # which keeps the memory that the plan points to
         self.plan: NDArray[np.int64] = np.array([_row(layer) for layer in layers], np.int64)
+        self.plan[0, SCALED] = scaled
         self.activation = CODES[activation]
         self.outputs = int(self.plan[-1, OUTPUTS])
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the last layer's output [N, K] for inputs [N, …]."""
         y = np.empty((len(x), self.outputs), np.float32)
-        flat = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)
-        forward(self.plan, self.activation, flat, y)
+        forward(self.plan, self.activation, np.ascontiguousarray(x).reshape(len(x), -1), y)
         return y
 
 
-def _row(layer: Layer) -> list[int]:
-    outputs, inputs = layer.weight.shape if layer.transposed else layer.weight.shape[::-1]
-    arrays = (layer.weight, layer.bias, *(layer.norm or ()))
+def _row(layer: Layer | Convolution) -> list[int]:
+    row = [0] * COLUMNS
+    arrays = [layer.weight, layer.bias]
+    if isinstance(layer, Convolution):
+        filters, channels, tall, wide = layer.weight.shape
+        height, width = layer.board
+        row[FILTERS:] = filters, channels, height, width, tall, wide
+        row[INPUTS] = channels * height * width
+        row[OUTPUTS] = filters * (height - tall + 1) * (width - wide + 1)
+    else:
+        arrays += layer.norm or ()
+        sizes = layer.weight.shape[::-1] if layer.transposed else layer.weight.shape
+        row[INPUTS], row[OUTPUTS] = sizes
+        row[TRANSPOSED] = layer.transposed
     if not all(array.flags.c_contiguous and array.dtype == np.float32 for array in arrays):
         raise ValueError("weights must be contiguous float32")
-    places = [array.ctypes.data for array in arrays]
-    return [*places, *[0] * (4 - len(places)), inputs, outputs, layer.transposed]
+    row[: len(arrays)] = [array.ctypes.data for array in arrays]
+    return row
 
 
 @compiled
@@ -168,42 +202,89 @@ def _times(x: Any, weight: int, y: Any) -> None:
 
 
 @compiled
-def _times_transposed(x: Any, weight: int, y: Any) -> None:
-    """Add x [in] times a weight [out, in] at an address to y [out]."""
-    inputs, outputs = len(x), len(y)
-    whole, size = outputs - outputs % 4, x.itemsize
-    given, made = x.ctypes.data, y.ctypes.data
-    for o in range(0, whole, 4):
-        add_four_products(given, weight + o * inputs * size, inputs, made + o * size)
-    for o in range(whole, outputs):
-        add_one_product(given, weight + o * inputs * size, inputs, made + o * size)
+def _times_transposed(
+    x: int, rows: int, inputs: int, weight: int, y: int, outputs: int, apart: int
+) -> None:
+    """Add x [N, in] times a weight [out, in] to y [N, out], all at addresses.
+
+    Rows of both are so many bytes apart. Weights are read once for several rows, where there are.
+    """
+    size, n = 4, 0
+    while n < rows:
+        together = TOGETHER if n + TOGETHER <= rows else 1
+        step = 2 if together > 1 else 4
+        whole = outputs - outputs % step
+        for o in range(0, whole, step):
+            at, to = weight + o * inputs * size, y + o * size
+            if together > 1:
+                add_two_products_of_each(x, at, inputs, to, apart)
+            else:
+                add_four_products(x, at, inputs, to)
+        for one in range(together):
+            for o in range(whole, outputs):
+                to = y + one * apart + o * size
+                add_one_product(x + one * apart, weight + o * inputs * size, inputs, to)
+        x, y, n = x + together * apart, y + together * apart, n + together
+
+
+@compiled
+def _linear(of: Any, here: Any, there: Any) -> None:
+    """Make there [N, out] of here [N, in] by one linear layer."""
+    inputs, outputs, weight = of[INPUTS], of[OUTPUTS], of[WEIGHT]
+    bias = floats_at(of[BIAS], outputs)
+    for n in range(len(here)):
+        for o in range(outputs):
+            there[n, o] = bias[o]
+        if not of[TRANSPOSED]:
+            _times(here[n, :inputs], weight, there[n, :outputs])
+    if of[TRANSPOSED]:
+        x, y, apart = here.ctypes.data, there.ctypes.data, here.strides[0]
+        _times_transposed(x, len(here), inputs, weight, y, outputs, apart)
+
+
+@compiled
+def _boards(of: Any, filters: Any, here: Any, sums: Any, there: Any) -> None:
+    """Make there [N, O · h · w] of boards [N, C · H · W] by turned filters."""
+    bias = floats_at(of[BIAS], of[FILTERS])
+    for n in range(len(here)):
+        board = here[n, : of[INPUTS]].reshape(of[CHANNELS], of[HEIGHT], of[WIDTH])
+        convolve(filters, of[TALL], of[WIDE], bias, board, sums, there[n])
+
+
+@compiled
+def _between(of: Any, activation: int, there: Any) -> None:
+    """Apply what comes between two layers to there [N, out]."""
+    outputs = of[OUTPUTS]
+    for n in range(len(there)):
+        if of[NORM_WEIGHT]:
+            weight, bias = floats_at(of[NORM_WEIGHT], outputs), floats_at(of[NORM_BIAS], outputs)
+            _normalise(there[n, :outputs], weight, bias)
+        activate(there[n, :outputs], activation)
 
 
 @compiled
 def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
-    """Write the last layer's output [N, K] for inputs [N, D]."""
-    layers, widest = len(plan), 0
+    """Write the last layer's output [N, K] for inputs [N, D], a few rows at a time."""
+    first, layers, widest = plan[0], len(plan), plan[0, INPUTS]
     for layer in range(layers):
         widest = max(widest, plan[layer, OUTPUTS])
-    room = np.empty((2, widest), np.float32)
-    for n in range(len(x)):
-        here = x[n]
+    room = np.empty((2, TOGETHER, widest), np.float32)
+    filters = turned(first[WEIGHT], first[FILTERS], first[CHANNELS], first[TALL], first[WIDE])
+    sums = np.empty(first[OUTPUTS] if first[FILTERS] else 0, np.float32)
+    part = PART if first[SCALED] else ONE
+    for begin in range(0, len(x), TOGETHER):
+        rows = min(TOGETHER, len(x) - begin)
+        for n in range(rows):
+            for i in range(x.shape[1]):
+                room[0, n, i] = F32(x[begin + n, i]) * part
         for layer in range(layers):
-            outputs = plan[layer, OUTPUTS]
-            there = y[n] if layer == layers - 1 else room[layer % 2, :outputs]
-            bias = floats_at(plan[layer, BIAS], outputs)
-            for o in range(outputs):
-                there[o] = bias[o]
-            if plan[layer, TRANSPOSED]:
-                _times_transposed(here, plan[layer, WEIGHT], there)
-            else:
-                _times(here, plan[layer, WEIGHT], there)
+            of, here, there = plan[layer], room[layer % 2, :rows], room[1 - layer % 2, :rows]
+            if of[FILTERS]:
+                _boards(of, filters, here, sums, there)
+                continue
+            _linear(of, here, there)
             if layer < layers - 1:
-                if plan[layer, NORM_WEIGHT]:
-                    _normalise(
-                        there,
-                        floats_at(plan[layer, NORM_WEIGHT], outputs),
-                        floats_at(plan[layer, NORM_BIAS], outputs),
-                    )
-                activate(there, activation)
-            here = there
+                _between(of, activation, there)
+        for n in range(rows):
+            for o in range(y.shape[1]):
+                y[begin + n, o] = room[layers % 2, n, o]

@@ -10,11 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk
+from agents.actor_critic import (
+    ActorCritic,
+    SeparateTrunks,
+    SharedTrunk,
+    TwinLayer,
+    TwinTrunk,
+)
 from agents.heads import BoxHead, DiscreteHead, GaussianLayer, Head
-from agents.host_network import OUTPUTS, Floats, HostNetwork, Layer, forward
+from agents.host_network import OUTPUTS, Convolution, Floats, HostNetwork, Layer, forward
+from agents.network_settings import is_large_image
 from agents.normaliser import CLIP
-from agents.trunks import Dense, QNetwork
+from agents.trunks import Dense, QNetwork, Scale
 from memory.compiled import compiled
 
 LIMIT = np.float32(CLIP)
@@ -39,7 +46,7 @@ def parametrise(drawing: Drawing, obs: Any, parameters: Any) -> None:
     if not len(drawing.shift):
         forward(drawing.plan, drawing.activation, obs, parameters)
         return
-    x = np.empty_like(obs)
+    x = np.empty(obs.shape, np.float32)
     for n in range(obs.shape[0]):
         for i in range(obs.shape[1]):
             value = (obs[n, i] - drawing.shift[i]) * drawing.scale[i]
@@ -71,6 +78,33 @@ def draw(drawing: Drawing, obs: Any, noise: Any, chosen: Any, sent: Any) -> None
 
 
 @compiled
+def choose(drawing: Drawing, obs: Any, sent: Any) -> None:
+    """Write the best actions [N, A] for observations [N, D] as the environment is sent them.
+
+    One out of many is the first of those whose output is the largest, a Gaussian's is μ.
+    """
+    parameters = np.empty((len(obs), drawing.plan[-1, OUTPUTS]), np.float32)
+    parametrise(drawing, obs, parameters)
+    for n in range(len(obs)):
+        if not len(drawing.log_std):
+            sent[n, 0] = _first_best(parameters[n])
+            continue
+        for a in range(parameters.shape[1]):
+            sent[n, a] = parameters[n, a]
+            if len(drawing.middle):
+                sent[n, a] = drawing.middle[a] + parameters[n, a] * drawing.half_width[a]
+
+
+@compiled
+def _first_best(values: Any) -> int:
+    best = 0
+    for k in range(1, len(values)):
+        if values[k] > values[best]:
+            best = k
+    return best
+
+
+@compiled
 def explore(
     plan: Any, activation: int, obs: Any, coins: Any, choices: Any, epsilon: float, action: Any
 ) -> None:
@@ -84,26 +118,22 @@ def explore(
             action[n, 0] = choices[n]
             continue
         forward(plan, activation, obs[n : n + 1], values)
-        best = 0
-        for k in range(1, values.shape[1]):
-            if values[0, k] > values[0, best]:
-                best = k
-        action[n, 0] = best
+        action[n, 0] = _first_best(values[0])
 
 
 class HostPolicy:
     """What parametrises the actions of an actor-critic network."""
 
-    def __init__(self, network: ActorCritic) -> None:
-        policy, log_std = network.policy, NOTHING
-        if isinstance(policy, GaussianLayer):
-            log_std, policy = _array(policy.log_std), policy.mean
-        self._network = _half(network, 0, policy)
-        self._drawing = _drawing(network, self._network)._replace(log_std=log_std)
+    def __init__(self, network: ActorCritic, half: HostNetwork) -> None:
+        log_std = NOTHING
+        if isinstance(network.policy, GaussianLayer):
+            log_std = _array(network.policy.log_std)
+        self._network = half
+        self._drawing = _drawing(network, half)._replace(log_std=log_std)
 
     def __call__(self, obs: NDArray[Any]) -> Floats:
         """Return parameters [N, P] for observations [N, …]."""
-        given = np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
+        given = np.ascontiguousarray(obs).reshape(len(obs), -1)
         mean = np.empty((len(obs), self._network.outputs), np.float32)
         parametrise(self._drawing, given, mean)
         log_std = self._drawing.log_std
@@ -122,51 +152,77 @@ class HostPolicy:
 class HostValue:
     """The value of an actor-critic network: for a few rows a tenth of the time of torch's calls."""
 
-    def __init__(self, network: ActorCritic) -> None:
-        self._network = _half(network, 1, network.value)
-        self._drawing = _drawing(network, self._network)
+    def __init__(self, network: ActorCritic, half: HostNetwork) -> None:
+        self._network = half  # which keeps what the drawing points to
+        self._drawing = _drawing(network, half)
 
     def __call__(self, obs: Tensor) -> Tensor:
         """Return values [N] for observations [N, …]."""
-        given = np.ascontiguousarray(obs.numpy(), np.float32).reshape(len(obs), -1)
+        given = np.ascontiguousarray(obs.numpy()).reshape(len(obs), -1)
         value = np.empty((len(obs), 1), np.float32)
         parametrise(self._drawing, given, value)
         return torch.from_numpy(value[:, 0])
 
 
+def drawing_of(network: HostNetwork) -> Drawing:
+    """Return what compiled code chooses by, where outputs are the worth of actions."""
+    return Drawing(network.plan, network.activation, *(NOTHING,) * 5)
+
+
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a network whose largest output is the best action, or None where there is none."""
-    one_number, on_host = network.shape == (), network.advantage.weight.is_cpu
-    if not (one_number and on_host and network.masks is None and isinstance(network.trunk, Dense)):
+    if network.shape != () or network.masks is not None:  # () is one number for each action
         return None
     # The value of a dueling network is the same for all actions and cannot change the best.
-    trunk = network.trunk
-    norms = trunk.norms or [None] * len(trunk.layers)
-    hidden = [_layer(layer, norm) for layer, norm in zip(trunk.layers, norms, strict=True)]
-    return HostNetwork([*hidden, _layer(network.advantage)], trunk.activation)
+    return _network(network.trunk, network.advantage, network.observation_shape)
 
 
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
     """Return the policy as machine code, or None where torch is as fast."""
-    return HostPolicy(network) if _suits(network) else None
+    policy = network.policy
+    half = _half(network, 0, policy.mean if isinstance(policy, GaussianLayer) else policy)
+    return None if half is None else HostPolicy(network, half)
 
 
 def value_on_host(network: ActorCritic) -> HostValue | None:
     """Return the value as machine code, or None likewise."""
-    return HostValue(network) if _suits(network) else None
+    half = _half(network, 1, network.value)
+    return None if half is None else HostValue(network, half)
 
 
-def _suits(network: ActorCritic) -> bool:
-    on_host = network.value.weight.is_cpu
-    return isinstance(network.trunk, TwinTrunk) and network.masks is None and on_host
-
-
-def _half(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork:
-    """Return one of the twins with what comes last."""
+def _half(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | None:
+    """Return what the policy (0) or the value (1) sees by, with what comes last."""
     trunk = network.trunk
-    assert isinstance(trunk, TwinTrunk)
-    hidden = [_one_of_two(layer, which) for layer in trunk.twins]
-    return HostNetwork([*hidden, _layer(last)], trunk.activation)
+    if network.masks is not None:
+        return None
+    if isinstance(trunk, TwinTrunk):
+        hidden = [_one_of_two(layer, which) for layer in trunk.twins] if _is_here(last) else []
+        return HostNetwork([*hidden, _layer(last)], trunk.activation) if hidden else None
+    if isinstance(trunk, SeparateTrunks):
+        return _network((trunk.policy, trunk.value)[which], last, network.observation_shape)
+    assert isinstance(trunk, SharedTrunk)
+    return _network(trunk.both, last, network.observation_shape)
+
+
+def _network(trunk: nn.Module, last: nn.Module, shape: tuple[int, ...]) -> HostNetwork | None:
+    """Return a trunk for observations of this shape with what comes last."""
+    *before, dense = trunk if isinstance(trunk, nn.Sequential) else (trunk,)
+    known = all(isinstance(part, Scale | nn.Conv2d | nn.ReLU | nn.Flatten) for part in before)
+    convolutions = [part for part in before if isinstance(part, nn.Conv2d)]
+    # The one convolution that stands alone has neither strides nor margins.
+    if not (known and isinstance(dense, Dense) and len(convolutions) < 2 and _is_here(last)):
+        return None
+    if is_large_image(shape):
+        return None
+    boards = [_convolution(part, shape) for part in convolutions]
+    norms = dense.norms or [None] * len(dense.layers)
+    hidden = [_layer(layer, norm) for layer, norm in zip(dense.layers, norms, strict=True)]
+    scaled = any(isinstance(part, Scale) for part in before)
+    return HostNetwork([*boards, *hidden, _layer(last)], dense.activation, scaled=scaled)
+
+
+def _is_here(layer: nn.Module) -> bool:
+    return all(parameter.is_cpu for parameter in layer.parameters())
 
 
 def _drawing(network: ActorCritic, half: HostNetwork) -> Drawing:
@@ -182,6 +238,12 @@ def _layer(layer: nn.Module, norm: nn.Module | None = None) -> Layer:
         assert isinstance(norm, nn.LayerNorm)
         after = _array(norm.weight), _array(norm.bias)
     return Layer(_array(layer.weight), _array(layer.bias), transposed=True, norm=after)
+
+
+def _convolution(layer: nn.Conv2d, shape: tuple[int, ...]) -> Convolution:
+    assert layer.bias is not None
+    _, height, width = shape
+    return Convolution(_array(layer.weight), _array(layer.bias), (height, width))
 
 
 def _one_of_two(layer: TwinLayer, which: int) -> Layer:

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES, MANY = 8, 64
+LANES, MANY, TOGETHER = 8, 64, 4
 FLOAT, SIZE = ir.FloatType(), 4  # bytes
 LANES_TYPE, ONE_LANE = ir.VectorType(FLOAT, LANES), ir.VectorType(FLOAT, 1)
 
@@ -26,7 +26,7 @@ def _declaration(rows: int) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             x, matrix, count, y = values
             x, matrix, y = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (x, matrix, y))
-            _add_products(builder, rows, x, matrix, count, y)
+            _add_products(builder, [x], rows, matrix, count, [y])
             return context.get_dummy_value()
 
         return types.none(*[types.int64] * 4), generate
@@ -34,26 +34,52 @@ def _declaration(rows: int) -> Any:
     return declare
 
 
-def _add_products(builder: Any, rows: int, x: Any, matrix: Any, count: Any, y: Any) -> None:
+def _declaration_of_each(many: int, rows: int) -> Any:
+    """Return the same for x [many, F] and y [many, rows], whose rows are so many bytes apart."""
+
+    def declare(typing_context: Any, x: Any, matrix: Any, count: Any, y: Any, apart: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            x, matrix, count, y, apart = values
+            places = [builder.mul(apart, ir.Constant(apart.type, one)) for one in range(many)]
+            xs, ys = (
+                [builder.inttoptr(builder.add(at, place), FLOAT.as_pointer()) for place in places]
+                for at in (x, y)
+            )
+            matrix = builder.inttoptr(matrix, FLOAT.as_pointer())
+            _add_products(builder, xs, rows, matrix, count, ys)
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 5), generate
+
+    return declare
+
+
+def _add_products(builder: Any, xs: Any, rows: int, matrix: Any, count: Any, ys: Any) -> None:
     whole = builder.and_(count, ir.Constant(count.type, -LANES))
     begins = [builder.mul(count, ir.Constant(count.type, row)) for row in range(rows)]
     nothing = ir.Constant(LANES_TYPE, [0.0] * LANES)
-    sums = [cgutils.alloca_once_value(builder, nothing) for _ in range(rows)]
+    sums = [[cgutils.alloca_once_value(builder, nothing) for _ in begins] for _ in xs]
     step, zero = (ir.Constant(count.type, number) for number in (LANES, 0))
+
+    def add(i: Any, into: Any, kind: Any) -> None:
+        weights = [_lanes(builder, matrix, builder.add(begin, i), kind) for begin in begins]
+        for x, totals in zip(xs, into, strict=True):
+            given = _lanes(builder, x, i, kind)
+            for weight, total in zip(weights, totals, strict=True):
+                builder.store(_fused(builder, given, weight, builder.load(total)), total)
+
     with cgutils.for_range_slice(builder, zero, whole, step) as (i, _):
-        given = _lanes(builder, x, i)
-        for begin, total in zip(begins, sums, strict=True):
-            weights = _lanes(builder, matrix, builder.add(begin, i))
-            builder.store(_fused(builder, given, weights, builder.load(total)), total)
-    ends = [cgutils.alloca_once_value(builder, _in_pairs(builder, builder.load(s))) for s in sums]
+        add(i, sums, LANES_TYPE)
+    ends = [
+        [cgutils.alloca_once_value(builder, _in_pairs(builder, builder.load(s))) for s in each]
+        for each in sums
+    ]
     with cgutils.for_range_slice(builder, whole, count, ir.Constant(count.type, 1)) as (i, _):
-        given = builder.load(builder.gep(x, [i]))
-        for begin, total in zip(begins, ends, strict=True):
-            weight = builder.load(builder.gep(matrix, [builder.add(begin, i)]))
-            builder.store(_fused(builder, given, weight, builder.load(total)), total)
-    for row, total in enumerate(ends):
-        place = builder.gep(y, [ir.Constant(count.type, row)])
-        builder.store(builder.fadd(builder.load(place), builder.load(total)), place)
+        add(i, ends, FLOAT)
+    for y, totals in zip(ys, ends, strict=True):
+        for row, total in enumerate(totals):
+            place = builder.gep(y, [ir.Constant(count.type, row)])
+            builder.store(builder.fadd(builder.load(place), builder.load(total)), place)
 
 
 def _fused(builder: Any, one: Any, other: Any, more: Any) -> Any:
@@ -66,7 +92,7 @@ def _fused(builder: Any, one: Any, other: Any, more: Any) -> Any:
     return builder.call(function, (one, other, more))
 
 
-def _lanes(builder: Any, array: Any, at: Any, kind: Any = LANES_TYPE) -> Any:
+def _lanes(builder: Any, array: Any, at: Any, kind: Any) -> Any:
     return builder.load(_place(builder, array, at, kind), align=SIZE)
 
 
@@ -113,9 +139,37 @@ def _declaration_by_inputs(columns: int) -> Any:
     return declare
 
 
+def _declare_multiple(typing_context: Any, number: Any, x: Any, count: Any, y: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        number, x, count, y = values
+        x, y = (builder.inttoptr(at, FLOAT.as_pointer()) for at in (x, y))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+        one = builder.bitcast(number, ONE_LANE)
+        whole = builder.and_(count, ir.Constant(count.type, -LANES))
+        begin, step, single = (ir.Constant(count.type, at) for at in (0, LANES, 1))
+
+        def add(i: Any, number: Any, kind: Any) -> None:
+            total = _fused(
+                builder, number, _lanes(builder, x, i, kind), _lanes(builder, y, i, kind)
+            )
+            builder.store(total, _place(builder, y, i, kind), align=SIZE)
+
+        with cgutils.for_range_slice(builder, begin, whole, step) as (i, _):
+            add(i, builder.shuffle_vector(one, one, zeros), LANES_TYPE)
+        with cgutils.for_range_slice(builder, whole, count, single) as (i, _):
+            add(i, number, FLOAT)
+        return context.get_dummy_value()
+
+    return types.none(types.float32, *[types.int64] * 3), generate
+
+
 # In compiled code: add_products(x, matrix, count, y), with addresses of float32 numbers.
 add_four_products: Any = intrinsic(_declaration(4))
 add_one_product: Any = intrinsic(_declaration(1))
+# (x, matrix, count, y, apart), for as many rows of x and y as there are `TOGETHER`.
+add_two_products_of_each: Any = intrinsic(_declaration_of_each(TOGETHER, 2))
+# add_multiple(number, x, count, y): adds number · x to y [count].
+add_multiple: Any = intrinsic(_declare_multiple)
 # add_inputs(x, inputs, weight, outputs, y), likewise, for columns from where weight and y begin.
 add_inputs_to_many: Any = intrinsic(_declaration_by_inputs(MANY))
 add_inputs_to_eight: Any = intrinsic(_declaration_by_inputs(LANES))

@@ -32,20 +32,30 @@ Linear = Callable[[int, int], nn.Linear]  # builds a layer from so many numbers 
 class Scale(nn.Module):
     """Bring uint8 pixels to [0, 1] on the device, so that a quarter of the bytes travel."""
 
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self._together = together  # before convolutions, which then find them as they want them
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x / 255 as float32."""
-        return x.to(torch.float32) * (1.0 / 255.0)
+        return (pixels_together(x) if self._together else x).to(torch.float32) * (1.0 / 255.0)
 
 
 class PixelsTogether(nn.Module):
-    """Put a pixel's channels side by side in memory, where the CPU's convolutions want them.
-
-    Forward and backward through the Nature layers take a fifth to a third less time.
-    """
+    """The function `pixels_together` as a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, laid out anew."""
-        return x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)
+        return pixels_together(x)
+
+
+def pixels_together(x: Tensor) -> Tensor:
+    """Put a pixel's channels side by side in memory, where the CPU's convolutions want them.
+
+    Forward and backward through the Nature layers take a fifth to a third less time, and a graph of
+    MinAtar's a twentieth.
+    """
+    return x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)
 
 
 def linearly(layer: nn.Linear, x: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
@@ -157,7 +167,7 @@ def build_trunk(
         with torch.no_grad():
             features = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).numel()
     if dtype == "uint8" and len(observation_shape) == 3:
-        layers.insert(0, Scale())
+        layers.insert(0, Scale(together=trunk != "mlp"))
     if trunk != "mlp" and is_large_image(observation_shape):
         layers.insert(0, PixelsTogether())
     dense = Dense(features, hidden, activation, layer_norm=network.layer_norm, linear=linear)
@@ -188,7 +198,8 @@ class QNetwork(nn.Module):
         masks: Masks | None = None,
     ) -> None:
         super().__init__()
-        self.masks = masks  # of what is shown besides `observation_shape`
+        self.observation_shape = tuple(observation_shape)
+        self.masks = masks  # of what is shown besides it
         self.trunk, features = build_trunk(
             observation_shape, dtype, hidden, activation, network, linear
         )

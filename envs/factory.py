@@ -6,12 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from envs.atari import AtariBackend
 from envs.envpool import EnvPoolBackend
 from envs.faults import WorkerError, told
 from envs.kernel import find_kernel
-from envs.making import ATARI, NOT_ATARI, brings_its_module, find_spec
+from envs.making import ATARI, MINATAR, NOT_ATARI, brings_its_module, find_spec
 from envs.masks import refuse_without
 from envs.native import NativeBackend
 from envs.processes import ProcessBackend
@@ -24,14 +25,22 @@ from envs.worker_handle import ask_process, read_description
 from memory.errors import ExpectedError, SettingError
 from memory.process import usable_cores
 
+if TYPE_CHECKING:
+    from envs.kernel_backend import KernelBackend
+
 log = logging.getLogger("steadyrl")
 
 
-def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
-    from envs.kernel_backend import KernelBackend  # both need the compiler
-    from envs.kernel_rows import KernelVectorEnv
+def _kernel(settings: EnvSettings, seed: int) -> KernelBackend:
+    from envs.kernel_backend import KernelBackend  # it needs the compiler
 
-    return KernelVectorEnv(KernelBackend(settings, seed=seed), frame_stack=settings.frame_stack)
+    return KernelBackend(settings, seed=seed)
+
+
+def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
+    from envs.kernel_rows import KernelVectorEnv  # likewise
+
+    return KernelVectorEnv(_kernel(settings, seed), frame_stack=settings.frame_stack)
 
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
@@ -86,6 +95,8 @@ def probe(settings: EnvSettings) -> EnvSpec:
             one = replace(one, action_masks="auto")  # it is seen whether it does
         if name == "async" or (name == "sync" and _may_become_async(settings)):
             found, _ = read_description(ask_process(one), one)
+        elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
+            found = _kernel(one, seed=0).spec  # its own takes longer to import than the compiler
         elif name in ("sync", "kernel"):  # which needs no compiler to say that
             with contextlib.closing(SingleEnv(one, seed=0, index=0)) as env:
                 env.build()

@@ -116,8 +116,7 @@ class KernelVectorEnv(VectorEnv):
         self._ended = np.zeros((max(64, 2 * n), 4))
         self._most = FIRST_ROWS
         # Compiling takes longer than most runs gain by it: only what is kept is compiled.
-        kept = is_kept(advance) and bool(backend.address())
-        self._able = kept and self.spec.dtype == "float32"
+        self._able = is_kept(advance) and bool(backend.address())
         self._advance = 0  # the address of `advance`
         self._held: Any = None  # the stage
         self._held_sim: Any = None  # what it is a stage for

@@ -22,6 +22,13 @@ PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
 ATARI = "ale_py.env:AtariEnv"  # the entry point of its games
 NOT_ATARI = "Atari games run with ale or envpool"
 MINATAR = "minatar.gym:BaseEnv"
+MINATAR_GAMES = {
+    "Asterix": "asterix",
+    "Breakout": "breakout",
+    "Freeway": "freeway",
+    "Seaquest": "seaquest",
+    "SpaceInvaders": "space_invaders",
+}
 LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
 ENDLESS = -1  # its word for none
 LONGEST = 2**31 - 1
@@ -116,10 +123,15 @@ def _register_provider(env_id: str) -> None:
 
 def register_provider(module: str) -> None:
     """Register the environments of one installed provider."""
-    if module == "minatar":
-        importlib.import_module("minatar.gym").register_envs()
-    else:
+    if module != "minatar":
         gym.register_envs(importlib.import_module(module))
+        return
+    # As it does itself, but that its import takes a second and 100 MB for drawing, which kernels
+    # are spared.
+    for name, game in MINATAR_GAMES.items():
+        for version, least in (("v0", False), ("v1", True)):
+            kwargs = {"game": game, "use_minimal_action_set": least}
+            gym.register(f"MinAtar/{name}-{version}", entry_point=MINATAR, kwargs=kwargs)
 
 
 def _import_module_of(env_id: str) -> str:

@@ -142,6 +142,12 @@ class VectorEnv(Stateful):
         """
         return None
 
+    @property
+    def under_way(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """What the episodes under way have come to: returns and lengths [N]."""
+        returns, begin = self._statistics.under_way
+        return returns.copy(), self._statistics.rows - begin
+
     def step(self, action: NDArray[Any]) -> Step:
         """Send and receive."""
         self.send(action)

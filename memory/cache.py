@@ -27,7 +27,8 @@ _FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
 _LOOK_SECONDS = 0.1  # between two looks at what could be reclaimed; each reads a file of the system
 
 
-M_ARENA_MAX = -8  # of glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
+LARGEST_OF_HEAP = 32 << 20  # bytes; glibc allows no more
 MADV_DONTNEED = 4  # of sys/mman.h
 # In Linux's list of a process's mappings: one of a file, not to be written to, all as in the file.
 _AS_IN_ITS_FILE = re.compile(
@@ -123,6 +124,7 @@ class CacheCleaner:
 
     def begin(self) -> None:
         """Let go of what only starting took: what is held after it is where growth is from."""
+        keep_what_is_freed()
         let_go_of_code()
         self._clean_rss = self._rss()
 
@@ -171,6 +173,20 @@ def share_one_heap() -> None:
     choose = _of_c("mallopt")
     if choose is not None:
         choose(M_ARENA_MAX, 1)
+
+
+def keep_what_is_freed() -> None:
+    """Hand what was freed until now back, and keep of what is freed from now on up to 64 MB.
+
+    An update frees what the next one asks for again. By itself glibc hands the end of its heap back
+    where that is twice as large as the largest block was: hundreds of pages, which the system then
+    clears anew for every update, or none, by what happens to lie behind them.
+    """
+    choose = _of_c("mallopt")
+    if choose is not None:
+        trim()
+        choose(M_MMAP_THRESHOLD, LARGEST_OF_HEAP)
+        choose(M_TRIM_THRESHOLD, 2 * LARGEST_OF_HEAP)
 
 
 def let_go_of_code() -> None:

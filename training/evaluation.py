@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agents.base import Actor, Agent
 from envs.factory import build_env
-from envs.types import EnvSpec
+from envs.types import EnvSpec, Rows, Step
 from envs.vector import VectorEnv
 from training.estimates import student
 from training.settings import RunSettings
@@ -49,6 +50,64 @@ class Evaluation(NamedTuple):
         return self.mean - half, self.mean + half
 
 
+class Tally:
+    """What a fixed share of episodes on each environment comes to.
+
+    Taking whichever episodes end first would favour short ones.
+    """
+
+    def __init__(self, shares: Sequence[int], max_episode_steps: int) -> None:
+        self._left = np.array(shares)
+        self._most = max_episode_steps
+        self._running = np.zeros(len(shares))
+        self._length = np.zeros(len(shares), dtype=np.int64)
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have played their shares."""
+        return not self._left.any()
+
+    @property
+    def steps_left(self) -> int:
+        """Steps after which an episode that counts may have gone on for too long."""
+        return self._most - int(self._length[self._left > 0].max())
+
+    def add(self, step: Step) -> None:
+        """Count a row."""
+        # An invalid row begins an episode, also where a broken environment lost one.
+        self._running = np.where(step.valid, self._running + step.reward, 0)
+        self._length = np.where(step.valid, self._length + 1, 0)
+        self._settle(step.terminated | step.truncated)
+
+    def take(self, rows: Rows, running: NDArray[np.float64], length: NDArray[np.int64]) -> None:
+        """Count rows that were made in one call, after which episodes [N] are under way."""
+        for _, episode in rows.episodes:
+            self._count(episode.env, episode.return_, episode.length)
+        self._running, self._length = running, length
+        self._settle(np.zeros(len(length), dtype=bool))
+
+    def result(self) -> Evaluation:
+        """Return all that counted."""
+        return Evaluation(tuple(self._returns), tuple(self._lengths))
+
+    def _settle(self, over: NDArray[np.bool_]) -> None:
+        # A policy may walk in circles where no time limit ends the episode: what it has by then
+        # counts, and its environment plays no further.
+        stuck = self._length >= self._most
+        for env in np.flatnonzero(over | stuck).tolist():
+            self._count(env, self._running[env], self._length[env])
+            if not over[env]:
+                self._left[env] = 0
+
+    def _count(self, env: int, score: float, length: int) -> None:
+        if self._left[env] > 0:
+            self._left[env] -= 1
+            self._returns.append(float(score))
+            self._lengths.append(int(length))
+
+
 def play(
     env: VectorEnv,
     actor: Actor,
@@ -57,33 +116,20 @@ def play(
     max_episode_steps: int,
     stopped: Callable[[], bool],
 ) -> Evaluation | None:
-    """Play a fixed share of episodes on each environment, or return None when stopped before.
-
-    Taking whichever episodes end first would favour short ones.
-    """
+    """Play so many episodes on each environment, or return None when stopped before."""
     env.reset()
-    left = np.array(shares)
-    running = np.zeros(len(left))
-    length = np.zeros(len(left), dtype=np.int64)
-    returns: list[float] = []
-    lengths: list[int] = []
-    while left.any():
+    tally = Tally(shares, max_episode_steps)
+    while not tally.complete:
         if stopped():
             return None
         decision = actor.act(env.observation, env.starts)
-        step = env.step(decision.action.numpy(force=True))
-        # An invalid row begins an episode, also where a broken environment lost one.
-        running = np.where(step.valid, running + step.reward, 0)
-        length = np.where(step.valid, length + 1, 0)
-        over = step.terminated | step.truncated
-        # A policy may walk in circles where no time limit ends the episode: what it has
-        # by then counts, and its environment plays no further.
-        stuck = (length >= max_episode_steps) & ~over & (left > 0)
-        counts = (over | stuck) & (left > 0)
-        returns += running[counts].tolist()
-        lengths += length[counts].tolist()
-        left = np.where(stuck, 0, np.maximum(left - over, 0))
-    return Evaluation(tuple(returns), tuple(lengths))
+        env.send(decision.action.numpy(force=True))
+        rows = actor.collect(env.run, tally.steps_left)
+        if rows is None:
+            tally.add(env.receive())
+        else:
+            tally.take(rows, *env.under_way)
+    return tally.result()
 
 
 class Evaluator:

@@ -81,7 +81,7 @@ def build(
     envs=3, action=SPACES["discrete"], shape=(4,), dtype="float32", total=10_000, seed=0, mask=0,
     **changes,
 ):  # fmt: skip
-    spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action, mask)
+    spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action, mask=mask)
     kind = CuriousPPO if changes.get("rnd_coef") else PPO
     return kind(replace(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
 

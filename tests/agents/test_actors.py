@@ -22,18 +22,21 @@ def both(agent):
     return [Sampling(module, head, host, **options) for host in (policy_on_host(module), None)]
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 3)])
+@pytest.mark.parametrize(("shape", "shared"), [((4,), None), ((2, 3), True), ((2, 6, 5), False)])
 @pytest.mark.parametrize(
     ("activation", "layer_norm"), [("tanh", False), ("relu", False), ("silu", True)]
 )
 @pytest.mark.parametrize("name", SPACES)
-def test_machine_code_decides_and_values_as_the_network_does(name, activation, layer_norm, shape):
+def test_machine_code_decides_and_values_as_the_network_does(
+    name, activation, layer_norm, shape, shared
+):
     agent = build(
         action=SPACES[name],
         activation=activation,
         network=replace(PLAIN, layer_norm=layer_norm),
         hidden=(16, 8),
         shape=shape,
+        shared_trunk=shared,
         normalize_obs=True,
         learning_rate=0.1,
     )
@@ -106,7 +109,15 @@ def test_a_graph_says_of_a_rollout_what_the_network_says():
     assert sizes == [8, 8]  # what is left of 48 rows, and nothing else
 
 
-@pytest.mark.parametrize("changes", [{"shared_trunk": True}, {"shape": (1, 8, 8)}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": (1, 36, 36)},
+        {"shape": (1, 36, 36), "network": replace(PLAIN, trunk="minatar")},
+        {"shape": (1, 8, 8), "network": replace(PLAIN, trunk="impala")},
+        {"mask": 1},
+    ],
+)
 def test_other_networks_decide_on_their_device(changes):
     assert build(**changes)._actor.complete
 
@@ -148,3 +159,14 @@ def test_values_of_actions_are_the_same_as_machine_code(activation):
     obs = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
     values = torch.from_numpy(q_on_host(network)(obs.numpy()))
     torch.testing.assert_close(values, network(obs).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("trunk", ["minatar", "mlp"])
+def test_values_of_actions_on_boards_are_the_same_as_machine_code(trunk):
+    shape, settings = (3, 10, 10), replace(PLAIN, trunk=trunk)
+    network = QNetwork(shape, "uint8", 3, (16, 8), dueling=False, network=settings)
+    network.start_(torch.Generator().manual_seed(0))
+    lit = np.random.default_rng(1).random((50, *shape)) < 0.2
+    boards = lit.astype(np.uint8) * np.uint8(255)
+    values = torch.from_numpy(q_on_host(network)(boards))
+    torch.testing.assert_close(values, network(torch.from_numpy(boards)).detach())

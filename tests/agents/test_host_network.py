@@ -1,18 +1,28 @@
 """Layers as machine code, of any size and however their weights lie."""
 
 import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.host_network import HostNetwork, Layer
-from agents.small_products import LANES, MANY
+from agents.host_network import Convolution, HostNetwork, Layer
+from agents.small_products import LANES, MANY, TOGETHER
 
 # Below, at and above what is added up at once, and what is left over after both kinds of blocks.
 SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LANES + 3, 2 * MANY])
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 5), SIDES, SIDES, SIDES, st.booleans(), st.booleans(), st.integers(0, 99))
+@given(
+    st.integers(1, 2 * TOGETHER + 1),
+    SIDES,
+    SIDES,
+    SIDES,
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_products_are_those_of_matrices_and_the_same_for_each_row_alone(
     rows, inputs, hidden, outputs, first_turned, second_turned, seed
 ):
@@ -36,3 +46,47 @@ def test_products_are_those_of_matrices_and_the_same_for_each_row_alone(
     np.testing.assert_allclose(found, inner @ second + biases[1], rtol=1e-4, atol=1e-3)
     for row in range(rows):
         assert network(x[row : row + 1]).tobytes() == found[row : row + 1].tobytes()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(1, 2 * TOGETHER + 1),
+    channels=st.integers(1, 5),
+    board=st.tuples(st.integers(1, 11), st.integers(1, 11)),
+    side=st.integers(1, 4),
+    filters=st.sampled_from([1, 3, LANES, LANES + 1, 2 * LANES]),
+    filled=st.sampled_from([0.0, 0.1, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_boards_are_convolved_as_torch_does_and_each_row_as_alone(
+    rows, channels, board, side, filters, filled, seed
+):
+    rng = np.random.default_rng(seed)
+
+    def drawn(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    tall, wide = min(side, board[0]), min(side + 1, board[1])
+    weight, bias = drawn(filters, channels, tall, wide), drawn(filters)
+    features = filters * (board[0] - tall + 1) * (board[1] - wide + 1)
+    last = Layer(drawn(5, features), drawn(5), transposed=True)
+    x = drawn(rows, channels, *board) * (rng.random((rows, channels, *board)) < filled)
+    network = HostNetwork([Convolution(weight, bias, board), last], "tanh")
+    found = network(x)
+    convolved = F.conv2d(*(torch.from_numpy(a).double() for a in (x, weight, bias)))
+    expected = F.linear(
+        convolved.relu().flatten(1),
+        *(torch.from_numpy(a).double() for a in (last.weight, last.bias)),
+    )
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-3)
+    for row in range(rows):
+        assert network(x[row : row + 1]).tobytes() == found[row : row + 1].tobytes()
+
+
+def test_bytes_are_their_share_of_255():
+    rng = np.random.default_rng(0)
+    layer = Layer(rng.standard_normal((4, 6)).astype(np.float32), np.zeros(6, np.float32))
+    network = HostNetwork([layer], "relu", scaled=True)
+    x = rng.integers(0, 256, (7, 2, 2), np.uint8)
+    expected = (x.reshape(7, 4) / 255) @ layer.weight
+    np.testing.assert_allclose(network(x), expected, rtol=1e-5, atol=1e-6)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,7 +15,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from toy_environments import Counter, CounterVector, settings
 
-from envs import factory
+from envs import factory, making
 from envs.factory import build_env, choose_backend, probe
 from envs.making import PROVIDERS
 from memory.errors import SettingError
@@ -206,3 +209,39 @@ def test_a_batch_alone_is_enough_for_native():
     assert probe(settings("OnlyBatch-v0", backend="native")).frame_shape == (3,)
     with pytest.raises(SettingError, match="takes no such keyword"):
         probe(settings("CartPole-v1", backend="native", kwargs={"nope": 1}))
+
+
+def test_minatars_ids_are_what_it_registers_itself():
+    pytest.importorskip("minatar")
+    making.register_provider("minatar")
+    ours = {name: spec for name, spec in gym.registry.items() if name.startswith("MinAtar/")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are there already
+        importlib.import_module("minatar.gym").register_envs()
+    assert len(ours) == 10
+    for name, spec in ours.items():
+        assert gym.registry[name] == spec
+
+
+def test_a_kernel_of_minatar_does_without_what_it_draws_with():
+    pytest.importorskip("minatar")
+    code = """
+import sys
+from toy_environments import settings
+from envs.factory import build_env, probe
+config = settings("MinAtar/Breakout-v1", backend="auto")
+probe(config)
+with build_env(config, seed=0) as env:
+    env.reset()
+sys.exit("minatar" in sys.modules or "seaborn" in sys.modules)
+"""
+    folders = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[2])))
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": folders})
+
+
+@pytest.mark.parametrize("game", making.MINATAR_GAMES)
+def test_a_kernel_of_minatar_says_of_itself_what_the_game_does(game):
+    pytest.importorskip("minatar")
+    found = [probe(settings(f"MinAtar/{game}-v1", backend=name)) for name in ("kernel", "sync")]
+    assert found[0] == found[1]

@@ -34,6 +34,25 @@ left = read_rss(process)
 print(held, left, torch.equal(before, first @ second))
 """
 
+# Asks for 19 MB in blocks again and again; says how many pages were cleared for it.
+ASKING_AGAIN = """
+import resource
+import numpy as np
+from memory.cache import keep_what_is_freed
+
+def ask(times):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        blocks = [np.ones(300_000) for _ in range(8)]
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+ask(3)
+keep_what_is_freed()
+ask(3)
+print(ask(20))
+"""
+
 
 class Memory:
     """Resident bytes as a test wants them."""
@@ -198,6 +217,13 @@ def test_code_that_only_starting_took_is_no_longer_resident_and_works():
     held, left, same = told.stdout.split()
     assert int(left) < int(held) - 50 * MB
     assert same == "True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_what_an_update_frees_is_there_for_the_next_one():
+    told = [sys.executable, "-c", ASKING_AGAIN]
+    done = subprocess.run(told, cwd=Path(__file__).parents[2], capture_output=True, check=True)
+    assert int(done.stdout) < 20 * 8  # not even a page a block, of 586 each
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="madvise, and a list of mappings")

@@ -1,19 +1,25 @@
 """Evaluation is fair, repeatable, and ends."""
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from opened import job
 
+from agents.actors import Greedy
 from agents.base import Decision
 from envs.types import Step
 from training import evaluation
 from training.evaluation import Evaluation, Evaluator
+from training.opening import build
 
 
 class Scripted:
     """An 'environment' that plays a given list of rows, N environments wide."""
+
+    run = None
 
     def __init__(self, rows):
         self.rows, self.at, self.closed = rows, 0, False
@@ -28,7 +34,10 @@ class Scripted:
         self.starts = np.ones(len(self.rows[0].valid), bool)
         self.observation = np.zeros((len(self.starts), 1), np.float32)
 
-    def step(self, action):
+    def send(self, action):
+        pass
+
+    def receive(self):
         step = self.rows[self.at]
         self.at += 1
         self.observation, self.starts = step.obs, ~step.valid
@@ -46,6 +55,9 @@ class Idle:
     def act(self, obs, starts):
         assert starts.dtype == bool and len(starts) == len(obs)
         return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
+
+    def collect(self, run, steps):
+        return None
 
 
 def row(reward, over, valid):
@@ -105,3 +117,57 @@ def test_the_interval_holds_the_mean_as_often_as_it_says():
         held.append(low <= 3.0 <= high)
     assert np.mean(held) == pytest.approx(0.95, abs=0.011)  # three standard errors
     assert Evaluation((1.0,), (1,)).interval is None
+
+
+PLAYED = {
+    "q": ("env=cartpole", "agent=dqn"),
+    "dueling stack": ("env=mountaincar", "agent=dqn", "agent.dueling=true", "env.frame_stack=2"),
+    "discrete": ("env=acrobot", "agent=ppo", "agent.normalize_obs=true"),
+    "gaussian": ("env=pendulum", "agent=ppo"),
+    "units as they are": ("env=mountaincar_continuous", "agent=ppo", "agent.scale_actions=false"),
+    "boards": ("env=minatar_breakout", "agent=ppo"),
+    "boards of dqn": ("env=minatar_freeway", "agent=dqn"),
+}
+
+
+@pytest.mark.parametrize("limit", [60, 100_000])
+@pytest.mark.parametrize("name", PLAYED)
+def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch, name, limit):
+    if name.startswith("boards"):
+        pytest.importorskip("minatar")
+    if name == "boards of dqn" and limit > 60:
+        limit = 3000  # its episodes are long
+    told = job(
+        tmp_path,
+        *PLAYED[name],
+        "device=cpu",
+        "eval.episodes=5",
+        f"eval.max_episode_steps={limit}",
+        quick=False,
+    )
+    monkeypatch.setattr(evaluation, "MAX_ENVS", 3)
+    made, inside = [], Greedy.collect
+
+    def collect(actor, run, steps):
+        made.append(inside(actor, run, steps))
+        return made[-1]
+
+    with build(told) as (_, agent), closing(Evaluator(told.settings.run, seed=3)) as evaluator:
+        actor = agent.actor(3, explore=False)
+        expected = evaluator.play(Plain(actor), lambda: False)
+        monkeypatch.setattr(Greedy, "collect", collect)
+        for rows in (1, 1000):
+            evaluator._env._most = rows
+            assert evaluator.play(actor, lambda: False) == expected
+    assert expected.episodes == 5 or max(expected.lengths) >= limit
+    assert made and None not in made
+
+
+class Plain:
+    """Who makes one row at a time."""
+
+    def __init__(self, actor):
+        self.act = actor.act
+
+    def collect(self, run, steps):
+        return None

@@ -30,6 +30,15 @@ ENVS = {
     "unscaled": ("env=pendulum", "agent.scale_actions=false", "agent.clip_reward=true"),
     "own": ("env.id=own_kernels:Counted-v0", "env.num_envs=3", "agent.activation=elu"),
     "table": ("env=frozenlake", "env.num_envs=4", "agent.activation=relu"),
+    "boards": ("env=minatar_breakout", "env.num_envs=5"),
+    "apart": (
+        "env=minatar_asterix",
+        "env.num_envs=2",
+        "env.frame_stack=2",
+        "agent.shared_trunk=false",
+        "agent.network.layer_norm=true",
+    ),
+    "flat": ("env=minatar_freeway", "env.num_envs=3", "agent.network=mlp"),
 }
 
 
@@ -70,6 +79,8 @@ REPLAYS = {
         "agent.replay.capacity=1",
     ),
     "constant": ("env=acrobot", "agent.anneal_epsilon=constant", "agent.epsilon_end=1"),
+    "boards": ("env=minatar_breakout", "env.num_envs=3", "agent.replay.prioritized=true"),
+    "stacked boards": ("env=minatar_seaquest", "env.frame_stack=2", "agent.dueling=true"),
 }
 
 
@@ -119,12 +130,12 @@ def held(folder, overrides, lengths):
         assert found[3] > 0
 
 
-@pytest.mark.parametrize("name", ["cartpole", "pendulum"])
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "boards"])
 def test_a_rollout_in_one_call_is_that_of_the_plain_loop(tmp_path, name):
     held(tmp_path, (*PPO, *ENVS[name]), [7])
 
 
-@pytest.mark.parametrize("name", ["uniform", "prioritised"])
+@pytest.mark.parametrize("name", ["uniform", "prioritised", "stacked boards"])
 def test_a_replay_filled_in_one_call_is_that_of_the_plain_loop(tmp_path, name):
     held(tmp_path, (*DQN, *REPLAYS[name]), [7])
 
