@@ -1,13 +1,12 @@
 """Policy and value in one network: with one trunk for both, or one each; and its activations.
 
-They stand between the layers of all networks, in torch; `agents/host_network.py` has the same as
-machine code.
+They stand between the layers of all networks, in torch; `agents/host_activations.py` has the same
+as machine code.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,22 +14,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from agents.heads import GaussianLayer, Head
 from agents.masking import Masks
 from agents.network_settings import PLAIN, Activation, Init, NetworkSettings
 from agents.networks import orthogonal_, uniform_
 from agents.normaliser import ObservationNormaliser
+from agents.tracing import Tracer
 from agents.value_norm import ValueUnits
-
-# With it comes a library for symbolic mathematics: 35 MB that runs without a compiler do not need.
-TRACING = "torch.fx.experimental.proxy_tensor"
 
 
 def being_traced() -> bool:
     """Return whether the caller is being turned into a graph rather than run."""
-    tracing = sys.modules.get(TRACING)
-    return tracing is not None and tracing.get_proxy_mode() is not None
+    return isinstance(_get_current_dispatch_mode(), Tracer)
 
 
 class FastTanh(torch.autograd.Function):

@@ -60,10 +60,10 @@ class Greedy(Actor):
         recorded: bool = False,
         drawing: Drawing | None = None,
     ) -> None:
-        self._decide: Callable[..., Any] = self.decide
+        plays = recorded and on_host is None
+        how: Any = Recorded(self.decide, "a decision", copies=True) if plays else self.decide
+        self._decide: Callable[..., Any] = how
         self._chooser = None if drawing is None else Chooser(drawing)
-        if recorded and on_host is None:
-            self._decide = Recorded(self.decide, "a decision", copies=True)
         self._network, self.on_host, self.device = network, on_host, device
         self.refresh = refresh
         self._choose = choose  # actions [N, …] by outputs [N, …]
@@ -73,9 +73,8 @@ class Greedy(Actor):
         if self.on_host is not None:
             if self.refresh is not None:
                 self.refresh()
-            return Decision(
-                torch.from_numpy(obs), self._choose(torch.from_numpy(self.on_host(obs)))
-            )
+            action = self._choose(torch.from_numpy(self.on_host(obs)))
+            return Decision(torch.from_numpy(obs), action)
         observed = on_device(obs, self.device)
         with torch.inference_mode():
             return Decision(observed, self._decide(observed))
@@ -97,14 +96,9 @@ def most_likely(
 ) -> Actor:
     """Return an actor that takes the most likely actions."""
     on_host = policy_on_host(network)
-    return Greedy(
-        network.deciding,
-        on_host,
-        device,
-        lambda parameters: head.sent(head.greedy(parameters)),
-        refresh,
-        drawing=None if on_host is None else on_host.drawing(head),
-    )
+    drawing = None if on_host is None else on_host.drawing(head)
+    options: Any = {"refresh": refresh, "drawing": drawing}
+    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)), **options)
 
 
 class EpsilonGreedy(Actor):
@@ -136,12 +130,11 @@ class EpsilonGreedy(Actor):
         """Decide for observations [N, …]."""
         coins, choices = self._row(len(obs))
         if self.on_host is not None:
-            network = self.on_host
             if self._greedy.refresh is not None:
                 self._greedy.refresh()
             action = np.empty((len(obs), 1), np.int64)
             drawn = coins, choices, self._epsilon()
-            explore(network.plan, network.activation, as_rows(obs), *drawn, action)
+            explore(self.on_host.plan, self.on_host.activation, as_rows(obs), *drawn, action)
             return Decision(torch.from_numpy(obs), torch.from_numpy(action[:, 0]))
         random = coins < self._epsilon()
         best = self._greedy.act(obs, starts)
@@ -195,9 +188,8 @@ class Perturbed(Actor):
         drawn = draw_noise(len(obs), self._noise_size, self._generator)
         device = self._greedy.device
         at_home = device.type == "cpu"
-        observed, noise = (
-            (torch.from_numpy(obs), drawn) if at_home else send(device, obs, drawn.numpy())
-        )
+        there = (torch.from_numpy(obs), drawn) if at_home else send(device, obs, drawn.numpy())
+        observed, noise = there
         with torch.inference_mode():
             return Decision(observed, self._greedy.decide(observed, noise).cpu())
 
@@ -227,9 +219,9 @@ class Sampling(Actor):
         recorded: bool = False,
     ) -> None:
         self.complete = on_host is None
-        self._decide: Callable[..., Any] = self._decided
-        if recorded and self.complete:
-            self._decide = Recorded(self._decided, "a decision", copies=True)
+        plays = recorded and self.complete
+        how: Any = Recorded(self._decided, "a decision", copies=True) if plays else self._decided
+        self._decide: Callable[..., Any] = how
         self._network, self._head, self._on_host = network, head, on_host
         self.drawing = None if on_host is None else on_host.drawing(head)
         self._refresh = refresh

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
 from agents.batches import Padding, cut, together
@@ -255,16 +254,15 @@ class Learner(Stateful):
     ) -> Tensors:
         learned, *frozen = weights
 
-        def loss(own: Tensor, piece: Any, part: Tensor) -> tuple[Tensor, RowLoss]:
+        slopes: list[Tensor] = []
+        pieces = []
+        for piece, part in self._pieces(batch, share):
+            own = learned.detach().requires_grad_()
             pairs = zip(self._networks, (own, *frozen), strict=True)
             networks = [network.function(values) for network, values in pairs]
-            rows = self._recipe.loss(*networks, piece, *numbers[1:])
-            return torch.dot(rows.loss, part), rows
-
-        slopes, pieces = [], []
-        for piece, part in self._pieces(batch, share):
-            slope, (_, rows) = grad_and_value(loss, has_aux=True)(learned, piece, part)
-            slopes.append(slope)
+            with torch.enable_grad():
+                rows = self._recipe.loss(*networks, piece, *numbers[1:])
+                slopes += torch.autograd.grad(torch.dot(rows.loss, part), own)
             pieces.append(told(rows, part))
         return sum(slopes[1:], slopes[0]), *(pieces[0] if len(pieces) == 1 else together(pieces))
 

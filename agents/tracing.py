@@ -1,12 +1,20 @@
-"""How a function of tensors becomes a graph, and what is written otherwise in it to be fast."""
+"""How a function of tensors becomes a graph, and what is written otherwise in it to be fast.
+
+torch has a tracer, which brings its compiler along: a second, for graphs that are mostly kept from
+an earlier run. This one writes down what is computed while the function runs once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+from typing_extensions import override
 
 from agents.onednn_products import pays, product, products
 from memory.recording import flatten
@@ -37,34 +45,83 @@ def traced(
     function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return a graph of `function`, and the tensors it takes after its flattened arguments."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    copies = (leaf.detach().clone() for leaf in flatten(args))
     rewritten: dict[Any, Callable[..., Any]] = {
         torch.ops.aten.mm.default: _mm,
         torch.ops.aten.addmm.default: _addmm,
         torch.ops.aten.bmm.default: _bmm,
         torch.ops.aten.baddbmm.default: _baddbmm,
     }
-    graph = make_fx(lambda *flat: function(*rebuild(flat, args)), rewritten)(*copies)
-    return graph, _lift(graph)
+    copies = [leaf.detach().clone() for leaf in flatten(args)]
+    tracer = Tracer(copies, rewritten)
+    with tracer:
+        found = function(*rebuild(tuple(copies), args))
+    return tracer.finish(found), tracer.captured
 
 
-def _lift(graph: torch.fx.GraphModule) -> list[Tensor]:
-    """Make tensors that the graph holds its last arguments, and return them."""
-    captured: list[Tensor] = []
-    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
-    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
-        tensor = getattr(graph, node.target)
-        if not isinstance(tensor, Tensor):
-            continue
-        with graph.graph.inserting_after(last):
-            last = graph.graph.placeholder(f"captured_{len(captured)}")
-        node.replace_all_uses_with(last)
-        graph.graph.erase_node(node)
-        captured.append(tensor)
-    graph.recompile()
-    return captured
+class Tracer(TorchDispatchMode):
+    """Writes down every operation on tensors while it is entered, and what each was given."""
+
+    def __init__(self, inputs: list[Tensor], rewritten: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.captured: list[Tensor] = []  # tensors from elsewhere: arguments after the `inputs`
+        self._graph = torch.fx.Graph()
+        self._rewritten = rewritten
+        # Weakly: autograd makes a view of what nobody else holds, and else of a copy of it.
+        self._nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
+        self._last: torch.fx.Node | None = None
+        for place, tensor in enumerate(inputs):
+            self._argument(f"arg{place}", tensor)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch not import its compiler to be told that this is not to be compiled."""
+        return False
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:  # what it is made of is written down in its place
+            rewrite = self._rewritten.get(func)
+            found = NotImplemented if rewrite is None else rewrite(*args, **kwargs)
+            if found is NotImplemented:
+                found = func.decompose(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
+        given = torch.fx.node.map_aggregate((args, kwargs), self._told)
+        node = self._graph.call_function(func, *given)  # type: ignore[arg-type]
+        found = func(*args, **kwargs)
+        self._note(node, found)
+        return found
+
+    def finish(self, found: Any) -> torch.fx.GraphModule:
+        """Return the graph of what was written down, which gives what was `found`."""
+        self._graph.output(torch.fx.node.map_aggregate(found, self._told))
+        return torch.fx.GraphModule(torch.nn.Module(), self._graph)
+
+    def _told(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value not in self._nodes:
+            self._argument(f"captured{len(self.captured)}", value)
+            self.captured.append(value)
+        return self._nodes[value]
+
+    def _argument(self, name: str, tensor: Tensor) -> None:
+        if self._last is None:
+            node = self._graph.placeholder(name)
+        else:
+            with self._graph.inserting_after(self._last):
+                node = self._graph.placeholder(name)
+        self._last = node
+        self._note(node, tensor)
+
+    def _note(self, node: torch.fx.Node, found: Any) -> None:
+        if isinstance(found, Tensor):
+            node.meta["val"] = found.detach().to("meta")
+            self._nodes[found] = node
+        elif isinstance(found, tuple | list):
+            for place, part in enumerate(found):
+                self._note(self._graph.call_function(operator.getitem, (node, place)), part)
 
 
 # Products that are so narrow are sums in a loop with what is done before and after; the library

@@ -14,8 +14,9 @@ PRIVATE = {
     ("torch._C._aoti", "AOTIModelContainerRunnerCpu"): "agents/kept_graphs.py",
     ("torch._inductor", "aot_compile"): "agents/kept_graphs.py",
     ("torch._inductor", "compile"): "agents/compiling.py",
-    ("torch.fx.experimental.proxy_tensor", "make_fx"): "agents/tracing.py",
-    ("torch.fx.experimental.proxy_tensor", "get_proxy_mode"): "agents/actor_critic.py",
+    ("torch.utils._python_dispatch", "_get_current_dispatch_mode"): "agents/actor_critic.py",
+    ("torch.utils._python_dispatch", "TorchDispatchMode"): "agents/tracing.py",
+    ("torch.utils.weak", "WeakTensorKeyDictionary"): "agents/tracing.py",
 }
 
 
@@ -60,20 +61,29 @@ def test_fused_adam_takes_a_step_as_the_optimizer_does():
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
 
 
-def test_tracing_gives_a_graph_and_says_so_while_it_lasts():
-    proxy = "torch.fx.experimental.proxy_tensor"
-    make_fx, get_proxy_mode = private(proxy, "make_fx"), private(proxy, "get_proxy_mode")
-    modes = []
+def test_a_mode_sees_operations_below_gradients_and_says_so_while_it_lasts():
+    where = "torch.utils._python_dispatch"
+    mode, current = (
+        private(where, "TorchDispatchMode"),
+        private(where, "_get_current_dispatch_mode"),
+    )
+    seen, modes = [], []
+
+    class Seeing(mode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
 
     def function(x):
-        modes.append(get_proxy_mode())
+        modes.append(current())
         return torch.func.grad(lambda y: (y * y).sum())(x)
 
-    graph = make_fx(function)(torch.ones(3))
-    assert get_proxy_mode() is None
-    assert modes[0] is not None
-    assert isinstance(graph, torch.fx.GraphModule)
-    assert graph(torch.full((3,), 5.0)).tolist() == [10.0] * 3
+    with Seeing():
+        found = function(torch.full((3,), 5.0))
+    assert current() is None
+    assert isinstance(modes[0], Seeing)
+    assert found.tolist() == [10.0] * 3
+    assert torch.ops.aten.mul.Tensor in seen
 
 
 def test_the_compiler_takes_a_graph_and_its_inputs():

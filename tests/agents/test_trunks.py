@@ -12,7 +12,7 @@ from torch import nn
 
 from agents.actor_critic import ACTIVATIONS, ActorCritic, TwinLayer, TwinNorm
 from agents.heads import DiscreteHead
-from agents.host_network import CODES, activate
+from agents.host_activations import CODES, activate
 from agents.network_settings import NetworkSettings, fitting
 from agents.networks import FlatNetwork
 from agents.tracing import traced
