@@ -102,6 +102,8 @@ class Tracer(TorchDispatchMode):
         if not isinstance(value, Tensor):
             return value
         if value not in self._nodes:
+            if value.grad_fn is not None:  # else it would be taken for a constant
+                raise RuntimeError("a tensor was computed that tracing did not see")
             self._argument(f"captured{len(self.captured)}", value)
             self.captured.append(value)
         return self._nodes[value]

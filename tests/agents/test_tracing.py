@@ -1,5 +1,9 @@
 """Graphs compute what the functions do that they were made of."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -85,3 +89,47 @@ def test_once_is_the_number_itself():
     for number in (0.1, -3.0, float("inf")):
         assert once(torch.tensor(number)).item() == torch.tensor(number).item()
     assert once(torch.tensor(float("nan"))).isnan()
+
+
+def test_what_is_changed_in_place_and_taken_apart_is_written_down_too():
+    def function(x, y):
+        low, high = (x * 2).sort(0)[0].chunk(2)
+        total = torch.zeros(()).add_(low.sum()).mul_(3)
+        y.add_(high)
+        return total, y.clone(), (x > 0).sum()
+
+    inputs = torch.tensor([4.0, -1.0, 3.0, 2.0]), torch.ones(2)
+    graph, captured = traced(function, inputs)
+    assert captured == []
+    assert inputs[1].tolist() == [1.0, 1.0]  # which was traced on copies
+    for x in (torch.arange(4.0), torch.tensor([5.0, 7.0, -6.0, 0.5])):
+        mine, other = torch.ones(2), torch.ones(2)
+        for found, expected in zip(graph(x, mine), function(x, other), strict=True):
+            assert torch.equal(found, expected)
+        assert torch.equal(mine, other)
+
+
+def test_tensors_from_elsewhere_become_arguments():
+    scale = torch.tensor([2.0, 3.0])
+    graph, captured = traced(lambda x: x * scale + scale.sum(), (torch.ones(2),))
+    assert len(captured) == 1 and captured[0] is scale
+    assert graph(torch.ones(2), torch.tensor([10.0, 20.0])).tolist() == [40.0, 50.0]
+
+
+def test_a_tensor_that_was_computed_unseen_is_no_constant():
+    weight = torch.ones(2, requires_grad=True)
+    computed = weight * 2
+    with pytest.raises(RuntimeError, match="did not see"):
+        traced(lambda x: x * computed, (torch.ones(2),))
+
+
+def test_no_compiler_is_imported_to_write_a_graph_down():
+    code = (
+        "import sys, torch\nfrom agents.tracing import traced\n"
+        "def slope(x):\n"
+        "    y = x.detach().requires_grad_()\n"
+        "    return torch.autograd.grad((y @ y).tanh(), y)\n"
+        "traced(slope, (torch.ones(2),))\n"
+        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
