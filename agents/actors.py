@@ -24,7 +24,6 @@ from agents.host_policy import Drawing, HostPolicy, draw, explore, policy_on_hos
 from agents.masking import RANKS, Masks
 from agents.noisy import draw_noise
 from buffers.arrays import send
-from envs.types import Rows, RunRows
 from memory.recording import Recorded
 from memory.state import give
 
@@ -47,7 +46,8 @@ class Greedy(Actor):
     """Takes the best action, by what the network puts out; draws nothing and changes nothing.
 
     The outputs come from `on_host` where there is one, else from the network on its device. What
-    reads a copy of the weights says how to `refresh` it.
+    reads a copy of the weights says how to `refresh` it. Machine code may take the next actions too
+    (`going_on`), where it can.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Greedy(Actor):
         plays = recorded and on_host is None
         how: Any = Recorded(self.decide, "a decision", copies=True) if plays else self.decide
         self._decide: Callable[..., Any] = how
-        self._chooser = None if drawing is None else Chooser(drawing)
+        self.going_on = None if drawing is None else Chooser(drawing)
         self._network, self.on_host, self.device = network, on_host, device
         self.refresh = refresh
         self._choose = choose  # actions [N, …] by outputs [N, …]
@@ -78,10 +78,6 @@ class Greedy(Actor):
         observed = on_device(obs, self.device)
         with torch.inference_mode():
             return Decision(observed, self._decide(observed))
-
-    @override
-    def collect(self, run: RunRows | None, steps: int) -> Rows | None:
-        return None if run is None or self._chooser is None else self._chooser(run, steps)
 
     def decide(self, *inputs: Tensor) -> Tensor:
         """Return the best actions [N, …] for the network's inputs, observations [N, …] first."""

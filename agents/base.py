@@ -43,13 +43,6 @@ class Actor(Stateful, ABC):
     def act(self, obs: NDArray[Any], starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]; `starts` [N] says whose are the first of an episode."""
 
-    def collect(self, run: RunRows | None, steps: int) -> Rows | None:
-        """Finish the row that was decided on, and go on to so many valid steps, in one call.
-
-        None where rows are decided on one at a time. Who explores leaves this to the agent.
-        """
-        return None
-
 
 class Agent(Stateful, ABC):
     """An algorithm: it observes the rows that its actor's decisions led to, and learns when due.

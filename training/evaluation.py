@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.actors import Greedy
 from agents.base import Actor, Agent
 from envs.factory import build_env
 from envs.types import EnvSpec, Rows, Step
@@ -119,16 +120,19 @@ def play(
     """Play so many episodes on each environment, or return None when stopped before."""
     env.reset()
     tally = Tally(shares, max_episode_steps)
+    going_on = actor.going_on if isinstance(actor, Greedy) else None
     while not tally.complete:
         if stopped():
             return None
-        decision = actor.act(env.observation, env.starts)
-        env.send(decision.action.numpy(force=True))
-        rows = actor.collect(env.run, tally.steps_left)
-        if rows is None:
+        action = actor.act(env.observation, env.starts).action.numpy(force=True)
+        if going_on is None:
+            tally.add(env.step(action))
+            continue
+        env.send(action)
+        if (run := env.run) is None:
             tally.add(env.receive())
         else:
-            tally.take(rows, *env.under_way)
+            tally.take(going_on(run, tally.steps_left), *env.under_way)
     return tally.result()
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from opened import job
 
-from agents.actors import Greedy
 from agents.base import Decision
 from envs.types import Step
 from training import evaluation
@@ -18,8 +17,6 @@ from training.opening import build
 
 class Scripted:
     """An 'environment' that plays a given list of rows, N environments wide."""
-
-    run = None
 
     def __init__(self, rows):
         self.rows, self.at, self.closed = rows, 0, False
@@ -34,10 +31,7 @@ class Scripted:
         self.starts = np.ones(len(self.rows[0].valid), bool)
         self.observation = np.zeros((len(self.starts), 1), np.float32)
 
-    def send(self, action):
-        pass
-
-    def receive(self):
+    def step(self, action):
         step = self.rows[self.at]
         self.at += 1
         self.observation, self.starts = step.obs, ~step.valid
@@ -55,9 +49,6 @@ class Idle:
     def act(self, obs, starts):
         assert starts.dtype == bool and len(starts) == len(obs)
         return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
-
-    def collect(self, run, steps):
-        return None
 
 
 def row(reward, over, valid):
@@ -146,21 +137,17 @@ def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch,
         quick=False,
     )
     monkeypatch.setattr(evaluation, "MAX_ENVS", 3)
-    made, inside = [], Greedy.collect
-
-    def collect(actor, run, steps):
-        made.append(inside(actor, run, steps))
-        return made[-1]
-
+    made = []
     with build(told) as (_, agent), closing(Evaluator(told.settings.run, seed=3)) as evaluator:
         actor = agent.actor(3, explore=False)
         expected = evaluator.play(Plain(actor), lambda: False)
-        monkeypatch.setattr(Greedy, "collect", collect)
+        inside = actor.going_on
+        actor.going_on = lambda run, steps: made.append(inside(run, steps)) or made[-1]
         for rows in (1, 1000):
             evaluator._env._most = rows
             assert evaluator.play(actor, lambda: False) == expected
     assert expected.episodes == 5 or max(expected.lengths) >= limit
-    assert made and None not in made
+    assert made
 
 
 class Plain:
@@ -168,6 +155,3 @@ class Plain:
 
     def __init__(self, actor):
         self.act = actor.act
-
-    def collect(self, run, steps):
-        return None
