@@ -28,6 +28,7 @@ from training.manifest import (
 )
 from training.resume import leaves
 from training.run_directory import BEST, LAST
+from training.terminal import answering
 
 CHECKED_WITH = 64  # random observations that an exported policy must decide alike on
 
@@ -179,7 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.run is export and args.out is None and args.onnx is None:
         parser.error("export: say where to: --out FILE or --onnx FILE")
     try:
-        args.run(args)
+        with answering():
+            args.run(args)
     except ExpectedError as error:
         exit_with(error)
 

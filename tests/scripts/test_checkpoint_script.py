@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +66,17 @@ def test_list_show_and_verify_say_what_there_is(
     assert "config.agent.hidden: [16]" in shown
     assert set(printed(capsys, "verify", dqn).split()[1::2]) == {"whole"}
     assert printed(capsys, "verify", dqn / "policy") == "policy: whole\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+@pytest.mark.parametrize("command", ["list", "show", "verify"])
+def test_an_answer_that_cannot_be_printed_is_refused_in_a_line(dqn: Path, command: str) -> None:
+    program = Path(__file__).parents[2] / "scripts" / "checkpoint.py"
+    with open("/dev/full", "w") as full:
+        told = [sys.executable, str(program), command, str(dqn)]
+        done = subprocess.run(told, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: stdout: cannot be written to: No space left on device\n"
 
 
 def test_damage_is_found_and_so_is_nothing(
