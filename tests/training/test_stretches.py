@@ -38,7 +38,7 @@ ENVS = {
         "agent.shared_trunk=false",
         "agent.network.layer_norm=true",
     ),
-    "flat": ("env=minatar_freeway", "env.num_envs=3", "agent.network=mlp"),
+    "flat": ("env=minatar_freeway", "env.num_envs=3", "agent.network.trunk=mlp"),
 }
 
 
