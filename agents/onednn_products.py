@@ -32,10 +32,15 @@ def faster_here() -> bool:
         return False
 
 
+def quicker_for(numbers: Tensor, multiplications: int) -> bool:
+    """Whether oneDNN should make so large a product of such numbers."""
+    fits = numbers.device.type == "cpu" and numbers.dtype == torch.float32
+    return fits and multiplications >= WORTHWHILE and faster_here()
+
+
 def pays(left: Tensor, right: Tensor) -> bool:
     """Whether oneDNN should multiply these."""
-    fits = left.device.type == "cpu" and left.dtype == right.dtype == torch.float32
-    return fits and left.numel() * right.shape[1] >= WORTHWHILE and faster_here()
+    return left.dtype == right.dtype and quicker_for(left, left.numel() * right.shape[1])
 
 
 @cache

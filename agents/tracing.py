@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from agents.onednn_products import pays, product, products
+from agents.patches import Patches
 from memory.recording import flatten
 
 
@@ -45,11 +46,14 @@ def traced(
     function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return a graph of `function`, and the tensors it takes after its flattened arguments."""
+    patches = Patches()
     rewritten: dict[Any, Callable[..., Any]] = {
         torch.ops.aten.mm.default: _mm,
         torch.ops.aten.addmm.default: _addmm,
         torch.ops.aten.bmm.default: _bmm,
         torch.ops.aten.baddbmm.default: _baddbmm,
+        torch.ops.aten.convolution.default: patches.forward,
+        torch.ops.aten.convolution_backward.default: patches.backward,
     }
     copies = [leaf.detach().clone() for leaf in flatten(args)]
     tracer = Tracer(copies, rewritten)
