@@ -142,7 +142,7 @@ def _mm(left: Tensor, right: Tensor) -> Any:
     rows, inner, columns = left.shape[0], *right.shape
     narrow = min(rows, inner, columns) <= NARROW
     if columns <= FEW < rows and (not narrow or left.stride(1) != 1):
-        return (right.t() @ left.t()).t()
+        return torch.mm(right.t(), left.t()).t()
     if narrow and (right.stride(1) == 1 or inner > NARROW or columns <= NARROW):
         return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
     return product(left, right) if pays(left, right) else NotImplemented  # as it is

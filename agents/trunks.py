@@ -164,14 +164,33 @@ def build_trunk(
     layers = _before_dense(trunk, observation_shape)
     features = math.prod(observation_shape)
     if trunk != "mlp":
-        with torch.no_grad():
-            features = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).numel()
+        features = _features(layers, observation_shape)
     if dtype == "uint8" and len(observation_shape) == 3:
         layers.insert(0, Scale(together=trunk != "mlp"))
     if trunk != "mlp" and is_large_image(observation_shape):
         layers.insert(0, PixelsTogether())
     dense = Dense(features, hidden, activation, layer_norm=network.layer_norm, linear=linear)
     return nn.Sequential(*layers, dense) if layers else dense, hidden[-1]
+
+
+def _features(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> int:
+    """Return how many numbers convolutions and pools make of an observation.
+
+    To see what they make of one without numbers, torch loads a second's worth of its compiler.
+    """
+    channels, *sides = observation_shape
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):
+            channels = layer.out_channels
+            assert isinstance(layer.padding, tuple)
+            steps = [*zip(layer.kernel_size, layer.stride, layer.padding, strict=True)]
+        elif isinstance(layer, nn.MaxPool2d):
+            steps = [(layer.kernel_size, layer.stride, layer.padding)] * 2  # type: ignore[list-item]
+        else:  # as many come out as go in
+            continue
+        pairs = zip(sides, steps, strict=True)
+        sides = [(side + 2 * margin - size) // step + 1 for side, (size, step, margin) in pairs]
+    return channels * math.prod(sides)
 
 
 def _before_dense(trunk: Trunk, observation_shape: Sequence[int]) -> list[nn.Module]:

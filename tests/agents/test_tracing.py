@@ -1,5 +1,6 @@
 """Graphs compute what the functions do that they were made of."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +134,26 @@ def test_no_compiler_is_imported_to_write_a_graph_down():
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("told", ["experiment=minatar_breakout_ppo", "experiment=cartpole_dqn"])
+def test_no_compiler_is_imported_where_graphs_are_kept(tmp_path, told):
+    if "minatar" in told:
+        pytest.importorskip("minatar")
+    code = f"""
+import sys
+from train import train
+from training.command_line import accept, compose_one
+told = [{told!r}, "total_steps=1100", "agent.compile=true", "eval.every=0", "device=cpu"]
+told += ["agent.hidden=[8]", "run_dir=" + sys.argv[1]]
+train(accept(compose_one(told), told))
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
+"""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    found = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-c", code, str(tmp_path / name)]
+        options = {"cwd": Path(__file__).parents[2], "env": env, "check": True}
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        found.append(done.stdout.splitlines()[-1])
+    assert found == ["True True", "False False"]
