@@ -137,75 +137,120 @@ def _times(x: Any, weight: int, y: Any) -> None:
 
 
 @compiled
-def _times_transposed(
-    x: int, rows: int, inputs: int, weight: int, y: int, outputs: int, apart: int
+def _times_transposed(x: Any, weight: int, y: Any) -> None:
+    """Add x [in] times a weight [out, in] at an address to y [out]."""
+    inputs, outputs = len(x), len(y)
+    whole, size = outputs - outputs % 4, x.itemsize
+    given, made = x.ctypes.data, y.ctypes.data
+    for o in range(0, whole, 4):
+        add_four_products(given, weight + o * inputs * size, inputs, made + o * size)
+    for o in range(whole, outputs):
+        add_one_product(given, weight + o * inputs * size, inputs, made + o * size)
+
+
+@compiled
+def _rows_times_transposed(
+    x: int, inputs: int, weight: int, y: int, outputs: int, apart: int
 ) -> None:
-    """Add x [N, in] times a weight [out, in] to y [N, out], all at addresses.
+    """Do so for x [TOGETHER, in] and y [TOGETHER, out] at addresses, rows so many bytes apart.
 
-    Rows of both are so many bytes apart. Weights are read once for several rows, where there are.
+    Weights are read once for all of them.
     """
-    size, n = 4, 0
-    while n < rows:
-        together = TOGETHER if n + TOGETHER <= rows else 1
-        step = 2 if together > 1 else 4
-        whole = outputs - outputs % step
-        for o in range(0, whole, step):
-            at, to = weight + o * inputs * size, y + o * size
-            if together > 1:
-                add_two_products_of_each(x, at, inputs, to, apart)
-            else:
-                add_four_products(x, at, inputs, to)
-        for one in range(together):
-            for o in range(whole, outputs):
-                to = y + one * apart + o * size
-                add_one_product(x + one * apart, weight + o * inputs * size, inputs, to)
-        x, y, n = x + together * apart, y + together * apart, n + together
+    size, whole = 4, outputs - outputs % 2
+    for o in range(0, whole, 2):
+        at, to = weight + o * inputs * size, y + o * size
+        add_two_products_of_each(x, at, inputs, to, apart)
+    for row in range(TOGETHER):
+        for o in range(whole, outputs):
+            to = y + row * apart + o * size
+            add_one_product(x + row * apart, weight + o * inputs * size, inputs, to)
 
 
 @compiled
-def _linear(of: Any, here: Any, there: Any) -> None:
-    """Make there [N, out] of here [N, in] by one linear layer."""
+def _linear(of: Any, room: Any, side: int, rows: int) -> None:
+    """Make the other side of the room [N, out] of this one [N, in] by one linear layer."""
     inputs, outputs, weight = of[INPUTS], of[OUTPUTS], of[WEIGHT]
-    bias = floats_at(of[BIAS], outputs)
-    for n in range(len(here)):
+    bias, all_at_once = floats_at(of[BIAS], outputs), of[TRANSPOSED] and rows == TOGETHER
+    for n in range(rows):
+        here, there = room[side, n, :inputs], room[1 - side, n, :outputs]
         for o in range(outputs):
-            there[n, o] = bias[o]
+            there[o] = bias[o]
         if not of[TRANSPOSED]:
-            _times(here[n, :inputs], weight, there[n, :outputs])
-    if of[TRANSPOSED]:
-        x, y, apart = here.ctypes.data, there.ctypes.data, here.strides[0]
-        _times_transposed(x, len(here), inputs, weight, y, outputs, apart)
+            _times(here, weight, there)
+        elif not all_at_once:
+            _times_transposed(here, weight, there)
+    if all_at_once:
+        begin, across, apart = room.ctypes.data, room.strides[0], room.strides[1]
+        x, y = begin + side * across, begin + (1 - side) * across
+        _rows_times_transposed(x, inputs, weight, y, outputs, apart)
 
 
 @compiled
-def _boards(of: Any, filters: Any, here: Any, sums: Any, there: Any) -> None:
-    """Make there [N, O · h · w] of boards [N, C · H · W] by turned filters."""
+def _boards(of: Any, filters: Any, sums: Any, room: Any, side: int, rows: int) -> None:
+    """Make the other side [N, O · h · w] of boards [N, C · H · W] by turned filters."""
     bias = floats_at(of[BIAS], of[FILTERS])
-    for n in range(len(here)):
-        board = here[n, : of[INPUTS]].reshape(of[CHANNELS], of[HEIGHT], of[WIDTH])
-        convolve(filters, of[TALL], of[WIDE], bias, board, sums, there[n])
+    for n in range(rows):
+        board = room[side, n, : of[INPUTS]].reshape(of[CHANNELS], of[HEIGHT], of[WIDTH])
+        convolve(filters, of[TALL], of[WIDE], bias, board, sums, room[1 - side, n])
 
 
 @compiled
-def _between(of: Any, activation: int, there: Any) -> None:
-    """Apply what comes between two layers to there [N, out]."""
+def _between(of: Any, activation: int, room: Any, side: int, rows: int) -> None:
+    """Apply what comes between two layers to one side of the room [N, out]."""
     outputs = of[OUTPUTS]
-    for n in range(len(there)):
+    for n in range(rows):
+        there = room[side, n, :outputs]
         if of[NORM_WEIGHT]:
             weight, bias = floats_at(of[NORM_WEIGHT], outputs), floats_at(of[NORM_BIAS], outputs)
-            _normalise(there[n, :outputs], weight, bias)
-        activate(there[n, :outputs], activation)
+            _normalise(there, weight, bias)
+        activate(there, activation)
 
 
 @compiled
-def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
-    """Write the last layer's output [N, K] for inputs [N, D], a few rows at a time."""
-    first, layers, widest = plan[0], len(plan), plan[0, INPUTS]
-    for layer in range(layers):
+def _widest(plan: Any) -> int:
+    widest: int = plan[0, OUTPUTS]
+    for layer in range(1, len(plan)):
         widest = max(widest, plan[layer, OUTPUTS])
-    room = np.empty((2, TOGETHER, widest), np.float32)
-    filters = turned(first[WEIGHT], first[FILTERS], first[CHANNELS], first[TALL], first[WIDE])
-    sums = np.empty(first[OUTPUTS] if first[FILTERS] else 0, np.float32)
+    return widest
+
+
+@compiled
+def _one_by_one(plan: Any, activation: int, x: Any, y: Any) -> None:
+    """Do what `forward` does row by row: nothing is gained by several small ones at once."""
+    layers = len(plan)
+    room = np.empty((2, _widest(plan)), np.float32)
+    for n in range(len(x)):
+        here = x[n]
+        for layer in range(layers):
+            outputs = plan[layer, OUTPUTS]
+            there = y[n] if layer == layers - 1 else room[layer % 2, :outputs]
+            bias = floats_at(plan[layer, BIAS], outputs)
+            for o in range(outputs):
+                there[o] = bias[o]
+            if plan[layer, TRANSPOSED]:
+                _times_transposed(here, plan[layer, WEIGHT], there)
+            else:
+                _times(here, plan[layer, WEIGHT], there)
+            if layer < layers - 1:
+                if plan[layer, NORM_WEIGHT]:
+                    _normalise(
+                        there,
+                        floats_at(plan[layer, NORM_WEIGHT], outputs),
+                        floats_at(plan[layer, NORM_BIAS], outputs),
+                    )
+                activate(there, activation)
+            here = there
+
+
+@compiled
+def _together(plan: Any, activation: int, x: Any, y: Any) -> None:
+    """Do it a few rows at a time."""
+    first, layers = plan[0], len(plan)
+    room = np.empty((2, TOGETHER, max(first[INPUTS], _widest(plan))), np.float32)
+    filters = sums = room[0, 0]  # which nobody reads where there are none
+    if first[FILTERS]:
+        filters = turned(first[WEIGHT], first[FILTERS], first[CHANNELS], first[TALL], first[WIDE])
+        sums = np.empty(first[OUTPUTS], np.float32)
     part = PART if first[SCALED] else ONE
     for begin in range(0, len(x), TOGETHER):
         rows = min(TOGETHER, len(x) - begin)
@@ -213,13 +258,22 @@ def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
             for i in range(x.shape[1]):
                 room[0, n, i] = F32(x[begin + n, i]) * part
         for layer in range(layers):
-            of, here, there = plan[layer], room[layer % 2, :rows], room[1 - layer % 2, :rows]
+            of, side = plan[layer], layer % 2
             if of[FILTERS]:
-                _boards(of, filters, here, sums, there)
+                _boards(of, filters, sums, room, side, rows)
                 continue
-            _linear(of, here, there)
+            _linear(of, room, side, rows)
             if layer < layers - 1:
-                _between(of, activation, there)
+                _between(of, activation, room, 1 - side, rows)
         for n in range(rows):
             for o in range(y.shape[1]):
                 y[begin + n, o] = room[layers % 2, n, o]
+
+
+@compiled
+def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
+    """Write the last layer's output [N, K] for inputs [N, D]: the same, whichever way is taken."""
+    if plan[0, FILTERS] or plan[0, SCALED]:
+        _together(plan, activation, x, y)
+    else:
+        _one_by_one(plan, activation, x.astype(np.float32), y)
