@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agents.onednn_products import compilable
+from agents.wide_products import CODE, compilable
 
 KEPT = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
 COMPILERS = "TORCHINDUCTOR_"  # how the compiler's own switches in the environment begin
@@ -63,7 +63,8 @@ def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
         sorted(switches.items()),
         _processor(),
     )
-    return sha256(repr((modules, forms, of_machine)).encode()).hexdigest()[:32]
+    told = (modules, CODE.read_text(), forms, of_machine)
+    return sha256(repr(told).encode()).hexdigest()[:32]
 
 
 def _processor() -> str:

@@ -1,8 +1,8 @@
-"""Convolutions of small boards in graphs: as products of patches, where oneDNN is quick at those.
+"""Convolutions of small boards in graphs: as products of patches, where graphs are quick at those.
 
-For few channels its own convolution does a third of what the processor could. All patches of a
-batch side by side are nine times its numbers, so this is for boards and batches that are small; the
-patches of a forward pass serve the backward pass too.
+For few channels the libraries' convolution does a third of what the processor could. All patches
+of a batch side by side are nine times its numbers, so this is for boards and batches that are
+small; the patches of a forward pass serve the backward pass too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from agents.onednn_products import product, quicker_for
+from agents.wide_products import pays, product
 
 MOST_BYTES = 16_000_000  # of patches; more of them leave the caches
 
@@ -30,7 +30,8 @@ class Patches:
         if not self._suits(x, weight, how):
             return NotImplemented
         patches, (rows, columns) = self._patches(x, weight), _places(x, weight)
-        found = product(patches, _turned(weight).t(), bias)
+        found = product(patches, _turned(weight).t())
+        found = found if bias is None else found + bias
         return found.view(len(x), rows, columns, len(weight)).permute(0, 3, 1, 2)
 
     def backward(self, slope: Tensor, x: Tensor, weight: Tensor, sizes: Any, *how: Any) -> Any:
@@ -50,7 +51,7 @@ class Patches:
             return False
         rows, columns = _places(x, weight)
         numbers = len(x) * rows * columns * weight[0].numel()
-        return numbers * x.itemsize <= MOST_BYTES and quicker_for(x, numbers * len(weight))
+        return numbers * x.itemsize <= MOST_BYTES and pays(x, weight)
 
     def _patches(self, x: Tensor, weight: Tensor) -> Tensor:
         if x not in self._of:

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
-from agents.onednn_products import pays, product, products
 from agents.patches import Patches
+from agents.wide_products import pays, product
 from memory.recording import flatten
 
 
@@ -135,22 +135,20 @@ class Tracer(TorchDispatchMode):
 # lies transposed. Those with few columns it computes several times as fast transposed.
 NARROW, FEW = 2, 16
 SHORT = 8  # sums of so few are written out where they are needed
-TWINS = 2  # a pair of networks may be written out, product by product
 
 
 def _mm(left: Tensor, right: Tensor) -> Any:
     rows, inner, columns = left.shape[0], *right.shape
     narrow = min(rows, inner, columns) <= NARROW
-    if columns <= FEW < rows and (not narrow or left.stride(1) != 1):
-        return torch.mm(right.t(), left.t()).t()
-    if narrow and (right.stride(1) == 1 or inner > NARROW or columns <= NARROW):
+    few = columns <= FEW < rows and (not narrow or left.stride(1) != 1)
+    if narrow and not few and (right.stride(1) == 1 or inner > NARROW or columns <= NARROW):
         return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
-    return product(left, right) if pays(left, right) else NotImplemented  # as it is
+    if pays(left, right):
+        return product(left, right)
+    return torch.mm(right.t(), left.t()).t() if few else NotImplemented  # as it is
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
-    if bias.dim() == 1 and pays(left, right):
-        return product(left, right, bias)
     found = _mm(left, right)
     found = torch.mm(left, right) if found is NotImplemented else found
     # As below; of a plain sum with a product the compiler would make one call of both again.
@@ -160,8 +158,7 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
 def _bmm(left: Tensor, right: Tensor) -> Any:
     if left.shape[2] <= SHORT:
         return (left.unsqueeze(3) * right.unsqueeze(1)).sum(2)
-    pay = len(left) <= TWINS and pays(left[0], right[0])
-    return products(left, right) if pay else NotImplemented
+    return product(left, right) if pays(left, right) else NotImplemented
 
 
 def _baddbmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from test_onednn_products import everywhere, needs_onednn  # noqa: F401
 from test_tracing import targets
+from test_wide_products import everywhere, needs_avx512  # noqa: F401
 
-from agents import onednn_products, patches
+from agents import patches
 from agents.kept_graphs import host_code
 from agents.tracing import traced
 
@@ -28,12 +28,13 @@ def slopes(x, weight, bias, **how):
         return *torch.autograd.grad(loss, (weight, bias)), y.detach()
 
 
-@needs_onednn
+@needs_avx512
 @pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("shape", [{}, {"channels": 1, "rows": 200}, {"board": (3, 9)}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"channels": 1, "rows": 200}, {"board": (3, 9)}, {"rows": 1}]
+)
 @pytest.mark.usefixtures("everywhere")
-def test_they_are_those_of_convolutions_forwards_and_backwards(shape, together, monkeypatch):
-    monkeypatch.setattr(onednn_products, "WORTHWHILE", 100_000)
+def test_they_are_those_of_convolutions_forwards_and_backwards(shape, together):
     x, weight, bias = given(**shape)
     if together:
         x = x.contiguous(memory_format=torch.channels_last)
@@ -60,9 +61,7 @@ def test_others_are_left_as_they_are(how):
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_so_are_few_rows_many_rows_and_other_numbers(monkeypatch):
-    few = given(rows=1)
-    assert {CONVOLUTION, BACKWARD} <= targets(traced(slopes, few)[0])
+def test_so_are_many_rows_and_other_numbers(monkeypatch):
     double = tuple(part.double() for part in given())
     assert {CONVOLUTION, BACKWARD} <= targets(traced(slopes, double)[0])
     monkeypatch.setattr(patches, "MOST_BYTES", 1000)
