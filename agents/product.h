@@ -74,10 +74,22 @@ void strip(Matrix left, const Matrix& panel, float* sums, int64_t apart, bool ad
 // A panel whose rows are vectors as they lie, or a copy of it in `place` that is turned.
 inline Matrix lying(const Matrix& panel, float* place) {
   if (panel.across == 1) return panel;
-  for (int64_t n = 0; n < panel.columns; n += LANES)
-    for (int64_t k = 0; k < panel.rows; k++) {
-      const Matrix row = panel.part(k, n, 1, std::min(LANES, panel.columns - n));
-      for (int64_t v = 0; v < row.columns; v++) place[k * WIDE + n + v] = row.at[v * row.across];
+  const bool along = panel.down == 1;
+  for (int64_t n = 0; n < panel.columns; n += 4)
+    for (int64_t k = 0; k < panel.rows; k += 4) {
+      const Matrix block = panel.part(k, n, std::min<int64_t>(4, panel.rows - k),
+                                      std::min<int64_t>(4, panel.columns - n));
+      float* to = place + k * WIDE + n;
+      if (along && block.rows == 4 && block.columns == 4) {
+        __m128 line[4];
+        for (int v = 0; v < 4; v++) line[v] = _mm_loadu_ps(block.at + v * block.across);
+        _MM_TRANSPOSE4_PS(line[0], line[1], line[2], line[3]);
+        for (int v = 0; v < 4; v++) _mm_storeu_ps(to + v * WIDE, line[v]);
+        continue;
+      }
+      for (int64_t row = 0; row < block.rows; row++)
+        for (int64_t v = 0; v < block.columns; v++)
+          to[row * WIDE + v] = block.at[row * block.down + v * block.across];
     }
   return {place, panel.rows, panel.columns, WIDE, 1};
 }
@@ -91,7 +103,7 @@ inline void multiply(const Matrix& left, const Matrix& right, float* sums, int64
       const Matrix panel = lying(right.part(k, j, deep, wide), place);
       const Matrix given = left.part(0, k, left.rows, deep);
       switch ((wide - 1) / LANES) {
-        case 0: strip<16, 1>(given, panel, sums + j, apart, k); break;
+        case 0: strip<8, 1>(given, panel, sums + j, apart, k); break;
         case 1: strip<12, 2>(given, panel, sums + j, apart, k); break;
         case 2: strip<8, 3>(given, panel, sums + j, apart, k); break;
         default: strip<6, 4>(given, panel, sums + j, apart, k);

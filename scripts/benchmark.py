@@ -10,13 +10,20 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+import torch
+from torch import Tensor
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from agents.kept_graphs import host_code
+from agents.tracing import traced
+from agents.wide_products import faster_here
 from scripts.benchmarks import agents, growth, race, replay, rollout, watch
+from scripts.benchmarks.measuring import median_ratio, take_turns
 
 # One module an idea; each brings add_parser(subparsers), which says what to run.
 MODULES = (agents, race, replay, rollout, growth, watch)
@@ -55,6 +62,20 @@ for part in marks:
     print("MARK", *part, sep="|")
 """
 
+# Rows, what is summed over, columns: of PPO's layers, DQN's, and those behind boards and images.
+SIZES = (
+    (256, 64, 64),
+    (64, 256, 64),
+    (128, 120, 84),
+    (128, 256, 256),
+    (8192, 36, 16),
+    (256, 1024, 128),
+    (256, 3136, 512),
+)
+OURS, TORCH, ONEDNN = "in graphs", "torch", "oneDNN"
+SIDE_BY_SIDE = 8  # products in a graph: handing it its tensors takes as long as a small one
+WORK = 30_000_000  # multiplications in a turn, at least
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the command line and run one benchmark."""
@@ -67,6 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
     own.add_argument("--rounds", type=int, default=7)
     own.add_argument("overrides", nargs="*", default=["env=cartpole"])
     own.set_defaults(run=startup)
+    own = subparsers.add_parser("products", help=products.__doc__)
+    own.add_argument("--rounds", type=int, default=15)
+    own.set_defaults(run=products)
     args = parser.parse_args(arguments)
     args.run(args)
 
@@ -92,6 +116,57 @@ def _started(overrides: Sequence[str]) -> list[tuple[str, list[float]]]:
         _, printed = race.timed([sys.executable, "-c", PROBE, *told])
     lines = [text.split("|") for text in printed.splitlines() if text.startswith("MARK|")]
     return [(part, [float(number) for number in numbers]) for _, part, *numbers in lines]
+
+
+def products(args: argparse.Namespace) -> None:
+    """Print a Markdown table: how long a product takes, as it is and with weights turned."""
+    torch.set_num_threads(1)
+    if not faster_here():
+        print("graphs leave products to torch's library on this processor\n")
+    print(
+        "| rows, inner, columns | way | µs | GFLOP/s | against graphs' |\n|---|---|---:|---:|---:|"
+    )
+    for size in SIZES:
+        rows, inner, columns = size
+        for turned in ("", ", turned"):
+            left = torch.randn(SIDE_BY_SIDE, rows, inner)
+            right = torch.randn(SIDE_BY_SIDE, inner, columns)
+            if turned:
+                right = right.mT.contiguous().mT
+            multiplications = SIDE_BY_SIDE * rows * inner * columns
+            seconds = take_turns(
+                multipliers(left, right),
+                rounds=args.rounds,
+                calls=-(-WORK // multiplications),
+            )
+            for way, times in seconds.items():
+                speed = 2 * multiplications / median(times) / 1e9
+                each = 1e6 * median(times) / SIDE_BY_SIDE
+                ratio = median_ratio(times, seconds[OURS])
+                print(
+                    f"| {rows}, {inner}, {columns}{turned} | {way} | {each:.1f} | {speed:.0f} ",
+                    end="",
+                )
+                print(f"| {ratio:.2f} |")
+
+
+def multipliers(left: Tensor, right: Tensor) -> Mapping[str, Callable[[], list[Tensor]]]:
+    """Return who multiplies the matrices [B, …] one by one: all return the same products."""
+    lefts, rights = left.unbind(), right.unbind()
+    turned = tuple(each.t() for each in rights)
+    graph, captured = traced(lambda *both: tuple(map(torch.mm, *both)), (lefts, rights))
+    run = host_code(graph, [*lefts, *rights, *captured])
+    onednn = torch.ops.mkldnn._linear_pointwise
+    ways: dict[str, Callable[[], list[Tensor]]] = {
+        OURS: lambda: run([*lefts, *rights]),
+        TORCH: lambda: list(map(torch.mm, lefts, rights)),
+    }
+    if torch.backends.mkldnn.is_available():
+        ways[ONEDNN] = lambda: [
+            onednn(one, other, None, "none", [], "")
+            for one, other in zip(lefts, turned, strict=True)
+        ]
+    return ways
 
 
 if __name__ == "__main__":
