@@ -90,11 +90,19 @@ class Compiled:
             self._failed = True
 
     def _compile(self, args: tuple[Any, ...]) -> Callable[[list[Tensor]], Any]:
-        graph, self._captured = traced(self._function, args)
+        alone = False
+
+        def function(*given: Any) -> tuple[Any, ...]:
+            nonlocal alone
+            found = self._function(*given)
+            alone = isinstance(found, Tensor)  # a graph returns several
+            return (found,) if alone else found
+
+        graph, self._captured = traced(function, args)
         inputs = flatten(args) + self._captured
-        if inputs[0].device.type == "cpu":
-            return host_code(graph, inputs)
-        return device_code(graph, inputs)
+        code = host_code if inputs[0].device.type == "cpu" else device_code
+        run = code(graph, inputs)
+        return (lambda tensors: run(tensors)[0]) if alone else run
 
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:

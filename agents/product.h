@@ -10,7 +10,7 @@ namespace steadyrl {
 
 constexpr int64_t LANES = 16;         // numbers in a vector
 constexpr int64_t WIDE = 4 * LANES;   // columns of a panel: with six rows, sums fill the registers
-constexpr int64_t DEEP = 256;         // rows of a panel, which stays in the nearest cache
+constexpr int64_t DEEP = 256;         // rows of a panel, which stays in a near cache
 constexpr int64_t SEVERAL = 2000000;  // multiplications that several threads are worth
 
 // Numbers of a matrix, so many apart from row to row (down) and from column to column (across).

@@ -92,6 +92,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--steps", type=int, default=1_000, help="steps a turn")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
     parser.add_argument("--capacity", type=int, default=100_000, help="rows of every replay")
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides for ours")
     parser.set_defaults(run=compare)
     parser = subparsers.add_parser(
         "overlap", help="Pong, learning while ALE's threads step or after them"
@@ -107,7 +108,7 @@ def compare(args: argparse.Namespace) -> None:
     """Print steps per second, ratios, and where the time of a step goes."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        work = (*WORK, f"agent.replay.capacity={args.capacity}")
+        work = (*WORK, f"agent.replay.capacity={args.capacity}", *args.set)
         runs = {name: stack.enter_context(ours(*work, *more)) for name, more in OURS.items()}
         contestants: dict[str, Callable[[], object]] = {
             name: partial(one.train, args.steps) for name, one in runs.items()

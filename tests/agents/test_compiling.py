@@ -144,3 +144,11 @@ def test_tensors_a_graph_reads_besides_its_arguments_are_seen_changing():
     shift.fill_(2)
     assert [t.tolist() for t in graph(x, total)] == [[3.0] * 3, 2.0]
     assert total.item() == 2.0
+
+
+def test_what_returns_one_tensor_does_so_compiled(caplog):
+    run = compiled(lambda x, total: x * 2 + total, "compiled", eager=pytest.fail)
+    x, total = torch.linspace(-1, 1, 3), torch.ones(())
+    for _ in range(2):
+        assert torch.equal(run(x, total), x * 2 + total)
+    assert "running eagerly" not in caplog.text
