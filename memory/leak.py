@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median, median_low
 
 import numpy as np
@@ -178,8 +178,11 @@ class LeakDetector:
         """Take a reading of the workers and of the handles; return what is to be said."""
         alive = {worker.pid for worker in tree.workers}
         self._workers = {pid: found for pid, found in self._workers.items() if pid in alive}
-        warnings = [self._observe_worker(worker, step) for worker in tree.workers]
-        return [said for said in warnings if said] + self._observe_handles(tree)
+        return self.observe_workers(tree.workers, step) + self._observe_handles(tree)
+
+    def observe_workers(self, workers: Iterable[Worker], step: int) -> list[str]:
+        """Take a sample of each worker's memory; return what is to be said."""
+        return [said for worker in workers if (said := self._observe_worker(worker, step))]
 
     def slope(self, name: str) -> float:
         """Return the growth in MB per million steps; the host's is that of all processes."""

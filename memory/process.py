@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,15 @@ def read_heap(process: psutil.Process) -> int:
     """Return the resident bytes of one process that are no mapped file; microseconds."""
     memory = process.memory_info()
     return int(memory.rss - memory.shared) if sys.platform == "linux" else int(memory.rss)
+
+
+def read_heaps(workers: Iterable[Worker]) -> dict[int, int]:
+    """Return the same of workers, by their numbers; of those that are still there."""
+    heaps = {}
+    for worker in workers:
+        with suppress(psutil.Error):
+            heaps[worker.pid] = read_heap(psutil.Process(worker.pid))
+    return heaps
 
 
 def read_peak() -> int:

@@ -141,6 +141,8 @@ class MemoryWatch:
             warnings.append(self._detector.observe_bytes("CUDA", step, reading.cuda.allocated))
         if reading.tree_is_new:
             warnings += self._detector.observe_tree(reading.tree, step)
+        else:
+            warnings += self._detector.observe_workers(reading.workers, step)
         for warning in filter(None, warnings):
             if self._settings.leak.action == "stop":
                 raise MemoryBudgetError(warning)

@@ -2,6 +2,7 @@ import gc
 import logging
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import psutil
@@ -11,6 +12,7 @@ from pages import fresh_pages
 
 from memory.errors import MemoryBudgetError
 from memory.monitor import Monitor
+from memory.process import read_tree
 from memory.profile import block
 from memory.settings import MonitorSettings
 from memory.watch import MemoryWatch
@@ -74,6 +76,47 @@ def test_the_cheap_estimate_follows_without_a_new_tree(process, clock):
     assert not second.tree_is_new and second.tree is first.tree
     assert second.used - first.used > 0.9 * block_of_memory.nbytes
     assert second.heap - first.heap > 0.9 * block_of_memory.nbytes
+
+
+GROWS = "kept = []\nwhile input():\n    kept.append(b'1' * 50_000_000)\n    print(flush=True)"
+
+
+def test_workers_are_looked_at_while_a_costly_tree_waits(clock, monkeypatch):
+    def costly(process):
+        begin = time.thread_time()
+        while time.thread_time() < begin + 0.05:
+            pass
+        return read_tree(process)
+
+    monkeypatch.setattr("memory.monitor.read_tree", costly)
+    settings = MonitorSettings(every_seconds=0, tree_every_seconds=1, tensors_every_seconds=1000)
+    child = subprocess.Popen(
+        [sys.executable, "-c", GROWS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        monitor = Monitor(settings, CPU, {}, clock)
+        child.stdin.write(b"grow\n")
+        child.stdin.flush()
+        assert child.stdout.readline()
+        first = monitor.sample()
+        assert first.workers == ()  # none was due
+        clock.now += 10
+        then = monitor.sample()
+        child.stdin.write(b"grow\n")
+        child.stdin.flush()
+        assert child.stdout.readline()
+        assert monitor.sample().workers == ()
+        clock.now += 10 - 1
+        now = monitor.sample()
+        assert now.tree is first.tree and not now.tree_is_new
+        grown = {worker.pid: worker.heap for worker in now.workers}[child.pid]
+        assert grown - {worker.pid: worker.heap for worker in then.workers}[child.pid] > 45 * MB
+        clock.now += 1000
+        assert monitor.sample().tree_is_new
+    finally:
+        child.communicate(b"\n")
+    clock.now += 10
+    assert child.pid not in [worker.pid for worker in monitor.sample().workers]
 
 
 @pytest.mark.parametrize("notice", ["on_update", "on_episodes", "on_rollout", "measure"])
