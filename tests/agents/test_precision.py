@@ -95,14 +95,14 @@ def test_dqn_learns_nearly_the_same(changes):
 
 
 @pytest.mark.slow
-def test_a_compiled_update_rounds_as_the_eager_one_does():
+def test_a_compiled_update_rounds_no_more_than_the_eager_one_does():
     eager, compiled = (dqn_weights("bf16", mode) for mode in ("eager", "compiled"))
     plain = dqn_weights("float32", "compiled")
     # Compilers round between layers only, and Adam makes a step of a gradient of any size.
-    apart = (eager - compiled).abs()
-    assert apart.max() <= 2 * 5 * 1e-3
-    assert apart.mean() < (eager - plain).abs().mean() < 1e-3
-    assert not torch.equal(compiled, plain)
+    assert (eager - compiled).abs().max() <= 2 * 5 * 1e-3
+    # Each in its own places, so they may be further from each other than from what is not rounded.
+    rounded, graph_rounded = ((weights - plain).abs().mean() for weights in (eager, compiled))
+    assert 0 < graph_rounded < 1.5 * rounded < 1e-3
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
