@@ -97,7 +97,7 @@ inline Matrix lying(const Matrix& panel, float* place) {
 // sums = left · right
 inline void multiply(const Matrix& left, const Matrix& right, float* sums, int64_t apart) {
   alignas(64) float place[DEEP * WIDE];
-  for (int64_t k = 0; k < right.rows; k += DEEP)
+  for (int64_t k = 0; k == 0 || k < right.rows; k += DEEP)  // of nothing the sums are 0
     for (int64_t j = 0; j < right.columns; j += WIDE) {
       const int64_t deep = std::min(DEEP, right.rows - k), wide = std::min(WIDE, right.columns - j);
       const Matrix panel = lying(right.part(k, j, deep, wide), place);

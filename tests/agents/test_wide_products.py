@@ -77,7 +77,7 @@ ORDERS = st.sampled_from([(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0)])
 @needs_avx512
 @settings(deadline=None, max_examples=200)
 @given(
-    st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 600), st.integers(1, 140)),
+    st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(0, 600), st.integers(1, 140)),
     st.tuples(ORDERS, ORDERS),
     st.integers(0, 3),
     st.integers(1, 3),
@@ -92,6 +92,12 @@ def test_every_product_is_the_exact_one(multiply, sizes, orders, spare, threads)
     # A sum is rounded once with each number, by half of 2^-23 of what it is then at most.
     bound = inner * 2.0**-24 * (np.abs(left).astype(float) @ np.abs(right).astype(float))
     assert (np.abs(found - expected) <= bound * 1.001).all()
+
+
+@needs_avx512
+def test_of_nothing_it_is_0(multiply):
+    left, right = np.empty((2, 7, 0), np.float32), np.empty((2, 0, 70), np.float32)
+    assert (multiply(left, right, 1) == 0).all()
 
 
 @needs_avx512
