@@ -21,6 +21,9 @@ PLACEHOLDERS = {
     "$seed": "0",
     "$n": "3",
     "$p": "true",
+    "$coef": "1",
+    "<run>": "run",
+    '"$@"': "agent=ppo",
 }
 
 

@@ -6,16 +6,23 @@ import pytest
 from command import run
 
 PRESET = ("experiment=lunarlander_ppo", "device=cpu")
+GATE = 240
 
 
 @pytest.mark.slow
 def test_students_reach_the_gate_in_under_a_fifth_of_the_steps(tmp_path):
-    teacher, told, _ = run(tmp_path, *PRESET, "eval.every=0", quick=False)
-    assert told["steps"] >= 1_000_000
+    # Who is to teach the way to the gate has been there: not every seed has, on every processor.
+    for seed in range(4):
+        (tmp_path / f"teacher-{seed}").mkdir()
+        own = (*PRESET, f"seed={seed}", "eval.every=1_000_000")
+        teacher, told, _ = run(tmp_path / f"teacher-{seed}", *own, quick=False)
+        if told["eval_return_mean"] >= GATE:
+            break
+    assert told["steps"] >= 1_000_000 and told["eval_return_mean"] >= GATE
     asked = (*PRESET, f"agent.teacher={teacher}", "total_steps=150000")
     scores = [
         run(tmp_path / seed, *asked, f"seed={seed}", quick=False)[1]["eval_return_mean"]
         for seed in ("10", "11", "12")
         if (tmp_path / seed).mkdir() is None
     ]
-    assert mean(scores) >= 240, scores
+    assert mean(scores) >= GATE, scores
