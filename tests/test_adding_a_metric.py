@@ -9,7 +9,7 @@ import test_docs
 from opened import job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from agents import dqn, dqn_loss
+from agents import dqn, dqn_building, dqn_loss
 from train import train
 from training import opening
 from training.sinks import Sink
@@ -53,8 +53,8 @@ def added(monkeypatch):
         return rows._replace(metrics=(*rows.metrics, batch.reward))
 
     scalars = dqn.DQN.scalars
-    monkeypatch.setattr(dqn, "td_loss", with_rewards)
-    monkeypatch.setattr(dqn, "METRICS", (*dqn_loss.METRICS, "train/batch_reward"))
+    monkeypatch.setattr(dqn_building, "td_loss", with_rewards)
+    monkeypatch.setattr(dqn_building, "METRICS", (*dqn_loss.METRICS, "train/batch_reward"))
     monkeypatch.setattr(dqn.DQN, "scalars", lambda self: scalars(self) | {"train/answer": 42.0})
 
 
