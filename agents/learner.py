@@ -179,7 +179,7 @@ class Learner(Stateful):
 
     @property
     def exceeded(self) -> bool:
-        """Whether the last step was undone; looks at the device only if there is a limit."""
+        """Whether the last step was beyond the limit; asks the device only where there is one."""
         return not self._within(self.means.last)
 
     def _within(self, metrics: Tensor) -> Any:
@@ -250,7 +250,7 @@ class Learner(Stateful):
         *,
         in_graph: bool = False,
     ) -> Tensor:
-        """Step along the gradient; return the metrics [K] and its norm."""
+        """Step along the gradient, if within the limit; return the metrics [K] and its norm."""
         looking = self._seen and not in_graph  # at numbers is free then
         norm = clip_(gradient, self._recipe.max_grad_norm, looking=looking)
         metrics = torch.cat((values, norm.unsqueeze(0)))
