@@ -1,16 +1,13 @@
-"""What a step is given: batches of one size, for a graph has one, or in pieces; and numbers."""
+"""Batches as the learner takes them: of one size, for a graph has one, or cut into pieces."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from agents.recipe import Numbers
 
 
 class Padding:
@@ -48,44 +45,6 @@ class Padding:
         self._share[:rows] = 1 / rows if share is None else share
         self._share[rows:] = 0
         return self._batch, self._share
-
-
-class Arguments:
-    """What a step is told besides weights: in the same tensors always, where a graph reads them."""
-
-    def __init__(self, device: torch.device, rows: int | None, *, fixed: bool) -> None:
-        self.padding = Padding(rows) if fixed and rows else None
-        self._fixed = fixed
-        self._told: Numbers = ()  # what the tensors hold
-        self._tensors: tuple[Tensor, ...] = ()
-        self._share = torch.empty(0, device=device)
-
-    def of(
-        self, batch: Any, share: float | Tensor | None, rate: float, numbers: Numbers
-    ) -> tuple[Numbers, Any, Tensor]:
-        """Return rate and numbers, the batch, and what each of its rows counts for."""
-        own = self._kept(rate, *numbers) if self._fixed else (*self._kept(rate), *numbers)
-        if isinstance(share, Tensor):  # who says it row by row has brought them to one size
-            self._share = share
-        elif self.padding is not None:
-            batch, self._share = self.padding(batch, share)
-        elif share is not None or len(self._share) != len(batch[0]):
-            each = 1 / len(batch[0]) if share is None else share
-            self._share = self._share.new_full((len(batch[0]),), each)
-        return own, batch, self._share
-
-    def _kept(self, *numbers: float | Tensor) -> tuple[Tensor, ...]:
-        """Return the numbers as tensors, which are written to only where they change."""
-        if not self._tensors:
-            self._told = (math.nan,) * len(numbers)  # equal to no number
-            self._tensors = tuple(self._share.new_empty(torch.as_tensor(n).shape) for n in numbers)
-        for tensor, number, before in zip(self._tensors, numbers, self._told, strict=True):
-            if isinstance(number, Tensor):
-                tensor.copy_(number)
-            elif number != before:
-                tensor.fill_(number)
-        self._told = numbers
-        return self._tensors
 
 
 def places(

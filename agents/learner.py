@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
-from agents.batches import Arguments, cut, together
+from agents.batches import Padding, cut, together
 from agents.compiling import Compiled, Mode, compiled
 from agents.networks import FlatNetwork
 from agents.precision import Forward, Precision, learned_in, read_in
@@ -74,6 +74,44 @@ class Means(Stateful):
             values = torch.cat((values, torch.stack(list(others.values()))))
         self.summed = 0
         return Metrics(names, values)
+
+
+class Arguments:
+    """What a step is told besides weights: in the same tensors always, where a graph reads them."""
+
+    def __init__(self, device: torch.device, rows: int | None, *, fixed: bool) -> None:
+        self.padding = Padding(rows) if fixed and rows else None
+        self._fixed = fixed
+        self._told: Numbers = ()  # what the tensors hold
+        self._tensors: tuple[Tensor, ...] = ()
+        self._share = torch.empty(0, device=device)
+
+    def of(
+        self, batch: Any, share: float | Tensor | None, rate: float, numbers: Numbers
+    ) -> tuple[Numbers, Any, Tensor]:
+        """Return rate and numbers, the batch, and what each of its rows counts for."""
+        own = self._kept(rate, *numbers) if self._fixed else (*self._kept(rate), *numbers)
+        if isinstance(share, Tensor):  # who says it row by row has brought them to one size
+            self._share = share
+        elif self.padding is not None:
+            batch, self._share = self.padding(batch, share)
+        elif share is not None or len(self._share) != len(batch[0]):
+            each = 1 / len(batch[0]) if share is None else share
+            self._share = self._share.new_full((len(batch[0]),), each)
+        return own, batch, self._share
+
+    def _kept(self, *numbers: float | Tensor) -> tuple[Tensor, ...]:
+        """Return the numbers as tensors, which are written to only where they change."""
+        if not self._tensors:
+            self._told = (math.nan,) * len(numbers)  # equal to no number
+            self._tensors = tuple(self._share.new_empty(torch.as_tensor(n).shape) for n in numbers)
+        for tensor, number, before in zip(self._tensors, numbers, self._told, strict=True):
+            if isinstance(number, Tensor):
+                tensor.copy_(number)
+            elif number != before:
+                tensor.fill_(number)
+        self._told = numbers
+        return self._tensors
 
 
 class Learner(Stateful):
@@ -180,12 +218,8 @@ class Learner(Stateful):
     @property
     def exceeded(self) -> bool:
         """Whether the last step was beyond the limit; asks the device only where there is one."""
-        return not self._within(self.means.last)
-
-    def _within(self, metrics: Tensor) -> Any:
-        """Tell whether a step that begins with these metrics [K] is to be taken."""
-        limit = self._recipe.limit
-        return limit is None or metrics[self.means.names.index(limit[0])] <= limit[1]
+        limit, means = self._recipe.limit, self.means
+        return limit is not None and means.last[means.names.index(limit[0])].item() > limit[1]
 
     @property
     def rounds(self) -> bool:
@@ -211,7 +245,6 @@ class Learner(Stateful):
         pieces = []
         for piece, part in self._pieces(batch, share):
             rows = self._recipe.loss(*self._forwards, piece, *numbers[1:])
-            # Given the shares as the gradient, torch would import SymPy to compare their shape.
             torch.dot(rows.loss, part).backward()  # type: ignore[no-untyped-call]
             pieces.append(told(rows, part))
         return gradient, *(pieces[0] if len(pieces) == 1 else together(pieces))
@@ -252,16 +285,16 @@ class Learner(Stateful):
         in_graph: bool = False,
     ) -> Tensor:
         """Step along the gradient, if within the limit; return the metrics [K] and its norm."""
-        looking = self._seen and not in_graph  # at numbers is free then
+        looking, limit = self._seen and not in_graph, self._recipe.limit  # it is free then
         norm = clip_(gradient, self._recipe.max_grad_norm, looking=looking)
         metrics = torch.cat((values, norm.unsqueeze(0)))
-        within = self._within(values)
+        within: Any = limit is None or values[self.means.names.index(limit[0])] <= limit[1]
         if looking and not within:
             return metrics
-        undoable = () if looking or self._recipe.limit is None else (weights, *adam)
-        before = [tensor.clone() for tensor in undoable]
+        undoable = () if looking or limit is None else (weights, *adam)
+        before = [(tensor, tensor.clone()) for tensor in undoable]
         step_ = written_out_ if in_graph else adam_
         step_(weights, gradient, adam, rate, epsilon=self._recipe.epsilon)
-        for now, then in zip(undoable, before, strict=True):  # without asking the device
+        for now, then in before:  # without asking the device
             now.copy_(torch.where(within, now, then))
         return metrics

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
 from agents.actor_critic import ActorCritic
@@ -165,7 +166,7 @@ def policy_loss(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tenso
 
 def value_loss(value: Tensor, return_: Tensor) -> Tensor:
     """Return (V − R)² [B]."""
-    return (value - return_).square()
+    return F.mse_loss(value, return_, reduction="none")
 
 
 def clipped_value_loss(value: Tensor, old: Tensor, return_: Tensor, clip: float | Tensor) -> Tensor:
