@@ -165,7 +165,7 @@ def test_a_compiled_student_learns_as_an_eager_one(tmp_path, policy, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TAUGHT)
 def test_kills_change_nothing(tmp_path, policy, name):
-    more = ("total_steps=4000", "eval.every=1000", "checkpoint.every=150", "log.every=500")
+    more = ("total_steps=8000", "eval.every=1000", "checkpoint.every=150", "log.every=500")
     fates = hold_killed_against_whole(
         tmp_path, (f"agent.teacher={policy}", *TAUGHT[name], *more), kills=3
     )
