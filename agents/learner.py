@@ -285,7 +285,7 @@ class Learner(Stateful):
         in_graph: bool = False,
     ) -> Tensor:
         """Step along the gradient, if within the limit; return the metrics [K] and its norm."""
-        looking, limit = self._seen and not in_graph, self._recipe.limit  # it is free then
+        looking, limit = self._seen and not in_graph, self._recipe.limit  # a look is free
         norm = clip_(gradient, self._recipe.max_grad_norm, looking=looking)
         metrics = torch.cat((values, norm.unsqueeze(0)))
         within: Any = limit is None or values[self.means.names.index(limit[0])] <= limit[1]
