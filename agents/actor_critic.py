@@ -7,7 +7,7 @@ as machine code.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -68,19 +68,11 @@ def tanh(x: Tensor) -> Tensor:
     return tanh_by_sigmoid(x)
 
 
-class Tanh(nn.Module):
-    """The function `tanh` as a layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return tanh(x)."""
-        return tanh(x)
-
-
-ACTIVATIONS: dict[Activation, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": Tanh,
-    "elu": nn.ELU,
-    "silu": nn.SiLU,
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": tanh,
+    "elu": F.elu,
+    "silu": F.silu,
 }
 
 
@@ -94,7 +86,7 @@ class TwinLayer(nn.Module):
         self.weight = nn.Parameter(torch.empty(2, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(2, 1, outputs))
         self.norm = TwinNorm(outputs) if layer_norm else None
-        self._activation = ACTIVATIONS[activation]().forward
+        self._activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x W + b) for both."""

@@ -39,6 +39,14 @@ class QHead(ABC):
         returns, likely = self.returns(outputs)
         return returns.mean(-1) if likely is None else (returns * likely).sum(-1)
 
+    def best(self, outputs: Tensor, values: Tensor, *, own: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the returns [B, M], and how likely each is, of the best actions by values [B, A].
+
+        `own` values are those that outputs [B, A, *shape] stand for.
+        """
+        del own
+        return self.returns(said_of(outputs, values.argmax(1)))
+
     @abstractmethod
     def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return each row's loss [B], and its TD error [B], detached.
@@ -54,7 +62,9 @@ class ScalarHead(QHead):
     shape = ()
 
     def __init__(self, *, huber: bool) -> None:
-        self._distance = F.smooth_l1_loss if huber else F.mse_loss
+        # Without their functions in Python, which ask for shapes.
+        distances = torch.ops.aten.smooth_l1_loss.default, torch.ops.aten.mse_loss.default
+        self._distance = distances[not huber]
 
     @override
     def returns(self, outputs: Tensor) -> tuple[Tensor, None]:
@@ -65,10 +75,16 @@ class ScalarHead(QHead):
         return outputs
 
     @override
+    def best(self, outputs: Tensor, values: Tensor, *, own: bool) -> tuple[Tensor, Tensor | None]:
+        if own:  # the largest
+            return values.amax(1, keepdim=True), None
+        return super().best(outputs, values, own=False)
+
+    @override
     def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return ℓ(Q(s, a) − y), ℓ Huber with δ = 1 or the square, y the expected goal."""
         goal = goals.squeeze(1) if likely is None else (goals * likely).sum(1)
-        return self._distance(chosen, goal, reduction="none"), chosen.detach() - goal
+        return self._distance(chosen, goal, 0), chosen.detach() - goal
 
 
 class CategoricalHead(QHead):
@@ -204,8 +220,8 @@ def td_loss(
         if munchausen is None:
             after = target(batch.next_obs)
             judge = judging(batch.next_obs) if double else after
-            best = values(judge, batch.next_obs).argmax(1)
-            returns, likely = head.returns(said_of(after, best))
+            own = not double and masks is None
+            returns, likely = head.best(after, values(judge, batch.next_obs), own=own)
             reward = batch.reward
         else:
             before, after = target(torch.cat((batch.obs, batch.next_obs))).chunk(2)

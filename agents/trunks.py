@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -62,7 +63,8 @@ def linearly(layer: nn.Linear, x: Tensor, noise: Iterator[Tensor] | None) -> Ten
     """Return what a layer makes of x; a noisy one takes its part of the noise, if there is any."""
     if noise is not None and isinstance(layer, NoisyLinear):
         return layer.forward(x, next(noise))
-    return F.linear(x, layer.weight, layer.bias)
+    own: Any = layer._parameters  # which a module's attributes find by a function in Python
+    return F.linear(x, own["weight"], own["bias"])
 
 
 class Dense(nn.Module):
@@ -85,7 +87,7 @@ class Dense(nn.Module):
         self.layers = nn.ModuleList(linear(a, b) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in hidden) if layer_norm else None
         self.activation: Activation = activation
-        self._activate = ACTIVATIONS[activation]().forward
+        self._activate = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor, noise: Iterator[Tensor] | None = None) -> Tensor:
         """Return features [B, hidden[-1]]; `noise` is of one noisy layer after the other."""

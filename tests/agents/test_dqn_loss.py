@@ -67,6 +67,17 @@ def test_loss_and_td_errors_equal_the_loop(double, dueling, huber):
     assert torch.equal(got.metrics[1], q)
 
 
+@pytest.mark.parametrize("huber", [False, True])
+def test_the_largest_value_is_that_of_the_best_action(huber):
+    head = ScalarHead(huber=huber)
+    q = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, -1.0], [-5.0, -5.0, -7.0]])
+    for own in (True, False):
+        returns, likely = head.best(q, q, own=own)
+        assert likely is None and returns.tolist() == [[3.0], [2.0], [-5.0]]
+    returns, _ = head.best(q, -q, own=False)  # somebody else's choice
+    assert returns.tolist() == [[1.0], [-1.0], [-7.0]]
+
+
 def huber(online, target, data):
     """The mean loss, with double Q-learning."""
     return td_loss(online, target, data, head=ScalarHead(huber=True), double=True).loss.mean()

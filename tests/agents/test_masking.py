@@ -43,6 +43,19 @@ def q_network(seed, shape, masks=MASKS):
     return QNetwork((4,), "float32", ACTIONS, (16,), True, shape, masks=masks).double()
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_what_allows_nothing_is_no_goal_of_its_own(double):
+    """Its forbidden actions are not worth what forbids them."""
+    head, plain = head_of("scalar"), batch()
+    nothing = torch.zeros(12, ACTIONS, dtype=torch.bool)
+    data = plain._replace(
+        obs=with_bits(plain.obs, some_masks(12, 1)), next_obs=with_bits(plain.next_obs, nothing)
+    )
+    online, target = q_network(0, head.shape), q_network(1, head.shape)
+    (td_error,) = td_loss(online, target, data, head=head, double=double, masks=MASKS).reports
+    assert td_error.abs().max() < 100
+
+
 @pytest.mark.parametrize("soft", [None, SOFT], ids=["greedy", "munchausen"])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["scalar", "c51", "quantile"])

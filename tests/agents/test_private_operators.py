@@ -11,6 +11,7 @@ import torch
 # where it is → what, and which file of ours uses it
 PRIVATE = {
     ("torch", "_fused_adam_"): "agents/adam.py",
+    ("torch.autograd", "Variable"): "agents/learner.py",
     ("torch._C._aoti", "AOTIModelContainerRunnerCpu"): "agents/kept_graphs.py",
     ("torch._inductor", "aot_compile"): "agents/kept_graphs.py",
     ("torch._inductor", "compile"): "agents/compiling.py",
@@ -59,6 +60,28 @@ def test_fused_adam_takes_a_step_as_the_optimizer_does():
             amsgrad=False, maximize=False,
         )  # fmt: skip
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_the_engine_adds_what_going_backward_from_a_gradient_would():
+    engine = private("torch.autograd", "Variable")._execution_engine
+    weights = torch.randn(5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    share = torch.linspace(0.1, 0.5, 5)
+    weights.square().backward(share)
+    expected = weights.grad + 1
+    weights.grad = torch.ones(5)
+    engine.run_backward((weights.square(),), (share,), False, False, (), True, True)
+    assert torch.equal(weights.grad, expected)
+
+
+def test_modules_keep_their_weights_by_name():
+    """`agents/trunks.py` reads them there, past the function that looks attributes up."""
+    layer = torch.nn.Linear(2, 3)
+    assert layer._parameters == {"weight": layer.weight, "bias": layer.bias}
+    others = {name: torch.full_like(own, 2) for name, own in layer.named_parameters()}
+    seen = []
+    layer.forward = lambda: seen.append(dict(layer._parameters))
+    torch.func.functional_call(layer, others, ())
+    assert [*seen[0].values()] == [*others.values()]
 
 
 def test_a_mode_sees_operations_below_gradients_and_says_so_while_it_lasts():

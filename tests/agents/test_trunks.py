@@ -261,7 +261,7 @@ def test_auto_starts_each_algorithm_as_it_always_did(which):
 def test_activations_on_the_host_are_those_of_torch(name):
     x = np.concatenate([np.linspace(-8, 8, 641), [-1e30, -200, 0.0, 200, 1e30]]).astype(np.float32)
     expected = TORCHS[name](torch.from_numpy(x.copy()))
-    layer = ACTIVATIONS[name]()(torch.from_numpy(x.copy()))
+    layer = ACTIVATIONS[name](torch.from_numpy(x.copy()))
     torch.testing.assert_close(layer, expected, rtol=1e-6, atol=1e-6)
     activate(x, CODES[name])
     torch.testing.assert_close(torch.from_numpy(x), expected, rtol=1e-6, atol=1e-6)
