@@ -234,12 +234,12 @@ class Learner(Stateful):
         step = weights[0], gradient, adam, numbers[0], values
         return self._finish(*step, in_graph=in_graph), *reports
 
+    @torch.enable_grad()  # an environment in this process may have switched it off
     def _eager_slope(
         self, _: Tensors, numbers: tuple[Any, ...], batch: Any, share: Tensor
     ) -> Tensors:
         """Return gradient [P], metrics [K] and reports [B]."""
-        # The modules' parameters are views of all these weights, and their gradients of one tensor:
-        # autograd accumulates straight into it.
+        # Parameters are views of these weights, and their gradients of one that it adds to.
         gradient = self.network.gradient.zero_()
         pieces = []
         for piece, part in self._pieces(batch, share):

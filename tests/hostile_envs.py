@@ -1,12 +1,19 @@
 """Environments that harm the process they run in, found by `env.id=hostile_envs:Hostile-v0`."""
 
 import ctypes
+import importlib
 import os
 import sys
 import threading
 
 import gymnasium as gym
 import numpy as np
+
+
+def torch():
+    """Return torch, which processes of environments need not load for the other harms."""
+    return importlib.import_module("torch")
+
 
 HARM = {
     "SystemExit": lambda: sys.exit(0),
@@ -15,6 +22,10 @@ HARM = {
     "segfault": lambda: ctypes.string_at(0),
     "print": lambda: print("hello", flush=True),
     "hang": lambda: threading.Event().wait(),
+    "gradients": lambda: torch().set_grad_enabled(False),
+    "threads": lambda: torch().set_num_threads(3),
+    "dtype": lambda: torch().set_default_dtype(torch().float64),
+    "device": lambda: torch().set_default_device("meta"),
 }
 
 

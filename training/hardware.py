@@ -1,4 +1,4 @@
-"""Which device, and how many threads."""
+"""Which device, how many threads, and that they stay so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from agents.network_settings import is_large_image
-from envs.types import EnvSpec
+from envs.types import EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError
 from memory.process import usable_cores
 from training.settings import RunSettings
@@ -96,3 +96,19 @@ def prepare_arithmetic(threads: int) -> None:
 
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
+
+
+def refuse_foreign_defaults(env: str) -> None:
+    """Refuse an environment that has told torch what tensors are like in this whole process."""
+    import torch
+
+    kinds = {
+        "dtype": (torch.get_default_dtype(), torch.float32),
+        "device": (torch.get_default_device(), torch.device("cpu")),
+    }
+    for name, (found, ours) in kinds.items():
+        if found != ours:
+            raise EnvironmentFailedError(
+                f"environment {env} has set torch's default {name} to {found}, for this program's "
+                "own tensors too: env.backend=async gives it a process of its own"
+            )

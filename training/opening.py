@@ -22,7 +22,13 @@ from memory.cache import let_go_of_code
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluator
 from training.filming import Filmer
-from training.hardware import device_name, prepare_arithmetic, prepare_device, thread_count
+from training.hardware import (
+    device_name,
+    prepare_arithmetic,
+    prepare_device,
+    refuse_foreign_defaults,
+    thread_count,
+)
 from training.identity import facts_of, starting_weights
 from training.instruments import Instruments, ending
 from training.joining import joined
@@ -66,9 +72,12 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
     seeds = spawn(settings.seed, world.rank)
     device = torch.device(device_name(settings.device))
     let_go_of_code()  # importing everything took most of it
-    prepare_arithmetic(thread_count(settings.threads, job.spec, place().local_size))
+    threads = thread_count(settings.threads, job.spec, place().local_size)
+    prepare_arithmetic(threads)
     prepare_device(settings, device)
     with build_env(settings.env, seed=seeds.env) as env:
+        prepare_arithmetic(threads)  # environments may have other ideas
+        refuse_foreign_defaults(settings.env.id)
         job.spec.refuse_another("training", env.spec)
         agent = build_agent(
             of_rank(job.settings.agent, world.rank, world.size),

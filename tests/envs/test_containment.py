@@ -76,6 +76,34 @@ def test_an_environment_in_the_trainer_that_exits_is_a_failure(tmp_path, where):
     assert summary["status"] == "failed"
 
 
+@pytest.mark.parametrize("where", ["constructor", "step"])
+@pytest.mark.parametrize("begins", ["dqn agent.learning_starts=200", "ppo agent.rollout_steps=50"])
+def test_an_environment_that_needs_no_gradients_leaves_training_its_own(tmp_path, begins, where):
+    short = f"agent={begins} agent.compile=false total_steps=400 eval.every=0 device=cpu".split()
+    hashes = set()
+    for place in (where, "nowhere"):
+        run = (*short, *hostile(place, "gradients"))
+        _, summary, _ = warm.run(tmp_path, *run, quick=False)
+        assert summary["updates"]
+        hashes.add(summary["weights_sha256"])
+    assert len(hashes) == 1
+
+
+def test_an_environment_that_takes_threads_leaves_training_its_own(tmp_path):
+    _, _, text = warm.run(tmp_path, *hostile("constructor", "threads"), "threads=1", "eval.every=0")
+    assert "seed 0, cpu, 1 thread\n" in text
+
+
+@pytest.mark.parametrize("harm", ["dtype", "device"])
+def test_other_tensors_for_the_whole_process_need_a_process(tmp_path, harm):
+    short = ("total_steps=300", "eval.every=0")
+    directory, _, text = warm.run(tmp_path, *hostile("constructor", harm), *short, code=4)
+    assert directory is None
+    assert f"hostile_envs:Hostile-v0 has set torch's default {harm} to " in text
+    _, summary, _ = warm.run(tmp_path, *hostile("constructor", harm, "env.backend=async"), *short)
+    assert summary["status"] == "finished"
+
+
 @pytest.mark.parametrize("harm", ["SystemExit", *PROCESSES])
 def test_closing_in_a_process_cannot_harm_the_trainer(tmp_path, harm):
     short = ("total_steps=300", "eval.every=0", "env.backend=async")
