@@ -119,6 +119,16 @@ def test_changes_that_make_no_sense_are_refused(finished: Path, override: str, r
         job(finished, f"resume={finished / 'run'}", override, quick=False)
 
 
+def test_a_continued_run_says_that_it_stays_where_it_is(copied: Path) -> None:
+    here = ("total_steps=800", "resume=run", f"run_dir={copied / 'run'}")
+    there = ("total_steps=900", "resume=run", "run_dir=another")
+    assert "stays where it is" not in run(copied, *here)[2]
+    directory, summary, printed = run(copied, *there)
+    assert f"with run_dir={copied / 'run'} (not another: a continued run stays where" in printed
+    assert summary["steps"] == 900 and directory == copied / "run"
+    assert not (copied / "another").exists()
+
+
 def test_nothing_to_continue_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         job(tmp_path, f"resume={tmp_path}")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from memory.errors import SettingError
 from training.manifest import CheckpointError, manifest_facts, saved_below
-from training.run_directory import LAST
+from training.run_directory import LAST, absolute
 from training.settings import completed, load_settings
 from training.teachers import refuse_foreign_teacher
 from training.typed import show
@@ -65,6 +65,10 @@ def _continued(
     refuse_foreign(checkpoint, config, fresh)
     refuse_foreign_teacher(checkpoint, config, fresh)
     found = continued(completed(config), fresh, typed)
+    asked = fresh.get("run_dir")
+    if asked and absolute(Path(asked)) != directory:
+        stays = f"run_dir={directory} (not {asked}: a continued run stays where it is)"
+        found = found._replace(changes=(*found.changes, stays))
     found.config.update(run_dir=str(directory), resume=resume)
     try:
         load_settings(found.config)
