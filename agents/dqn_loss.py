@@ -62,9 +62,8 @@ class ScalarHead(QHead):
     shape = ()
 
     def __init__(self, *, huber: bool) -> None:
-        # Without their functions in Python, which ask for shapes.
-        distances = torch.ops.aten.smooth_l1_loss.default, torch.ops.aten.mse_loss.default
-        self._distance = distances[not huber]
+        operators = torch.ops.aten  # their functions in Python ask for shapes first
+        self._distance = (operators.smooth_l1_loss if huber else operators.mse_loss).default
 
     @override
     def returns(self, outputs: Tensor) -> tuple[Tensor, None]:
