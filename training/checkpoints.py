@@ -74,6 +74,10 @@ class Checkpoints:
         thread.start()  # which fails where there may be no more of them
         self._thread = thread
 
+    def settle(self) -> None:
+        """Wait until it is certain which checkpoint is the newest."""
+        self.wait()
+
     def wait(self) -> None:
         """Wait until no checkpoint is being written."""
         if self._thread is not None:

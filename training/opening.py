@@ -146,6 +146,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             if job.continues is None:
                 env.reset()
                 instruments.saver.start()
+            else:
+                instruments.saver.go_on(job.continues, run.steps)
             yield run, env, agent
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,12 @@ class Saver:
         if self._enabled:
             self.save(0, None)
 
+    def go_on(self, changes: Sequence[str], step: int) -> None:
+        """Save at once where settings were changed: what is killed now goes on with them."""
+        # A continued run stays in its directory, whichever one was asked for.
+        if self._enabled and any(not change.startswith("run_dir=") for change in changes):
+            self.save(step, None)
+
     @property
     def next(self) -> int | None:
         """The step at which there is something to do; 0 while every row is to be looked at."""
@@ -112,6 +118,8 @@ class Saver:
 
     def save(self, step: int, score: float | None) -> None:
         """Copy the run's state and write it in a thread; refuse weights that are not numbers."""
+        # First, so that blocks are linked from what stays: a save under way removes older ones.
+        self.checkpoints.settle()
         self._times.begin_anew()
         self._refuse_non_finite(step)
         state = self._agent.state_dict()
