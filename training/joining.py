@@ -11,7 +11,7 @@ import torch
 
 from agents.stopping import Stop
 from agents.world import ALONE, World
-from memory.errors import SettingError
+from memory.errors import ExpectedError, SettingError
 from training.hardware import device_name
 from training.launch import Place, place
 from training.resume import leaves
@@ -45,6 +45,9 @@ def joined(job: Job, stop: Stop) -> Iterator[World]:
             refuse_different(job, ranks)
             yield ranks
             failed = False
+    except ExpectedError as error:
+        failed = not error.together
+        raise
     finally:
         ranks.leave(together=not failed)
 

@@ -39,10 +39,11 @@ class RankCheckpoints(Checkpoints):
 
     @override
     def settle(self) -> None:
-        """Together: wait, and take over which one rank 0 knows to be whole."""
+        """Together: wait, and take over what rank 0 knows of the newest one."""
         with self._ranks.waits():
             self.wait()
-        last = self._ranks.gather(str(self.last) if self.last else "")[0]
+        known = [str(self.last) if self.last else "", self.failure]
+        last, self.failure = self._ranks.gather(known)[0]
         self.last = Path(last) if last else None
 
     @override
@@ -52,6 +53,8 @@ class RankCheckpoints(Checkpoints):
         parts: Iterable[tuple[str, Any]],
         facts: Mapping[str, Any],
         after: Callable[[], object] = bool,
+        *,
+        prunes: bool = True,
     ) -> None:
         """Together, once all have settled: begin a directory, and write into it in a thread."""
         self._count += 1
@@ -65,7 +68,7 @@ class RankCheckpoints(Checkpoints):
                 refused = error.strerror or describe(error)
         agreed, self._refused = self._ranks.gather([name, refused])[0]
         self._path = Path(agreed)
-        super().save(step, parts, {**facts, "ranks": self._ranks.size}, after)
+        super().save(step, parts, {**facts, "ranks": self._ranks.size}, after, prunes=prunes)
 
     @override
     def _free_name(self, step: int) -> Path:

@@ -160,6 +160,8 @@ class Ranks(World, Stateful):
         except PeerLostError:
             raise
         except BaseException as error:
+            if isinstance(error, ExpectedError) and error.together:
+                raise
             first = self.heart.tell(Told(self.rank, describe(error)))
             if isinstance(error, ExpectedError):
                 error.silent = not first

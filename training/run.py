@@ -26,6 +26,7 @@ from training.settings import Settings
 from training.summary import Summary, weights_hash
 from training.terminal import Status, score
 from training.timing import Interval, Stopwatch
+from training.unsaved import UnsavedError
 
 log = logging.getLogger("steadyrl")
 
@@ -63,6 +64,7 @@ class Run(Stateful):
         self._stopwatch = Stopwatch()
         self._updates = 0  # that the metrics hold
         self.logged_step = 0
+        self.unsaved = False  # a signal cut it short, and its checkpoint could not be written
         self._kept = KeptRow(next(iter(agent.weights().values())).device)
         self._score: float | None = None  # of these very weights, where they were evaluated
         self._is_best = False  # and they are better than all before, and not saved yet
@@ -96,7 +98,12 @@ class Run(Stateful):
 
     @property
     def exit_code(self) -> int:
-        """What the process should end with: 0, or the code of the signal that cut the run short."""
+        """What the process should end with: 0, or the code of the signal that cut the run short.
+
+        Of one that could not be saved, that code would promise too much.
+        """
+        if self.unsaved:
+            return UnsavedError.exit_code
         signal = self._instruments.signals.received
         return 0 if signal is None or self.summary.status == "finished" else 128 + signal
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from forked_ranks import together
+from forked_ranks import start, together
 from opened import job
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "buffers"))
@@ -21,10 +21,11 @@ import training.replay_blocks
 from agents.world import World
 from train import train
 from training.files import Files
-from training.manifest import saved_below
+from training.manifest import checked_facts, manifest_of, saved_below
 from training.opening import open_run
 from training.rank_saving import RankCheckpoints
 from training.ranks import Ranks
+from training.run_directory import read_summary
 from training.saving import Saver
 from training.settings import CheckpointSettings
 
@@ -90,7 +91,7 @@ SAVED = ("resume=auto", "checkpoint.seconds=1000", "eval.every=0", "total_steps=
 
 def test_changed_settings_are_saved_before_anything_is_done_with_them(tmp_path: Path) -> None:
     train(job(tmp_path, *SAVED))
-    longer = (*SAVED, "total_steps=900", "checkpoint.keep=1")
+    longer = (*SAVED, "total_steps=900")
     with suppress(SystemExit), open_run(job(tmp_path, *longer)) as (run, *_):
         assert run.steps == 400
         run._instruments.saver.checkpoints.wait()
@@ -98,7 +99,24 @@ def test_changed_settings_are_saved_before_anything_is_done_with_them(tmp_path: 
     found = job(tmp_path, f"resume={tmp_path / 'run'}", quick=False)
     assert found.settings.run.total_steps == 900
     assert found.continues == ()
-    assert [saved.step for saved in saved_below(tmp_path / "run" / "checkpoints")] == [400]
+    # The same state twice takes the place of no other one.
+    assert [saved.step for saved in saved_below(tmp_path / "run" / "checkpoints")] == [400, 400, 0]
+    train(job(tmp_path, "resume=auto", quick=False))
+    summary = read_summary(tmp_path / "run")
+    assert (summary["status"], summary["steps"]) == ("finished", 900)
+
+
+def test_changed_settings_of_ranks_are_saved_at_once_too(tmp_path: Path) -> None:
+    for total in ("400", "600"):
+        ranks = start(tmp_path, 2, "run_dir=run", *SAVED, f"total_steps={total}")
+        outputs = [rank.communicate() for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    saved = saved_below(tmp_path / "run" / "checkpoints")
+    assert saved[0].step >= 600 and saved[1].path.name.endswith("-2")
+    found = [manifest_of(each.path) for each in saved]
+    assert [each["facts"]["config"]["total_steps"] for each in found] == [600, 600]
+    assert found[0]["files"].keys() == found[1]["files"].keys()
+    assert checked_facts(saved[1].path)["ranks"] == 2
 
 
 def test_settings_that_stayed_are_not_saved_again(
