@@ -25,6 +25,8 @@ class BatchBackend(Backend):
     environment is then a reset.
     """
 
+    works_alone = True
+
     def __init__(
         self, settings: EnvSettings, encoder: Encoder, action: ActionSpec, *, seed: int
     ) -> None:
@@ -37,6 +39,7 @@ class BatchBackend(Backend):
         self._cut = False  # the next row starts all environments
         self._done = np.ones(n, np.bool_)  # whose next row is a reset
         self._say = Remarks(settings.id)
+        self.timeouts = n  # one after the other, it may be
         if settings.checked:
             self._say(encoder.remark)
 
@@ -87,6 +90,7 @@ class BatchBackend(Backend):
             self._receive(row)
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
+        self.answers += 1
 
     def _fill(
         self,

@@ -21,6 +21,8 @@ from memory.errors import SettingError
 class NativeBackend(BatchBackend):
     """A vector environment of Gymnasium's own, with one generator for all N."""
 
+    works_alone = False  # its whole step is made where it is received
+
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._env = env = _make(settings)
         try:

@@ -37,6 +37,8 @@ class ProcessBackend(Backend):
     """N environments in N processes; rows and actions travel through shared memory."""
 
     replays = True
+    works_alone = True
+    timeouts = 2  # the first of which ends with another process in the place of one that hangs
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         if not brings_its_module(settings.id):
@@ -107,6 +109,7 @@ class ProcessBackend(Backend):
         self, worker: WorkerHandle, late: float, *, starting: bool = False
     ) -> Exception | None:
         """Take its spaces at the start, then remarks on its steps; return what broke instead."""
+        self.answers += 1
         try:
             told = worker.answer(late)
             if starting:

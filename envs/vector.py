@@ -14,6 +14,7 @@ from typing_extensions import override
 from envs.action_log import ActionLog
 from envs.faults import Faults
 from envs.row import EpisodeStatistics, FrameStack, Row
+from envs.row_clock import RowClock
 from envs.types import EnvSpec, RunRows, Step
 from memory.errors import NonFiniteError
 from memory.state import Stateful, give
@@ -27,6 +28,9 @@ class Backend(ABC):
     spec: EnvSpec  # of single frames
     faults: Faults
     replays = False  # episodes have seeds of their own, so that their actions lead to them again
+    works_alone = False  # a step goes on from its launch, whatever this process does meanwhile
+    # Environments that have answered so far, and how many step timeouts the next may take.
+    answers, timeouts = 0, 1
 
     def rows(self) -> tuple[Row, Row]:
         """Return the two rows that are filled in turn."""
@@ -85,6 +89,17 @@ class VectorEnv(Stateful):
         self._statistics = EpisodeStatistics(num_envs, self.spec.info_metrics)
         self._actions = ActionLog(num_envs) if backend.replays else None
         self._started = self._under_way = False
+        self.clock = RowClock()
+
+    @property
+    def answers(self) -> int:
+        """How many environments have answered so far: it grows within a row, unless one hangs."""
+        return self._backend.answers
+
+    @property
+    def timeouts(self) -> int:
+        """How many times `env.step_timeout` it may take until the next one answers."""
+        return self._backend.timeouts
 
     @property
     def observation(self) -> NDArray[Any]:
@@ -99,7 +114,8 @@ class VectorEnv(Stateful):
     def reset(self) -> NDArray[Any]:
         """Start every environment anew and return the first observations [N, …]."""
         row = self._next()
-        self._backend.start(row)
+        with self.clock:
+            self._backend.start(row)
         self._repair(row)
         row.set_all_reset()
         self._statistics.clear()
@@ -113,6 +129,8 @@ class VectorEnv(Stateful):
         if self._under_way or not self._started:
             raise RuntimeError("send() needs a reset() before it and one receive() after it")
         self._under_way = True
+        if self._backend.works_alone:
+            self.clock.begin()
         self._backend.launch(action, self._rows[1 - self._turn])
         if self._actions is not None:
             self._note_starts(self._actions)
@@ -124,7 +142,8 @@ class VectorEnv(Stateful):
             raise RuntimeError("receive() needs a send() before it")
         self._under_way = False
         row = self._next()
-        self._backend.collect(row)
+        with self.clock:
+            self._backend.collect(row)
         if not row.is_finite():
             self._repair(row)
         self._faults.step += 1
@@ -232,7 +251,8 @@ class VectorEnv(Stateful):
 
     def close(self) -> None:
         """Free everything; safe to call twice and after a failure."""
-        self._backend.close()
+        with self.clock:
+            self._backend.close()
 
     def __enter__(self) -> VectorEnv:
         return self

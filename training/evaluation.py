@@ -150,6 +150,11 @@ class Evaluator:
         self._start = self._env.state_dict()
 
     @property
+    def env(self) -> VectorEnv:
+        """Its environments."""
+        return self._env
+
+    @property
     def spec(self) -> EnvSpec:
         """What its environments offer."""
         return self._env.spec

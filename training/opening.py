@@ -34,6 +34,7 @@ from training.instruments import Instruments, ending
 from training.joining import joined
 from training.launch import place
 from training.logger import Logger, NoLogger, to_file
+from training.patience import Patience
 from training.run import Run
 from training.run_directory import RunDirectory, SeenDirectory
 from training.saving import Saver
@@ -44,6 +45,7 @@ from training.summary import Summary
 from training.teachers import find_teacher
 from training.terminal import find_screen, open_progress, to_terminal
 from training.wandb_sink import WandB
+from training.watcher import Watcher
 
 log = logging.getLogger("steadyrl")
 
@@ -106,6 +108,8 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     screen = find_screen()
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
+        together = place().size > 1
+        watcher = stack.enter_context(Watcher(signals.longest(), together=together))
         stack.enter_context(to_terminal(screen, silent=place().rank > 0))
         world = stack.enter_context(joined(job, signals.stop))
         job = job._replace(directory=Path(world.gather(str(job.directory))[0]))
@@ -118,9 +122,13 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if settings.eval.every and world.rank == 0:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.refuse_another("evaluation", evaluator.spec)
+        envs = [env] if evaluator is None else [env, evaluator.env]
+        signals.patience = Patience(settings, envs).seconds
+        watcher.watch(envs, signals.longest)
         # Last, so that what cannot be built leaves no directory behind.
         if job.continues is None:
             signals.begin()
+            watcher.begun()
         directory = stack.enter_context(_open_directory(job, world))
         held = settings.resume is not None
         name = f"train-rank{world.rank}.log" if world.rank else "train.log"
@@ -142,6 +150,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             _continue(job, run, instruments)
             begin_log()
             signals.begin()
+            watcher.begun()
         with ending(run, instruments):
             if job.continues is None:
                 env.reset()
@@ -171,7 +180,7 @@ def _begin(
     else:
         from training.rank_run import RankRun, shared  # who is alone needs none of it
 
-        instruments = shared(instruments, job.settings.run, facts)
+        instruments = shared(instruments, job.settings.run, facts, env)
         run = RankRun(job.settings, agent, instruments, summary)
     instruments.saver.attach(run, env, agent)
     stack.callback(instruments.saver.checkpoints.abandon)

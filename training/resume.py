@@ -18,7 +18,7 @@ from training.typed import show
 # not what is learned; whatever is saved is float32.
 FREE = (
     *("total_steps", "device", "precision", "deterministic", "threads"),
-    *("agent.compile", "env.step_timeout", "env.max_restarts"),
+    *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts"),
 )
 FREE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
 # What names the run rather than being part of it.

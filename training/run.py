@@ -157,8 +157,9 @@ class Run(Stateful):
         if signals.save_requested:
             asked, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
+        signals.saving = True  # or waiting until it may
         self._instruments.saver.after_row(self.steps, score, best=self._is_best, asked=asked)
-        self._is_best = False
+        signals.saving = self._is_best = False
 
     def report(self) -> None:
         """Learn what these steps made due, so that it is what gets evaluated and logged.
@@ -202,12 +203,14 @@ class Run(Stateful):
         """Learn, evaluate and log what is left, unless asked to stop; save; close the summary."""
         self._instruments.signals.reached()
         whole = self.steps >= self._total and self._problem is None and self._last_words()
+        self._instruments.signals.saving = True
         self._instruments.saver.finish(self.steps, self._score)
         if not whole and self.steps > self.logged_step:
             self._write(self._scalars())  # after saving: a run that goes on takes it back
         if self._problem is not None:
             raise self._problem
         self._instruments.saver.write_policy(LAST, self.steps, self._score)
+        self._instruments.signals.saving = False
         self.summary.status = "finished" if whole else "interrupted"
         self._close()
 

@@ -23,6 +23,8 @@ from training.typed import build, convert, show
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
+LONGEST_STOP = 1_000_000  # seconds; eleven days, as of a step
+
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
@@ -84,6 +86,7 @@ class RunSettings:
     precision: Literal["float32", "tf32", "bf16"]
     deterministic: bool
     threads: Literal["auto"] | int
+    stop_timeout: Literal["auto"] | float  # seconds
     run_dir: str | None
     resume: str | None
     init_from: str | None
@@ -104,6 +107,9 @@ class RunSettings:
             raise SettingError("device", self.device, reason)
         if self.threads != "auto" and self.threads < 1:
             raise SettingError("threads", self.threads, "must be auto, or 1 or more")
+        if self.stop_timeout != "auto" and not 0 < self.stop_timeout <= LONGEST_STOP:
+            reason = f"must be auto, or above 0 and at most {LONGEST_STOP:,} seconds"
+            raise SettingError("stop_timeout", self.stop_timeout, reason)
         if self.env.num_envs > self.total_steps:
             raise SettingError(
                 "env.num_envs",
