@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -55,11 +55,20 @@ class Compiled:
     """
 
     def __init__(
-        self, function: Callable[..., Any], fallback: Callable[..., Any], name: str = "the update"
+        self,
+        function: Callable[..., Any],
+        fallback: Callable[..., Any],
+        name: str = "the update",
+        *,
+        only_read: Sequence[int] = (),
     ) -> None:
+        """Take a function, what computes the same eagerly, and which arguments it only reads.
+
+        These are not copied for the trace.
+        """
         self._function = function
         self._fallback = fallback
-        self._name = name
+        self._name, self._only_read = name, only_read
         self._run: Callable[[list[Tensor]], Any] | None = None
         self._failed = False
         self._captured: list[Tensor] = []
@@ -98,7 +107,7 @@ class Compiled:
             alone = isinstance(found, Tensor)  # a graph returns several
             return (found,) if alone else found
 
-        graph, self._captured = traced(function, args)
+        graph, self._captured = traced(function, args, self._only_read)
         inputs = flatten(args) + self._captured
         code = host_code if inputs[0].device.type == "cpu" else device_code
         run = code(graph, inputs)
@@ -116,9 +125,15 @@ def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[
 
 
 def compiled(
-    function: Callable[..., Any], mode: Mode, eager: Callable[..., Any]
+    function: Callable[..., Any],
+    mode: Mode,
+    eager: Callable[..., Any],
+    *,
+    only_read: Sequence[int] = (),
 ) -> Callable[..., Any]:
     """Return `function` compiled or recorded, or `eager`, which computes the same."""
     if mode == "eager":
         return eager
-    return Recorded(eager) if mode == "cudagraph" else Compiled(function, eager)
+    if mode == "cudagraph":
+        return Recorded(eager)
+    return Compiled(function, eager, only_read=only_read)

@@ -246,10 +246,11 @@ class PPO(Agent):
             if self._learner.rounds or not self._actor.complete:
                 self._score(rollout)
             if isinstance(self._actor, RecurrentSampling):  # of episodes that go on
-                last_value = self._actor.values(obs, rollout.flags[-1, -1].numpy())
+                valid = rollout.flags[-1, -1].numpy()
+                last_value = self._actor.values(obs, valid, self._learner.forward)
             else:
-                on_host = self._score.value
-                last_value = self._network(obs)[1] if on_host is None else on_host(obs)
+                on_host = None if self._learner.rounds else self._score.value
+                last_value = self._learner.forward(obs)[1] if on_host is None else on_host(obs)
         how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}
         if (units := self._network.units) is None:
             rollout.finish(last_value, **how)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from envs.atari import AtariBackend
 from envs.envpool import EnvPoolBackend
 from envs.faults import WorkerError, told
-from envs.kernel import find_kernel
+from envs.kernel import changed_source, find_kernel
 from envs.making import ATARI, MINATAR, NOT_ATARI, brings_its_module, find_spec
 from envs.masks import refuse_without
 from envs.native import NativeBackend
@@ -26,6 +26,8 @@ from memory.errors import ExpectedError, SettingError
 from memory.process import usable_cores
 
 if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec as GymSpec
+
     from envs.kernel_backend import KernelBackend
 
 log = logging.getLogger("steadyrl")
@@ -90,6 +92,11 @@ def probe(settings: EnvSettings) -> EnvSpec:
         one: EnvSettings = EvaluationSettings(**{**vars(settings), "num_envs": 1})
         name, _ = choose_backend(one)
         if name == "kernel":
+            if find_kernel(one).masks and one.action_masks == "auto":
+                log.warning(
+                    f"{one.id} says which actions it allows, which env.backend=kernel does not: "
+                    "all are taken as allowed (as with env.action_masks=false)"
+                )
             one = one.with_masks(False)
         elif one.action_masks == "true":
             one = replace(one, action_masks="auto")  # it is seen whether it does
@@ -152,6 +159,12 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
         return backend, "as set"
     if _has_kernel(settings):
         return "kernel", "compiled, with the rows of sync"
+    name, why = _without_kernel(settings, spec)
+    changed = changed_source(settings)
+    return name, f"{why}; {changed}" if changed else why
+
+
+def _without_kernel(settings: EnvSettings, spec: GymSpec) -> tuple[BackendName, str]:
     batched = settings.num_envs >= NATIVE_FROM and not settings.one_by_one
     if batched and spec.vector_entry_point is not None and _runs_as_a_batch(settings):
         return "native", f"{settings.num_envs} environments in one batch"
@@ -159,12 +172,12 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
 
 
 def _has_kernel(settings: EnvSettings) -> bool:
-    """Tell whether a kernel runs the environments under these settings."""
+    """Tell whether a kernel runs the environments under these settings, masks and all."""
     try:
-        find_kernel(settings)
+        kernel = find_kernel(settings)
     except SettingError:
         return False
-    return not settings.one_by_one
+    return not settings.one_by_one and not (kernel.masks and settings.action_masks == "auto")
 
 
 def _runs_as_a_batch(settings: EnvSettings) -> bool:

@@ -78,11 +78,11 @@ def points(rows, seed=0):
 
 def as_traced(learner):
     """Let the learner run what the compiler would be given, once as there, without the compiler."""
-    made = []
+    made, only_read = [], getattr(learner._run, "_only_read", ())
 
     def run(*args):
         if not made:
-            made.extend(traced(partial(learner._whole, True), args))
+            made.extend(traced(partial(learner._whole, True), args, only_read))
         graph, captured = made
         return graph(*flatten(args), *captured)
 
@@ -188,6 +188,8 @@ def test_a_step_beyond_the_limit_is_undone(graph):
         learner.step(points(6), 1e-2)
         after = learner.state_dict()
         assert learner.exceeded is undone
+        assert learner.updates == (not undone)
+        assert (learner.means() is None) is undone, "nor does it count in a mean"
         assert torch.equal(before["network"]["weights"], after["network"]["weights"]) is undone
         for name in ("mean", "square", "step"):
             assert torch.equal(before["adam"][name], after["adam"][name]) is undone
