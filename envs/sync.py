@@ -53,7 +53,7 @@ class SyncBackend(Backend):
         for index, env in enumerate(self._envs):
             try:
                 env.start(row.frames[index])
-            except BaseException as error:  # noqa: PERF203 - each one may break
+            except BaseException as error:  # each one may break
                 self._recover(env, error, row)
 
     def launch(self, action: NDArray[Any], row: Row) -> None:
@@ -65,7 +65,7 @@ class SyncBackend(Backend):
         for env, action in zip(self._envs, self._actions, strict=True):
             try:
                 env.advance(action, row)
-            except BaseException as error:  # noqa: PERF203 - each one may break
+            except BaseException as error:  # each one may break
                 self._recover(env, error, row)
 
     def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
