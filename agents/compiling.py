@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agents.kept_graphs import host_code
 from agents.tracing import traced
-from memory.errors import describe
+from memory.errors import describe, one_line
 from memory.recording import Recorded, flatten
 
 Mode = Literal["eager", "compiled", "cudagraph"]
@@ -94,8 +94,8 @@ class Compiled:
             self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
         except (RuntimeError, OSError) as error:
-            reason = describe(error)
-            log.warning("%s cannot be compiled here, running eagerly: %s", self._name, reason)
+            why = reason(error)
+            log.warning("%s cannot be compiled here, running eagerly: %s", self._name, why)
             self._failed = True
 
     def _compile(self, args: tuple[Any, ...]) -> Callable[[list[Tensor]], Any]:
@@ -112,6 +112,13 @@ class Compiled:
         code = host_code if inputs[0].device.type == "cpu" else device_code
         run = code(graph, inputs)
         return (lambda tensors: run(tensors)[0]) if alone else run
+
+
+def reason(error: Exception) -> str:
+    """Return in one line why nothing was compiled: a compiler's own error, not its command."""
+    printed = str(error).partition("\nOutput:\n")[2]
+    errors = [line for line in printed.splitlines() if "error" in line]
+    return one_line(errors[0]) if errors else describe(error)
 
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:

@@ -82,7 +82,7 @@ class ProcessBackend(Backend):
         while True:
             try:
                 return read_description(ask_process(self._settings), self._settings)
-            except WorkerError as error:  # noqa: PERF203 - trying again is the point
+            except WorkerError as error:  # trying again is the point
                 self.faults.excuse(0, error)
 
     def _hire(self, index: int) -> WorkerHandle:

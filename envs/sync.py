@@ -53,7 +53,7 @@ class SyncBackend(Backend):
         for index, env in enumerate(self._envs):
             try:
                 env.start(row.frames[index])
-            except BaseException as error:
+            except BaseException as error:  # each one may break
                 self._recover(env, error, row)
             self.answers += 1
 
@@ -66,7 +66,7 @@ class SyncBackend(Backend):
         for env, action in zip(self._envs, self._actions, strict=True):
             try:
                 env.advance(action, row)
-            except BaseException as error:
+            except BaseException as error:  # each one may break
                 self._recover(env, error, row)
             self.answers += 1
 

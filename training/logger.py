@@ -41,7 +41,7 @@ class Logger:
         for sink in self._sinks:
             try:
                 sink.continue_after(step)
-            except sink.failures as error:  # noqa: PERF203 - each one may fail
+            except sink.failures as error:  # each one may fail
                 log.warning("earlier metrics cannot be continued: %s", _reason(error))
 
     def write(
@@ -68,7 +68,7 @@ class Logger:
         for sink in self._sinks:
             try:
                 tell(sink)
-            except sink.failures as error:  # noqa: PERF203 - each one may fail
+            except sink.failures as error:  # each one may fail
                 self._failed(sink, _reason(error))
             else:
                 self._works(sink)

@@ -47,7 +47,7 @@ def stored(
     for saved in saved_below(directory / "checkpoints"):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
-        except CheckpointError as error:  # noqa: PERF203 - the one before may do
+        except CheckpointError as error:  # the one before may do
             reasons.append(str(error))
     if resume != AUTO or reasons:
         raise CheckpointError("; ".join(reasons) or f"resume={resume}: {directory} {NOTHING}")

@@ -12,6 +12,8 @@ from test_dqn_agent import Chain
 from test_dqn_agent import build as build_dqn
 
 ROOT = str(Path(__file__).parent.parent.parent) + "/"
+# An environment within the checkout lies below the root too, and is not ours.
+FLOORS = ("agents/", "buffers/", "envs/", "memory/", "training/")
 
 
 def trip(call, *arguments):
@@ -20,9 +22,10 @@ def trip(call, *arguments):
 
     def watch(frame, event, _):
         code = frame.f_code
-        ours = code.co_filename.startswith(ROOT) and not code.co_name.startswith("<")
+        file = code.co_filename.removeprefix(ROOT)
+        ours = file.startswith(FLOORS) and not code.co_name.startswith("<")
         if event == "call" and ours:
-            files.append(code.co_filename.removeprefix(ROOT))
+            files.append(file)
 
     before = sys.getprofile()
     gc.collect()
@@ -34,6 +37,18 @@ def trip(call, *arguments):
         sys.setprofile(before)
         gc.enable()
     return files
+
+
+def test_what_lies_in_an_environment_within_the_checkout_is_not_ours(monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", "/checkout/")
+    for file, ours in (
+        ("/checkout/agents/dqn.py", ["agents/dqn.py"]),
+        ("/checkout/.venv/lib/python3/site-packages/torch/nn.py", []),
+        ("/checkout/env/agents/dqn.py", []),
+    ):
+        made = {}
+        exec(compile("def step(): pass", file, "exec"), made)
+        assert trip(made["step"]) == ours
 
 
 def changes(files):

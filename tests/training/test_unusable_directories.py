@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -108,7 +109,7 @@ def test_a_refusal_keeps_what_another_run_has_there(tmp_path):
         code = "import sys; from pathlib import Path; from training.run_directory import *\n"
         code += "RunDirectory(Path(sys.argv[1]))"
         other = subprocess.run(
-            ["python", "-c", code, str(tmp_path / "run")], capture_output=True, text=True
+            [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True
         )
         assert RunDirectoryInUseError.__name__ in other.stderr
         assert sorted(tmp_path.rglob("*")) == before
