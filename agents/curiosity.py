@@ -105,7 +105,7 @@ class Curiosity(Stateful):
         """Together: one novelty for all ranks, by the rows that all of them have seen."""
         self._world = self._statistics.world = self.rewards.world = world
         self.learner.join(world)
-        world.copy_((self._target.weights,))
+        self._target.join(world)
 
     @property
     def nbytes(self) -> int:

@@ -160,7 +160,7 @@ class Learner(Stateful):
         """
         self._recipe = replace(self._recipe, prepare=None)
         for network in self._networks:
-            world.copy_((network.weights, *network.module.buffers()))
+            network.join(world)
         slope = compiled(self._graph_slope, self._mode, self._eager_slope, only_read=(2,))
         finish = compiled(partial(self._finish, in_graph=True), self._mode, self._finish)
         self._run = Together(slope, finish, world, lambda: self.stop)

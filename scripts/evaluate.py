@@ -102,19 +102,20 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     import torch
 
     from agents.registry import Sample, finished_policy
-    from training.hardware import device_name, prepare_arithmetic, thread_count
+    from training.device_choice import choose_device
+    from training.hardware import prepare_arithmetic, thread_count
     from training.identity import plain_spec
     from training.opening import spawn
 
     run = chosen(args, settings)
     seeds = spawn(run.seed)
-    device = torch.device(device_name(run.device))
     policy, weights = load(args)
     # It goes by what the policy knows, whatever the environment says.
     run = replace(run, env=run.env.with_masks(bool(policy.facts["spec"].get("mask"))))
     with _stage(args, run, seeds.evaluation) as (spec, play):
         refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.facts["spec"])
         prepare_arithmetic(thread_count(run.threads, spec))
+        device = torch.device(choose_device(run, settings.agent, spec))
         sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
         try:
             actor = finished_policy(settings.agent, spec, weights, device=device, sample=sample)

@@ -63,7 +63,9 @@ def use_own_device(here: Place) -> None:
 
 def refuse_different(job: Job, world: World) -> None:
     """Refuse ranks that were told different things, and name the first of those."""
-    text = json.dumps(job.config, sort_keys=True, default=str)
+    # What `auto` is was decided by each: one card may not work.
+    config = {**job.config, "device": job.settings.run.device}
+    text = json.dumps(config, sort_keys=True, default=str)
     hashes = world.gather(hashlib.sha256(text.encode()).hexdigest())
     if len(set(hashes)) == 1:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from envs.vector import VectorEnv
 from memory.budget import plan_line
 from memory.cache import let_go_of_code
 from memory.watch import MemoryWatch
+from training.device_choice import choose_device
 from training.evaluation import Evaluator
 from training.filming import Filmer
 from training.hardware import (
@@ -104,13 +106,14 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 
     On leaving, the summary is written, and all is closed.
     """
-    settings = job.settings.run
     screen = find_screen()
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         together = place().size > 1
         watcher = stack.enter_context(Watcher(signals.longest(), together=together))
         stack.enter_context(to_terminal(screen, silent=place().rank > 0))
+        job = on_device(job)
+        settings = job.settings.run
         world = stack.enter_context(joined(job, signals.stop))
         job = job._replace(directory=Path(world.gather(str(job.directory))[0]))
         env, agent = stack.enter_context(build(job, world))
@@ -158,6 +161,13 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             else:
                 instruments.saver.go_on(job.continues, run.steps)
             yield run, env, agent
+
+
+def on_device(job: Job) -> Job:
+    """Return a job whose settings name the device that it trains on."""
+    run, agent = job.settings.run, job.settings.agent
+    run = replace(run, device=choose_device(run, agent, job.spec))
+    return job._replace(settings=replace(job.settings, run=run))
 
 
 def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
