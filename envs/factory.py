@@ -40,7 +40,8 @@ def _kernel(settings: EnvSettings, seed: int) -> KernelBackend:
 def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
     from envs.kernel_rows import KernelVectorEnv  # likewise
 
-    return KernelVectorEnv(_kernel(settings, seed), frame_stack=settings.frame_stack)
+    stack, checked = settings.frame_stack, settings.checked
+    return KernelVectorEnv(_kernel(settings, seed), frame_stack=stack, check_levels=checked)
 
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
@@ -68,7 +69,8 @@ def build_env(
         log.info("%s: backend %s for %d x %s: %s", purpose, name, n, settings.id, why)
         if name == "kernel":
             return _kernels(settings, seed)
-        return VectorEnv(BACKENDS[name](settings, seed=seed), frame_stack=settings.frame_stack)
+        backend, stack = BACKENDS[name](settings, seed=seed), settings.frame_stack
+        return VectorEnv(backend, frame_stack=stack, check_levels=settings.checked)
 
 
 def build_shown_env(settings: ShownSettings, *, seed: int) -> VectorEnv:
@@ -94,7 +96,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
         elif one.action_masks == "true":
             one = replace(one, action_masks="auto")  # it is seen whether it does
         if name == "async" or (name == "sync" and _may_become_async(settings)):
-            found, _ = read_description(ask_process(one), one)
+            found = read_description(ask_process(one), one).spec
         elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
             found = _kernel(one, seed=0).spec  # its own takes longer to import than the compiler
         elif name in ("sync", "kernel"):  # which needs no compiler to say that

@@ -177,6 +177,8 @@ def settings(env_id=COUNTER, **changes):
         "kwargs": {},
         "wrappers": (),
         "action_masks": "false",
+        "image_axes": "auto",
+        "image_range": None,
         "step_timeout": 20.0,
         "max_restarts": 0,
         "info_metrics": (),
