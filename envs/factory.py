@@ -155,9 +155,13 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
     if _has_kernel(settings):
         return "kernel", "compiled, with the rows of sync"
     batched = settings.num_envs >= NATIVE_FROM and not settings.one_by_one
-    if batched and spec.vector_entry_point is not None and _runs_as_a_batch(settings):
+    if not batched or spec.vector_entry_point is None:
+        return _sync_or_async(settings)
+    reason = _why_no_batch(settings)
+    if not reason:
         return "native", f"{settings.num_envs} environments in one batch"
-    return _sync_or_async(settings)
+    name, why = _sync_or_async(settings)
+    return name, f"{why}; as one batch they cannot be made: {reason}"
 
 
 def _has_kernel(settings: EnvSettings) -> bool:
@@ -169,13 +173,20 @@ def _has_kernel(settings: EnvSettings) -> bool:
     return not settings.one_by_one
 
 
-def _runs_as_a_batch(settings: EnvSettings) -> bool:
-    """Tell whether Gymnasium's vector environment takes these settings and keeps our time."""
+def _why_no_batch(settings: EnvSettings) -> str:
+    """Say why the vector environment does not take these settings or keep our time; "" if it does.
+
+    It is other people's code, which may raise anything; single environments are made without it.
+    """
     try:
         with contextlib.closing(BACKENDS["native"](settings, seed=0)):
-            return True
-    except SettingError:
-        return False
+            return ""
+    except SettingError as error:
+        return error.reason
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        return told(error)
 
 
 def _may_become_async(settings: EnvSettings) -> bool:

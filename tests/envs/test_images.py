@@ -198,7 +198,7 @@ def test_among_parts_a_wide_box_is_a_vector_and_an_image_may_become_one():
     wide, image = spaces.Box(-1e6, 1e6, (SIDE, SIDE, 3)), spaces.Box(0, 255, (4, 4, 3), np.uint8)
     encoder = observation_encoder(spaces.Dict(a=wide, b=spaces.Discrete(2)))
     assert encoder.shape == (SIDE * SIDE * 3 + 2,) and "too wide" in encoder.remark
-    with pytest.raises(ValueError, match="env.image_axes=vector"):
+    with pytest.raises(ValueError, match=r"env\.image_axes=vector"):
         observation_encoder(spaces.Dict(a=image))
     encoder = observation_encoder(spaces.Dict(a=image), ImageSettings("vector"))
     assert (encoder.shape, encoder.dtype, encoder.remark) == ((48,), "float32", "")

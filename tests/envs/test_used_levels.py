@@ -56,7 +56,7 @@ def test_kernels_write_what_is_seen_in_their_own_way():
         ({"image_range": (0.0, 1.0)}, 255),
         ({"image_axes": "vector"}, np.float32(1 / 255)),
     ):
-        with pytest.raises(SettingError, match="use env.backend=sync"):
+        with pytest.raises(SettingError, match=r"use env\.backend=sync"):
             choose_backend(settings("dim_envs:DimKernel-v0", backend="kernel", **changes))
         auto = settings("dim_envs:DimKernel-v0", backend="auto", **changes)
         assert choose_backend(auto)[0] == "sync"
@@ -78,7 +78,7 @@ def test_what_uses_its_range_and_evaluation_are_not_spoken_of(bright, said):
 
 @pytest.mark.parametrize("limits", [(1.0, 0.0), (0.0,), (0.0, 1.0, 2.0), (1.0, 1.0)])
 def test_a_range_that_is_none_is_refused(limits):
-    with pytest.raises(SettingError, match="image_range=.*lowest and the highest"):
+    with pytest.raises(SettingError, match=r"image_range=.*lowest and the highest"):
         settings(image_range=limits)
     with pytest.raises(SettingError, match="there are none"):
         settings(image_range=(0.0, 1.0), image_axes="vector")
