@@ -33,7 +33,7 @@ class BatchBackend(Backend):
         n = settings.num_envs
         self.spec = EnvSpec.of(settings, encoder, action)
         self.faults = Faults(settings.max_restarts)
-        self._write = encoder.write
+        self._write, self.limits = encoder.write, encoder.limits
         self._seed = seed
         self._starts = 0  # how often all environments were started; each start has its own seeds
         self._cut = False  # the next row starts all environments

@@ -42,7 +42,8 @@ def _kernel(settings: EnvSettings, seed: int) -> KernelBackend:
 def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
     from envs.kernel_rows import KernelVectorEnv  # likewise
 
-    return KernelVectorEnv(_kernel(settings, seed), frame_stack=settings.frame_stack)
+    stack, checked = settings.frame_stack, settings.checked
+    return KernelVectorEnv(_kernel(settings, seed), frame_stack=stack, check_levels=checked)
 
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
@@ -70,7 +71,8 @@ def build_env(
         log.info("%s: backend %s for %d x %s: %s", purpose, name, n, settings.id, why)
         if name == "kernel":
             return _kernels(settings, seed)
-        return VectorEnv(BACKENDS[name](settings, seed=seed), frame_stack=settings.frame_stack)
+        backend, stack = BACKENDS[name](settings, seed=seed), settings.frame_stack
+        return VectorEnv(backend, frame_stack=stack, check_levels=settings.checked)
 
 
 def build_shown_env(settings: ShownSettings, *, seed: int) -> VectorEnv:
@@ -101,7 +103,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
         elif one.action_masks == "true":
             one = replace(one, action_masks="auto")  # it is seen whether it does
         if name == "async" or (name == "sync" and _may_become_async(settings)):
-            found, _ = read_description(ask_process(one), one)
+            found = read_description(ask_process(one), one).spec
         elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
             found = _kernel(one, seed=0).spec  # its own takes longer to import than the compiler
         elif name in ("sync", "kernel"):  # which needs no compiler to say that
@@ -166,9 +168,13 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
 
 def _without_kernel(settings: EnvSettings, spec: GymSpec) -> tuple[BackendName, str]:
     batched = settings.num_envs >= NATIVE_FROM and not settings.one_by_one
-    if batched and spec.vector_entry_point is not None and _runs_as_a_batch(settings):
+    if not batched or spec.vector_entry_point is None:
+        return _sync_or_async(settings)
+    reason = _why_no_batch(settings)
+    if not reason:
         return "native", f"{settings.num_envs} environments in one batch"
-    return _sync_or_async(settings)
+    name, why = _sync_or_async(settings)
+    return name, f"{why}; as one batch they cannot be made: {reason}"
 
 
 def _has_kernel(settings: EnvSettings) -> bool:
@@ -180,13 +186,20 @@ def _has_kernel(settings: EnvSettings) -> bool:
     return not settings.one_by_one and not (kernel.masks and settings.action_masks == "auto")
 
 
-def _runs_as_a_batch(settings: EnvSettings) -> bool:
-    """Tell whether Gymnasium's vector environment takes these settings and keeps our time."""
+def _why_no_batch(settings: EnvSettings) -> str:
+    """Say why the vector environment does not take these settings or keep our time; "" if it does.
+
+    It is other people's code, which may raise anything; single environments are made without it.
+    """
     try:
         with contextlib.closing(BACKENDS["native"](settings, seed=0)):
-            return True
-    except SettingError:
-        return False
+            return ""
+    except SettingError as error:
+        return error.reason
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        return told(error)
 
 
 def _may_become_async(settings: EnvSettings) -> bool:

@@ -137,6 +137,7 @@ def find_kernel(settings: EnvSettings) -> Choice:
     if settings.info_metrics:
         what = f"kernels report no numbers in info; {OTHERS}"
         raise SettingError("info_metrics", list(settings.info_metrics), what)
+    _refuse_other_images(settings, spec)
     kwargs = {**spec.kwargs, **settings.kwargs}
     limit = limit_in(kwargs)
     kwargs.pop(LIMIT, None)
@@ -171,6 +172,18 @@ def _sources(spec: GymSpec, module: str, settings: EnvSettings) -> tuple[str, ..
         return module, "minatar.environment", *games
     shared = (f"{TABLES}utils",) if module.startswith(TABLES) else ()
     return module, "gymnasium.utils.seeding", *shared
+
+
+def _refuse_other_images(settings: EnvSettings, spec: GymSpec) -> None:
+    """Refuse to read observations otherwise than kernels write them."""
+    images, written = settings.images, {"auto"}
+    if isinstance(spec.entry_point, str):
+        written.add("hwc" if spec.entry_point == MINATAR else "vector")
+    what = f"the kernel of {settings.id} writes what is seen in its own way; {OTHERS}"
+    if images.axes not in written:
+        raise SettingError("image_axes", images.axes, what)
+    if images.range is not None:
+        raise SettingError("image_range", list(images.range), what)
 
 
 def _offer(spec: GymSpec) -> Offer | OwnOffer | None:

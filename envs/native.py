@@ -27,7 +27,7 @@ class NativeBackend(BatchBackend):
         self._env = env = _make(settings)
         try:
             encoder, decoder = encoders(
-                settings.id, env.single_observation_space, env.single_action_space
+                settings.id, env.single_observation_space, env.single_action_space, settings.images
             )
         except BaseException:
             self.close()

@@ -16,11 +16,12 @@ from envs.making import brings_its_module, find_spec
 from envs.row import Row, SharedRows, progress_in
 from envs.settings import EnvSettings
 from envs.single import Remarks
-from envs.types import EnvironmentFailedError, EnvSpec
+from envs.types import EnvironmentFailedError
 from envs.vector import Backend
 from envs.worker import CUT, REPLAY, STEP, Assignment
 from envs.worker_handle import (
     CLOSE_SECONDS,
+    Description,
     WorkerHandle,
     ask_process,
     deadline,
@@ -47,7 +48,7 @@ class ProcessBackend(Backend):
         self._settings, self._seed = settings, seed
         self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []
-        self.spec, self._spaces = self._describe()
+        self.spec, self.limits, self._spaces = self._describe()
         try:
             self._memory = multiprocessing.RawArray(c_uint8, SharedRows.size(self.spec))
         except OSError as error:
@@ -77,7 +78,7 @@ class ProcessBackend(Backend):
 
     # Workers: hired, waited for, replaced.
 
-    def _describe(self) -> tuple[EnvSpec, str]:
+    def _describe(self) -> Description:
         """Let a first process say what the spaces are: this one never makes an environment."""
         while True:
             try:
@@ -113,7 +114,7 @@ class ProcessBackend(Backend):
         try:
             told = worker.answer(late)
             if starting:
-                refuse_other_spaces(self._spaces, read_description(told, self._settings)[1])
+                refuse_other_spaces(self._spaces, read_description(told, self._settings).spaces)
             elif told:
                 for remark in told.decode().split("\n"):
                     self._say(remark)

@@ -34,7 +34,7 @@ class SyncBackend(Backend):
                 say = Remarks(settings.id) if settings.checked and index == 0 else None
                 self._add(SingleEnv(settings, seed=seed, index=index, say=say))
             self._decode = self._envs[0].decoder.decode
-            self.spec = self._envs[0].spec()
+            self.spec, self.limits = self._envs[0].spec(), self._envs[0].encoder.limits
         except BaseException:
             self.close()
             raise

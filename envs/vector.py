@@ -16,6 +16,7 @@ from envs.faults import Faults
 from envs.row import EpisodeStatistics, FrameStack, Row
 from envs.row_clock import RowClock
 from envs.types import EnvSpec, RunRows, Step
+from envs.used_levels import UsedLevels
 from memory.errors import NonFiniteError
 from memory.state import Stateful, give
 
@@ -27,6 +28,7 @@ class Backend(ABC):
 
     spec: EnvSpec  # of single frames
     faults: Faults
+    limits: tuple[float, float] | None = None  # as `Encoder.limits`
     replays = False  # episodes have seeds of their own, so that their actions lead to them again
     works_alone = False  # a step goes on from its launch, whatever this process does meanwhile
     # Environments that have answered so far, and how many step timeouts the next may take.
@@ -78,7 +80,9 @@ class Backend(ABC):
 class VectorEnv(Stateful):
     """N environments whose rows alternate between two preallocated sets of arrays."""
 
-    def __init__(self, backend: Backend, *, frame_stack: int = 1) -> None:
+    def __init__(
+        self, backend: Backend, *, frame_stack: int = 1, check_levels: bool = False
+    ) -> None:
         num_envs = backend.spec.num_envs
         self.spec = replace(backend.spec, frame_stack=frame_stack)
         self._backend = backend
@@ -88,6 +92,9 @@ class VectorEnv(Stateful):
         self._stack = FrameStack(self.spec) if frame_stack > 1 else None
         self._statistics = EpisodeStatistics(num_envs, self.spec.info_metrics)
         self._actions = ActionLog(num_envs) if backend.replays else None
+        self._levels: UsedLevels | None = None
+        if check_levels and backend.limits is not None:
+            self._levels = UsedLevels(self.spec, backend.limits)
         self._started = self._under_way = False
         self.clock = RowClock()
 
@@ -147,6 +154,7 @@ class VectorEnv(Stateful):
         if not row.is_finite():
             self._repair(row)
         self._faults.step += 1
+        self._look(row)
         episodes = self._statistics.record(row)
         obs = row.obs if self._stack is None else self._stack.push(row.obs, row.valid)
         return Step(obs, row.reward, row.terminated, row.truncated, row.valid, episodes)
@@ -180,6 +188,11 @@ class VectorEnv(Stateful):
         while not row.is_finite():
             name, env, number = row.not_finite()
             self._backend.repair(env, self._faults.not_finite(name, env, number), row)
+
+    def _look(self, row: Row, rows: int = 1) -> None:
+        """Look at the levels of the first images."""
+        if self._levels is not None and self._levels.look(row.obs, rows):
+            self._levels = None
 
     def _note_starts(self, actions: ActionLog) -> None:
         valid = self._rows[self._turn].valid

@@ -179,6 +179,7 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
         "return_ci95": found.interval and [round(end, 6) for end in found.interval],
         "length_mean": round(float(np.mean(found.lengths)), 6),
         "length_std": round(float(np.std(found.lengths)), 6),
+        "left_out": found.left_out,
         "returns": [round(each, 6) for each in found.returns],
         "lengths": list(found.lengths),
         "video": str(args.video) if args.video else None,
@@ -225,6 +226,8 @@ def command(arguments: Sequence[str] | None = None) -> None:
         settings = settings_of(policy, args.env)
         with _printing_aside():
             policy, found = evaluate(args, settings)
+        if found.remark:
+            print(f"note: {found.remark}", file=sys.stderr)
         with answering():
             print(report(args, policy, settings, found))
     except Exception as error:

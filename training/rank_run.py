@@ -137,8 +137,8 @@ class SharedEvaluator:
         if result is None:
             stop.agree()
             return None
-        returns, lengths = result
-        return Evaluation(tuple(returns), tuple(lengths))
+        returns, lengths, left_out = result
+        return Evaluation(tuple(returns), tuple(lengths), left_out)
 
 
 class SharedFilmer(Filmer):

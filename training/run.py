@@ -69,6 +69,7 @@ class Run(Stateful):
         self._score: float | None = None  # of these very weights, where they were evaluated
         self._is_best = False  # and they are better than all before, and not saved yet
         self._problem: MemoryBudgetError | None = None  # what ends the run after this row
+        self._said_left_out = False  # that evaluations score fewer episodes than asked for
         self._next = self._next_event()
 
     @override
@@ -271,6 +272,9 @@ class Run(Stateful):
             score(result.std),
             result.episodes,
         )
+        if result.remark and not self._said_left_out:
+            log.warning("evaluation: %s", result.remark)
+            self._said_left_out = True
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
 
     def _film(self) -> None:

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 from omegaconf import OmegaConf
 
 from agents.registry import ALGORITHMS, AgentSettings, settings_type
-from envs.settings import EnvSettings
+from envs.settings import MOST, EnvSettings
 from envs.types import EnvSpec
-from memory.errors import SettingError
+from memory.errors import SettingError, at_most
 from memory.settings import MemorySettings
 from training.typed import build, convert, show
 
@@ -34,6 +34,7 @@ class EvalSettings:
 
     every: int
     episodes: int
+    num_envs: int
     max_episode_steps: int
     video_every: int
 
@@ -41,9 +42,10 @@ class EvalSettings:
         for name in ("every", "video_every"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
-        for name in ("episodes", "max_episode_steps"):
+        for name in ("episodes", "num_envs", "max_episode_steps"):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be 1 or more")
+        at_most(self, MOST["num_envs"][0], "num_envs")
 
 
 @dataclass(frozen=True, kw_only=True)
