@@ -54,11 +54,12 @@ def tanh_by_sigmoid(x: Tensor) -> Tensor:
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Return tanh(x), to 2e-7.
+    """Return tanh(x), to 2e-7 in float32.
 
     PyTorch's tanh takes half of a small network's time on a CPU; its sigmoid is six times as fast.
+    Near 0 the difference 2σ − 1 cancels: in bfloat16 nothing would be left of a small x.
     """
-    if x.is_cuda:
+    if x.is_cuda or x.dtype != torch.float32:
         return torch.tanh(x)
     if being_traced():
         return 2 * torch.sigmoid(2 * x) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agents.kept_graphs import host_code
 from agents.tracing import traced
-from memory.errors import describe
+from memory.errors import describe, one_line
 from memory.recording import Recorded, flatten
 
 Mode = Literal["eager", "compiled", "cudagraph"]
@@ -55,11 +55,20 @@ class Compiled:
     """
 
     def __init__(
-        self, function: Callable[..., Any], fallback: Callable[..., Any], name: str = "the update"
+        self,
+        function: Callable[..., Any],
+        fallback: Callable[..., Any],
+        name: str = "the update",
+        *,
+        only_read: Sequence[int] = (),
     ) -> None:
+        """Take a function, what computes the same eagerly, and which arguments it only reads.
+
+        These are not copied for the trace.
+        """
         self._function = function
         self._fallback = fallback
-        self._name = name
+        self._name, self._only_read = name, only_read
         self._run: Callable[[list[Tensor]], Any] | None = None
         self._failed = False
         self._captured: list[Tensor] = []
@@ -85,8 +94,8 @@ class Compiled:
             self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
         except (RuntimeError, OSError) as error:
-            reason = describe(error)
-            log.warning("%s cannot be compiled here, running eagerly: %s", self._name, reason)
+            why = reason(error)
+            log.warning("%s cannot be compiled here, running eagerly: %s", self._name, why)
             self._failed = True
 
     def _compile(self, args: tuple[Any, ...]) -> Callable[[list[Tensor]], Any]:
@@ -98,11 +107,18 @@ class Compiled:
             alone = isinstance(found, Tensor)  # a graph returns several
             return (found,) if alone else found
 
-        graph, self._captured = traced(function, args)
+        graph, self._captured = traced(function, args, self._only_read)
         inputs = flatten(args) + self._captured
         code = host_code if inputs[0].device.type == "cpu" else device_code
         run = code(graph, inputs)
         return (lambda tensors: run(tensors)[0]) if alone else run
+
+
+def reason(error: Exception) -> str:
+    """Return in one line why nothing was compiled: a compiler's own error, not its command."""
+    printed = str(error).partition("\nOutput:\n")[2]
+    errors = [line for line in printed.splitlines() if "error" in line]
+    return one_line(errors[0]) if errors else describe(error)
 
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
@@ -116,9 +132,15 @@ def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[
 
 
 def compiled(
-    function: Callable[..., Any], mode: Mode, eager: Callable[..., Any]
+    function: Callable[..., Any],
+    mode: Mode,
+    eager: Callable[..., Any],
+    *,
+    only_read: Sequence[int] = (),
 ) -> Callable[..., Any]:
     """Return `function` compiled or recorded, or `eager`, which computes the same."""
     if mode == "eager":
         return eager
-    return Recorded(eager) if mode == "cudagraph" else Compiled(function, eager)
+    if mode == "cudagraph":
+        return Recorded(eager)
+    return Compiled(function, eager, only_read=only_read)

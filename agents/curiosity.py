@@ -105,7 +105,7 @@ class Curiosity(Stateful):
         """Together: one novelty for all ranks, by the rows that all of them have seen."""
         self._world = self._statistics.world = self.rewards.world = world
         self.learner.join(world)
-        world.copy_((self._target.weights,))
+        self._target.join(world)
 
     @property
     def nbytes(self) -> int:
@@ -172,9 +172,10 @@ class Curiosity(Stateful):
             self._statistics.take_over(known)
             return
         obs, valid = rollout.obs.flatten(0, 1), rollout.valid
-        # Together: as many pieces on all ranks.
-        for rows in valid.split(self._piece) if self._world.alone else [valid]:
-            self._statistics.update(self._seen(obs.index_select(0, rows)))
+        pieces = valid.split(self._piece)
+        self._statistics.update_by(
+            lambda: (self._seen(obs.index_select(0, rows)) for rows in pieces)
+        )
 
     def _look(self, obs: Tensor, rows: slice) -> None:
         """Fill in what is told of these rows, given their observations [M, …]."""

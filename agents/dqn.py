@@ -87,7 +87,6 @@ class DQN(Agent):
         self._greedy = acting(settings, online, spec, lambda: self._learner.updates, mode)
         self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
         self._explore = explorer(settings, self._actor, self._replay, total_steps)
-        self._filled = False  # every rank's replay has something to draw
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learns_after = settings.learning_starts
@@ -116,7 +115,7 @@ class DQN(Agent):
     @override
     def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
         self._replay.clear()
-        self._started = self._filled = False
+        self._started = False
         self._taken = 0  # there is nothing to take the others on
 
     @override
@@ -212,20 +211,23 @@ class DQN(Agent):
         """Go through the steps since the last call: learn and renew the target where due."""
         try:
             for step in range(self._learned + 1, self._steps + 1):
-                if step > self._learns_after and self._can_draw():
+                if step > self._learns_after and self._is_due(step) and self._can_draw():
                     self._learn_at(step)
                 self._learned = step
         except CutShortError:
             return None
         return self._learner.means()
 
+    def _is_due(self, step: int) -> bool:
+        return step % self._settings.train_every == 0 or step % self._settings.target_every == 0
+
     def _can_draw(self) -> bool:
-        """Return whether there is something to draw; once every rank has something, it stays so."""
+        """Together: return whether every rank has something to draw, which it may have no more."""
+        nothing = self._replay.timeline.count == 0
         if self._world.alone:
-            return self._replay.timeline.count > 0
-        if not self._filled:
-            self._filled = min(self._world.gather(len(self._replay))) > 0
-        return self._filled
+            return not nothing
+        (some_have_nothing,) = self._world.largest(nothing)
+        return not some_have_nothing
 
     def _learn_at(self, step: int) -> None:
         s = self._settings

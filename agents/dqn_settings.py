@@ -163,6 +163,11 @@ class DQNSettings(TeacherSettings):
         del spec
         return total_steps // self.train_every * self.updates_per_train
 
+    def update_batch(self, spec: EnvSpec) -> int:
+        """Return the observations of one gradient step."""
+        del spec
+        return self.batch_size
+
     def of_rank(self, rank: int, size: int) -> DQNSettings:
         """Return the part of one of several ranks: batch and replay are of all together."""
         self.refuse_several_ranks()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
 
 from agents.network_settings import Activation
 from agents.small_products import fused
@@ -38,6 +41,63 @@ EVEN = tuple(
     )
 )
 
+# e^x after Cephes: of what is left of x beside n·ln 2, which is taken away in two parts.
+LOG2_E, LN2_HIGH, LN2_LOW = F32(1.4426950408889634), F32(-0.693359375), F32(2.12194440e-4)
+LEAST = F32(-87.0)  # e^LEAST is nearly the smallest normal number
+EXPONENT_BIAS, MANTISSA_BITS = 127, 23
+SERIES = tuple(
+    map(
+        F32,
+        (
+            1.9875691500e-4,
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        ),
+    )
+)
+
+
+def _declare_power_of_two(typing_context: Any, exponent: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        (exponent,) = values
+        biased = builder.add(exponent, ir.Constant(exponent.type, EXPONENT_BIAS))
+        bits = builder.shl(biased, ir.Constant(exponent.type, MANTISSA_BITS))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+# In compiled code: power_of_two(n) is 2^n as float32, for an int32 n from −126 to 127.
+power_of_two: Any = intrinsic(_declare_power_of_two)
+
+
+@compiled
+def exp_of_negative(x: Any) -> Any:
+    """Return e^x of a float32 x ≤ 0, to a few units in the last place; 0 below e^−87."""
+    inner = max(x, LEAST)
+    n = np.int32(fused(inner, LOG2_E, -HALF))  # cut off towards 0: the nearest
+    whole = F32(n)
+    rest = fused(whole, LN2_HIGH, inner)
+    rest = fused(whole, LN2_LOW, rest)
+    series = SERIES[0]
+    series = fused(series, rest, SERIES[1])
+    series = fused(series, rest, SERIES[2])
+    series = fused(series, rest, SERIES[3])
+    series = fused(series, rest, SERIES[4])
+    series = fused(series, rest, SERIES[5])
+    y = (fused(series, rest * rest, rest) + ONE) * power_of_two(n)
+    return y if x >= LEAST else ZERO
+
+
+@compiled
+def silu(x: Any) -> Any:
+    """Return x·σ(x) of a float32: by e^−|x|, so that it keeps its digits where σ is nearly 0."""
+    small = exp_of_negative(-abs(x))
+    return x * (ONE if x >= ZERO else small) / (ONE + small)
+
 
 @compiled
 def tanh(x: Any) -> Any:
@@ -62,7 +122,7 @@ def tanh(x: Any) -> Any:
 
 @compiled
 def activate(x: Any, activation: int) -> None:
-    """Apply an activation to numbers [F] in place; elu and silu by way of tanh, which is quick."""
+    """Apply an activation to numbers [F] in place; elu by way of tanh, which is quick."""
     if activation == RELU:
         for i in range(len(x)):
             x[i] = max(x[i], ZERO)
@@ -75,4 +135,4 @@ def activate(x: Any, activation: int) -> None:
             x[i] = max(x[i], ZERO) + TWO * t / (ONE - t)
     else:
         for i in range(len(x)):
-            x[i] = x[i] * (HALF + HALF * tanh(HALF * x[i]))
+            x[i] = silu(x[i])

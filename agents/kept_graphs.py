@@ -11,8 +11,8 @@ import platform
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,28 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
 
     for node in graph.graph.nodes:
         node.meta.clear()  # what tracing noted of shapes is for another compiler than this
-    with compilable(), warnings.catch_warnings():
+    with compilable(), _linkable(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # about torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))
+
+
+@contextmanager
+def _linkable() -> Iterator[None]:
+    """Name torch's libraries by a path without spaces: the compiler does not quote it."""
+    from torch.utils import cpp_extension  # slow to import
+
+    path = cpp_extension.TORCH_LIB_PATH
+    if " " not in path:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="steadyrl-") as private:
+        link = Path(private, "lib")
+        link.symlink_to(path)
+        cpp_extension.TORCH_LIB_PATH = str(link)
+        try:
+            yield
+        finally:
+            cpp_extension.TORCH_LIB_PATH = path
 
 
 def _loaded(library: Path) -> Callable[[Any], Any]:

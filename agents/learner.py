@@ -44,14 +44,12 @@ class Means(Stateful):
 
     def __init__(self, names: tuple[str, ...], device: torch.device, *, fresh: bool) -> None:
         self.names, self.summed = names, 0
-        self.last = torch.zeros(len(names), device=device)  # those of the last step
-        self.sums = torch.zeros_like(self.last)
+        self.sums = torch.zeros(len(names), device=device)
         # `fresh`: each step's numbers are a tensor of their own.
         self._seen: Any = self.sums.numpy() if fresh and host_sees(self.sums) else None
 
     def add(self, values: Tensor) -> bool:
         """Add the metrics [K] of a step; say whether all losses were finite, if a look is free."""
-        self.last = values
         self.summed += 1
         if self._seen is None:  # a device's, where a recorded graph writes the next ones as well
             (self.sums.copy_ if self.summed == 1 else self.sums.add_)(values)
@@ -64,9 +62,9 @@ class Means(Stateful):
         return math.isfinite(self._seen[0])
 
     def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
-        """Return the means since the last call, `others` [] beside them; None without a step."""
+        """Return the means since the last call, and `others` []; None where there are neither."""
         if not self.summed:
-            return None
+            return Metrics(tuple(others), torch.stack(list(others.values()))) if others else None
         names, many = self.names, self.summed
         values = self.sums / many if many > 1 or self._seen is None else self.sums
         if others:
@@ -130,7 +128,8 @@ class Learner(Stateful):
         device = network.weights.device
         self.network = network
         self.adam = adam_state(network.weights)
-        self.updates = 0
+        self.updates = 0  # steps that were taken
+        self.exceeded = False  # the last one was beyond the limit, and was not
         self.stop = Stop()
         # What one row of a batch counts for; None: its part of these rows, which are all.
         self.share: float | Tensor | None = None  # or of each [B]
@@ -143,7 +142,8 @@ class Learner(Stateful):
         self.means = Means(names, device, fresh=mode != "cudagraph")
         self._arguments = Arguments(device, recipe.rows, fixed=mode != "eager")
         self.padding = self._arguments.padding  # who makes batches may use its room
-        self._run = compiled(partial(self._whole, True), mode, partial(self._whole, False))
+        whole = partial(self._whole, True), mode, partial(self._whole, False)
+        self._run = compiled(*whole, only_read=(3,))  # the batch: PPO's may be a whole rollout
         self.ready = mode != "compiled"  # else the next step is held up by a compiler
 
     def compute_in(self, precision: Precision) -> None:
@@ -160,8 +160,8 @@ class Learner(Stateful):
         """
         self._recipe = replace(self._recipe, prepare=None)
         for network in self._networks:
-            world.copy_((network.weights, *network.module.buffers()))
-        slope = compiled(self._graph_slope, self._mode, self._eager_slope)
+            network.join(world)
+        slope = compiled(self._graph_slope, self._mode, self._eager_slope, only_read=(2,))
         finish = compiled(partial(self._finish, in_graph=True), self._mode, self._finish)
         self._run = Together(slope, finish, world, lambda: self.stop)
         self.ready = self._mode != "compiled"
@@ -169,12 +169,16 @@ class Learner(Stateful):
     def step(self, batch: Any, learning_rate: float, *numbers: float | Tensor) -> Tensors:
         """Take one step on `batch`; return the reports of its rows [B].
 
-        The first one may have to compile, which is cut short at once if the run is to end.
+        One beyond the limit is not taken, which `exceeded` says. The first one may have to compile,
+        which is cut short at once if the run is to end.
         """
         arguments = self._all(batch, learning_rate, numbers)
         if not self.ready:
             self._prepare(arguments)
         metrics, *reports = self._run(*arguments)
+        self.exceeded = self._beyond_limit(metrics)
+        if self.exceeded:  # it was undone, and is nobody's update
+            return tuple(reports)
         self.updates += 1
         # On a device a look at the loss would stall the queue, and the next flush finds it.
         if not self.means.add(metrics):
@@ -216,15 +220,14 @@ class Learner(Stateful):
         return self.network.nbytes + self.adam.mean.nbytes + self.adam.square.nbytes
 
     @property
-    def exceeded(self) -> bool:
-        """Whether the last step was beyond the limit; asks the device only where there is one."""
-        limit, means = self._recipe.limit, self.means
-        return limit is not None and means.last[means.names.index(limit[0])].item() > limit[1]
-
-    @property
     def rounds(self) -> bool:
         """Whether updates read the network in other numbers than who acts."""
         return self.forward is not self._forwards[0]
+
+    def _beyond_limit(self, metrics: Tensor) -> bool:
+        """Return whether a step with these metrics [K] was; asks the device only for a limit."""
+        limit = self._recipe.limit
+        return limit is not None and metrics[self.means.names.index(limit[0])].item() > limit[1]
 
     def _whole(self, in_graph: bool, *arguments: Any) -> Tensors:
         """Compute and take a step; in a graph as one function of tensors, to be compiled."""

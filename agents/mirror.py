@@ -43,9 +43,9 @@ class Mirror:
         """Copy what has changed since the last call: that waits for the device."""
         there, here = self._network, self._copy
         buffers = there.buffers
-        # Steps are counted: what a graph writes counts in no version.
+        # Steps and broadcasts are counted: what graphs and collectives write counts in no version.
         tensors = (there.weights, *buffers.values())
-        now = (self._updates(), *(tensor._version for tensor in tensors))
+        now = (self._updates(), there.broadcasts, *(tensor._version for tensor in tensors))
         if now == self._seen:
             return
         self._seen = now

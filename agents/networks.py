@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from agents.noisy import NoisyLinear
+from agents.world import World
 from memory.state import Stateful
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -57,6 +58,7 @@ class FlatNetwork(Stateful):
         self._shapes = {name: parameter.shape for name, parameter in named.items()}
         self.weights = torch.cat([p.detach().reshape(-1) for p in named.values()])
         self.gradient = torch.zeros_like(self.weights)
+        self.broadcasts = 0
         weights, gradients = self.views(self.weights), self.views(self.gradient)
         for name, parameter in named.items():
             parameter.data, parameter.grad = weights[name], gradients[name]
@@ -66,6 +68,14 @@ class FlatNetwork(Stateful):
         pieces = weights.split([shape.numel() for shape in self._shapes.values()])
         pairs = zip(self._shapes.items(), pieces, strict=True)
         return {name: piece.view(shape) for (name, shape), piece in pairs}
+
+    def join(self, world: World) -> None:
+        """Together: take over rank 0's weights and buffers.
+
+        That is counted, because a collective does not raise a tensor's `_version`.
+        """
+        world.copy_((self.weights, *self.module.buffers()))
+        self.broadcasts += 1
 
     @property
     def buffers(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ stored as they were seen, normalised already (`look`, `update`), and learned fro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -73,9 +73,20 @@ class ObservationNormaliser(nn.Module):
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:
         """Take in rows [B, …]."""
-        if len(obs) or not self.world.alone:
-            for mine, new in zip(self._statistics(), self._with(obs), strict=True):
-                mine.copy_(new)
+        self.update_by(lambda: (obs,))
+
+    @torch.no_grad()
+    def update_by(self, pieces: Callable[[], Iterable[Tensor]]) -> None:
+        """Take in rows that come in pieces [B, …], at every call the same, so one at a time.
+
+        Together: in as many pieces as each rank likes.
+        """
+        if self.world.alone:
+            for obs in pieces():
+                if len(obs):
+                    self._keep(self._with(obs))
+        else:
+            self._keep(self._merged(*self._of_all_ranks(pieces)))
         self.settle_()
 
     def take_in(self, obs: Tensor, rows: Tensor | None, piece: int) -> None:
@@ -83,9 +94,7 @@ class ObservationNormaliser(nn.Module):
         if rows is None:
             self.settle_()
             return
-        # Together: as many pieces on all ranks.
-        for some in rows.split(piece) if self.world.alone else [rows]:
-            self.update(obs.index_select(0, some))
+        self.update_by(lambda: (obs.index_select(0, some) for some in rows.split(piece)))
 
     def rest_(self) -> None:
         """Be the identity, for rows that are normalised already."""
@@ -110,27 +119,41 @@ class ObservationNormaliser(nn.Module):
 
         Together: the rows of all ranks, which are merged as exactly.
         """
-        x = (obs if self._masks is None else self._masks.seen(obs)).double()
-        if self.world.alone:
-            rows, mean = len(x), x.mean(0)
-            squares = (x - mean).square().sum(0)
-        else:
-            rows, mean, squares = self._of_all_ranks(x)
-            if not rows:
-                return self._statistics()
+        if not self.world.alone:
+            return self._merged(*self._of_all_ranks(lambda: (obs,)))
+        x = self._numbers(obs)
+        mean = x.mean(0)
+        return self._merged(len(x), mean, (x - mean).square().sum(0))
+
+    def _numbers(self, obs: Tensor) -> Tensor:
+        return (obs if self._masks is None else self._masks.seen(obs)).double()
+
+    def _keep(self, statistics: tuple[Tensor, Tensor, Tensor]) -> None:
+        for mine, new in zip(self._statistics(), statistics, strict=True):
+            mine.copy_(new)
+
+    def _merged(self, rows: int, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the statistics with so many rows of this mean and Σ(x − mean)²."""
+        if not rows:
+            return self._statistics()
         delta = mean - self.mean
         total = self.count + rows
         share = rows / total
         square = squares + delta.square() * (self.count * share)
         return total, self.mean + delta * share, self.square + square
 
-    def _of_all_ranks(self, x: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Return count, mean and Σ(x − mean)² of the rows that all ranks have here."""
-        sums = torch.cat((x.new_tensor([len(x)]), x.sum(0).flatten()))
+    def _of_all_ranks(self, pieces: Callable[[], Iterable[Tensor]]) -> tuple[int, Tensor, Tensor]:
+        """Return count, mean and Σ(x − mean)² of the rows that all ranks have in their pieces."""
+        sums, squares = self.mean.new_zeros(1 + self.mean.numel()), torch.zeros_like(self.mean)
+        for x in map(self._numbers, pieces()):
+            sums[0] += len(x)
+            sums[1:] += x.sum(0).flatten()
         count, total = self.world.sum_(sums).split((1, self.mean.numel()))
         rows = int(count.item())
         mean = total.view_as(self.mean) / max(rows, 1)
-        return rows, mean, self.world.sum_((x - mean).square().sum(0))
+        for x in map(self._numbers, pieces()):
+            squares += (x - mean).square().sum(0)
+        return rows, mean, self.world.sum_(squares)
 
     def _use(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
         std = (square / count.clamp(min=1)).sqrt()

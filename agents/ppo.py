@@ -236,6 +236,7 @@ class PPO(Agent):
     def _finish_rollout(self) -> None:
         """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
         rollout, s = self._rollout, self._settings
+        rounds = self._learner.rounds
         if self._scales_rewards:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
         with torch.inference_mode():
@@ -243,13 +244,14 @@ class PPO(Agent):
             if self._observations is not None and self._begun == 0:
                 obs = self._observations(obs)
                 self._observations.rest_()
-            if self._learner.rounds or not self._actor.complete:
+            if rounds or not self._actor.complete:
                 self._score(rollout)
             if isinstance(self._actor, RecurrentSampling):  # of episodes that go on
-                last_value = self._actor.values(obs, rollout.flags[-1, -1].numpy())
+                valid = rollout.flags[-1, -1].numpy()
+                last_value = self._actor.values(obs, valid, self._learner.forward)
             else:
-                on_host = self._score.value
-                last_value = self._network(obs)[1] if on_host is None else on_host(obs)
+                on_host = None if rounds else self._score.value
+                last_value = self._learner.forward(obs)[1] if on_host is None else on_host(obs)
         how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}
         if (units := self._network.units) is None:
             rollout.finish(last_value, **how)

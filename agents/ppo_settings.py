@@ -112,6 +112,10 @@ class PPOSettings(TeacherSettings):
         updates = total_steps // rows * self.epochs * self.minibatches_of(rows)
         return updates * min(self.length, SOONER) if self.length <= LONGEST_GRAPH else 0
 
+    def update_batch(self, spec: EnvSpec) -> int:
+        """Return the observations of one gradient step."""
+        return self.largest_minibatch(self.rollout_steps * spec.num_envs)
+
     def of_rank(self, rank: int, size: int) -> PPOSettings:
         """Return the part of one of several ranks: a minibatch is of all together."""
         del rank

@@ -22,6 +22,7 @@ from agents.actors import Observations, Sampling, on_device
 from agents.base import Actor, Decision
 from agents.heads import Head
 from agents.network_settings import Init
+from agents.precision import Forward
 from buffers.arrays import send
 
 GATES = {"gru": 3, "lstm": 4}
@@ -186,10 +187,13 @@ class RecurrentSampling(Sampling):
             sent = self._head.sent(action)
         return Decision(observed, sent, log_prob, value, action, before)
 
-    def values(self, observed: Tensor, valid: NDArray[np.bool_]) -> Tensor:
-        """Return the values [N] of what comes after the last row, which was `valid` [N] or not."""
+    def values(self, observed: Tensor, valid: NDArray[np.bool_], forward: Forward) -> Tensor:
+        """Return the values [N] of what comes after the last row, which was `valid` [N] or not.
+
+        They come from the network as updates read it: its forward pass, which may be rounded.
+        """
         going = on_device(valid, self._device)
-        value: Tensor = self._remembering(observed, self.carry * going.view(-1, 1, 1))[1]
+        value: Tensor = forward(observed, self.carry * going.view(-1, 1, 1))[1]
         return value
 
 

@@ -63,6 +63,14 @@ class Compiling(Protocol):
         """Return how many updates a run has."""
 
 
+@runtime_checkable
+class Batching(Protocol):
+    """What the settings have of an algorithm that says how many observations an update reads."""
+
+    def update_batch(self, spec: EnvSpec) -> int:
+        """Return the observations of one gradient step."""
+
+
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     """Return the settings of one of `size` ranks; refuse those that cannot be shared."""
     if size == 1:

@@ -7,7 +7,7 @@ an earlier run. This one writes down what is computed while the function runs on
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -43,9 +43,12 @@ def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
 
 
 def traced(
-    function: Callable[..., Any], args: tuple[Any, ...]
+    function: Callable[..., Any], args: tuple[Any, ...], only_read: Sequence[int] = ()
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """Return a graph of `function`, and the tensors it takes after its flattened arguments."""
+    """Return a graph of `function`, and the tensors it takes after its flattened arguments.
+
+    It runs on copies, but of arguments that it only reads, by their numbers, on these themselves.
+    """
     patches = Patches()
     rewritten: dict[Any, Callable[..., Any]] = {
         torch.ops.aten.mm.default: _mm,
@@ -55,7 +58,10 @@ def traced(
         torch.ops.aten.convolution.default: patches.forward,
         torch.ops.aten.convolution_backward.default: patches.backward,
     }
-    copies = [leaf.detach().clone() for leaf in flatten(args)]
+    copies: list[Tensor] = []
+    for number, arg in enumerate(args):
+        leaves = [leaf.detach() for leaf in flatten((arg,))]
+        copies += leaves if number in only_read else [leaf.clone() for leaf in leaves]
     tracer = Tracer(copies, rewritten)
     with tracer:
         found = function(*rebuild(tuple(copies), args))

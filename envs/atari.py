@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from envs.atari_game import SEED_LIMIT, make_ale
 from envs.batch import BatchBackend
-from envs.images import image_encoder
 from envs.row import Ends, Row
 from envs.settings import EnvSettings
+from envs.spaces import observation_encoder
 from envs.types import DiscreteActions
 
 
@@ -31,7 +31,7 @@ class AtariBackend(BatchBackend):
         # One frame [H, W] or [H, W, 3] of the stacks [1, H, W, …].
         shape = self.env.single_observation_space.shape[1:]
         actions = DiscreteActions(int(self.env.single_action_space.n))
-        frames = image_encoder(spaces.Box(0, 255, shape, np.uint8))
+        frames = observation_encoder(spaces.Box(0, 255, shape, np.uint8), settings.images)
         super().__init__(settings, frames, actions, seed=seed)
         buttons = [action.name for action in self.env.ale.get_action_set()]
         fire = kwargs.get("use_fire_reset", True) and "FIRE" in buttons

@@ -25,18 +25,21 @@ class BatchBackend(Backend):
     environment is then a reset.
     """
 
+    works_alone = True
+
     def __init__(
         self, settings: EnvSettings, encoder: Encoder, action: ActionSpec, *, seed: int
     ) -> None:
         n = settings.num_envs
         self.spec = EnvSpec.of(settings, encoder, action)
         self.faults = Faults(settings.max_restarts)
-        self._write = encoder.write
+        self._write, self.limits = encoder.write, encoder.limits
         self._seed = seed
         self._starts = 0  # how often all environments were started; each start has its own seeds
         self._cut = False  # the next row starts all environments
         self._done = np.ones(n, np.bool_)  # whose next row is a reset
         self._say = Remarks(settings.id)
+        self.timeouts = n  # one after the other, it may be
         if settings.checked:
             self._say(encoder.remark)
 
@@ -87,6 +90,7 @@ class BatchBackend(Backend):
             self._receive(row)
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
+        self.answers += 1
 
     def _fill(
         self,

@@ -83,4 +83,5 @@ def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:
         told = envpool.make_spec(settings.id, **_kwargs(settings))
     except TypeError as error:
         raise unknown_keyword(settings, error) or error from None
-    return encoders(settings.id, told.gymnasium_observation_space, told.gymnasium_action_space)
+    spaces = told.gymnasium_observation_space, told.gymnasium_action_space
+    return encoders(settings.id, *spaces, settings.images)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from envs.atari import AtariBackend
 from envs.envpool import EnvPoolBackend
 from envs.faults import WorkerError, told
-from envs.kernel import find_kernel
+from envs.kernel import changed_source, find_kernel
 from envs.making import ATARI, MINATAR, NOT_ATARI, brings_its_module, find_spec
 from envs.masks import refuse_without
 from envs.native import NativeBackend
@@ -26,6 +26,8 @@ from memory.errors import ExpectedError, SettingError
 from memory.process import usable_cores
 
 if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec as GymSpec
+
     from envs.kernel_backend import KernelBackend
 
 log = logging.getLogger("steadyrl")
@@ -40,7 +42,8 @@ def _kernel(settings: EnvSettings, seed: int) -> KernelBackend:
 def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
     from envs.kernel_rows import KernelVectorEnv  # likewise
 
-    return KernelVectorEnv(_kernel(settings, seed), frame_stack=settings.frame_stack)
+    stack, checked = settings.frame_stack, settings.checked
+    return KernelVectorEnv(_kernel(settings, seed), frame_stack=stack, check_levels=checked)
 
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
@@ -68,7 +71,8 @@ def build_env(
         log.info("%s: backend %s for %d x %s: %s", purpose, name, n, settings.id, why)
         if name == "kernel":
             return _kernels(settings, seed)
-        return VectorEnv(BACKENDS[name](settings, seed=seed), frame_stack=settings.frame_stack)
+        backend, stack = BACKENDS[name](settings, seed=seed), settings.frame_stack
+        return VectorEnv(backend, frame_stack=stack, check_levels=settings.checked)
 
 
 def build_shown_env(settings: ShownSettings, *, seed: int) -> VectorEnv:
@@ -90,11 +94,16 @@ def probe(settings: EnvSettings) -> EnvSpec:
         one: EnvSettings = EvaluationSettings(**{**vars(settings), "num_envs": 1})
         name, _ = choose_backend(one)
         if name == "kernel":
+            if find_kernel(one).masks and one.action_masks == "auto":
+                log.warning(
+                    f"{one.id} says which actions it allows, which env.backend=kernel does not: "
+                    "all are taken as allowed (as with env.action_masks=false)"
+                )
             one = one.with_masks(False)
         elif one.action_masks == "true":
             one = replace(one, action_masks="auto")  # it is seen whether it does
         if name == "async" or (name == "sync" and _may_become_async(settings)):
-            found, _ = read_description(ask_process(one), one)
+            found = read_description(ask_process(one), one).spec
         elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
             found = _kernel(one, seed=0).spec  # its own takes longer to import than the compiler
         elif name in ("sync", "kernel"):  # which needs no compiler to say that
@@ -152,28 +161,45 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
         return backend, "as set"
     if _has_kernel(settings):
         return "kernel", "compiled, with the rows of sync"
+    name, why = _without_kernel(settings, spec)
+    changed = changed_source(settings)
+    return name, f"{why}; {changed}" if changed else why
+
+
+def _without_kernel(settings: EnvSettings, spec: GymSpec) -> tuple[BackendName, str]:
     batched = settings.num_envs >= NATIVE_FROM and not settings.one_by_one
-    if batched and spec.vector_entry_point is not None and _runs_as_a_batch(settings):
+    if not batched or spec.vector_entry_point is None:
+        return _sync_or_async(settings)
+    reason = _why_no_batch(settings)
+    if not reason:
         return "native", f"{settings.num_envs} environments in one batch"
-    return _sync_or_async(settings)
+    name, why = _sync_or_async(settings)
+    return name, f"{why}; as one batch they cannot be made: {reason}"
 
 
 def _has_kernel(settings: EnvSettings) -> bool:
-    """Tell whether a kernel runs the environments under these settings."""
+    """Tell whether a kernel runs the environments under these settings, masks and all."""
     try:
-        find_kernel(settings)
+        kernel = find_kernel(settings)
     except SettingError:
         return False
-    return not settings.one_by_one
+    return not settings.one_by_one and not (kernel.masks and settings.action_masks == "auto")
 
 
-def _runs_as_a_batch(settings: EnvSettings) -> bool:
-    """Tell whether Gymnasium's vector environment takes these settings and keeps our time."""
+def _why_no_batch(settings: EnvSettings) -> str:
+    """Say why the vector environment does not take these settings or keep our time; "" if it does.
+
+    It is other people's code, which may raise anything; single environments are made without it.
+    """
     try:
         with contextlib.closing(BACKENDS["native"](settings, seed=0)):
-            return True
-    except SettingError:
-        return False
+            return ""
+    except SettingError as error:
+        return error.reason
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        return told(error)
 
 
 def _may_become_async(settings: EnvSettings) -> bool:

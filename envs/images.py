@@ -3,37 +3,57 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.settings import ImageSettings
 from envs.types import Encoder
 
 LEVELS = 256
 SMALLEST_SIDE = 8  # below it three axes of other things than bytes are a table, not a picture
 WIDE = ("int32", "int64", "uint32", "uint64")  # whose own limits stand for "no bounds"
 EXACT = 2**53  # the numbers up to here are exact as float64
+# Beyond these ranges 256 levels lose what observations say. Cameras of depth give 16 bits.
+WIDEST_REAL, WIDEST_WHOLE = 512, 65_535
+AS_DECLARED = ImageSettings()
+
+Axes = Literal["hwc", "chw"]
 
 
-def is_image(space: spaces.Box) -> bool:
+def is_image(space: spaces.Box, asked: ImageSettings = AS_DECLARED) -> bool:
     """Tell pictures from vectors: three axes, or two of bytes, each channel within one range."""
-    if len(space.shape) == 2:
-        return space.dtype == np.uint8 and min(space.shape) >= SMALLEST_SIDE
-    if len(space.shape) != 3:
+    if asked.axes == "vector" or len(space.shape) not in (2, 3) or space.dtype.kind not in "fiub":
         return False
-    if space.dtype in (np.uint8, np.bool_):
+    if asked.range is not None:
         return True
-    if not looks_like_an_image(space) or not is_bounded(space):
+    if space.dtype in (np.uint8, np.bool_) and (len(space.shape) == 3 or asked.wanted):
+        return True
+    if len(space.shape) == 2 and not asked.wanted:
+        return space.dtype == np.uint8 and min(space.shape) >= SMALLEST_SIDE
+    if not (looks_like_an_image(space) or asked.wanted) or why_not_scaled(space):
         return False
-    axes = (0, 1) if _channels_last(space.shape) else (1, 2)
+    channels = -1 if _axes_of(space.shape, asked) == "hwc" else 0
+    axes = (0, 1) if channels or len(space.shape) == 2 else (1, 2)
     return all((np.ptp(bound, axis=axes) == 0).all() for bound in (space.low, space.high))
 
 
 def looks_like_an_image(space: spaces.Box) -> bool:
     """Tell whether a box has an image's shape, whatever its bounds are."""
     return len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE
+
+
+def why_not_scaled(space: spaces.Box) -> str:
+    """Say what is wrong with a box's bounds for its numbers to become bytes; "" for nothing."""
+    if not is_bounded(space):
+        return "have no finite bounds"
+    low, high = _number(space.low), _number(space.high)
+    widest = WIDEST_REAL if space.dtype.kind == "f" else WIDEST_WHOLE
+    if float((high - low).max(initial=0)) <= widest:
+        return ""
+    return f"go from {low.min():g} to {high.max():g}, too wide for {LEVELS} levels"
 
 
 def bounds_said(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -57,6 +77,24 @@ def is_bounded(space: spaces.Box) -> bool:
         return bool(np.isfinite(_number(space.high) - _number(space.low)).all())
 
 
+def choose_axes(shape: tuple[int, ...]) -> tuple[Axes, bool]:
+    """Return which end of three axes is the channels, and whether that is clear.
+
+    Two equal neighbours are the picture. Else it is clear where an end is at most half as long as
+    both other axes; where it is not, the two that differ least are the picture.
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return "hwc" if first == middle else "chw", True
+    shortest, second, _ = sorted(shape)
+    if shortest < middle and 2 * shortest <= second:
+        return "hwc" if last == shortest else "chw", True
+    # max / min of either pair, compared without dividing.
+    front = max(first, middle) * min(middle, last)
+    back = max(middle, last) * min(first, middle)
+    return "hwc" if front <= back else "chw", False
+
+
 class _Scale(NamedTuple):
     """What takes an image's numbers to 0…255: (x - low) / span · 255."""
 
@@ -69,17 +107,18 @@ class _Scale(NamedTuple):
         return pixels
 
 
-def image_encoder(space: spaces.Box) -> Encoder:
-    """Scale by the space's bounds, so that order is kept; the shortest axis is the channels.
+def image_encoder(space: spaces.Box, asked: ImageSettings = AS_DECLARED) -> Encoder:
+    """Scale by the range asked for, or the space's bounds, so that order is kept.
 
     Up to 256 values stay distinct, more are rounded to 256 levels. What lies outside the bounds is
     clipped to them.
     """
     shape, dtype = space.shape, space.dtype
-    last = _channels_last(shape)
+    last = len(shape) == 3 and _axes_of(shape, asked) == "hwc"
     out_shape = (shape[2], *shape[:2]) if last else (1, *shape)[-3:]
     whole = dtype.kind in "iub"  # other whole numbers mean the same
-    scale = _scale(space)
+    low, high = (space.low, space.high) if asked.range is None else map(np.array, asked.range)
+    scale = _scale(_number(low), _number(high), last=last)
     table = _table(scale, dtype)
     is_plain = table is not None and bool((table == np.arange(LEVELS)).all())
 
@@ -100,11 +139,15 @@ def image_encoder(space: spaces.Box) -> Encoder:
             raise FloatingPointError("observation holds values that are not finite")
         row[...] = scale(image)
 
-    return Encoder(out_shape, "uint8", write, _remark(space))
+    remarks = [_remark_on_axes(shape, out_shape, asked), _remark_on_levels(dtype, low, high)]
+    limits = (scale.low, scale.low + scale.span) if isinstance(scale.span, float) else None
+    return Encoder(out_shape, "uint8", write, "; ".join(filter(None, remarks)), limits=limits)
 
 
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and (shape[0] != min(shape) or shape[2] == min(shape))
+def _axes_of(shape: tuple[int, ...], asked: ImageSettings) -> Axes:
+    if asked.axes == "hwc" or asked.axes == "chw":
+        return asked.axes
+    return choose_axes(shape)[0] if len(shape) == 3 else "hwc"
 
 
 def _channels_first(image: NDArray[Any]) -> NDArray[Any]:
@@ -113,13 +156,11 @@ def _channels_first(image: NDArray[Any]) -> NDArray[Any]:
     return turned
 
 
-def _scale(space: spaces.Box) -> _Scale:
-    low = _number(space.low)
-    span = _number(space.high) - low
-    span = np.where(span > 0, span, 1.0)  # what never changes is 0
+def _scale(low: NDArray[np.float64], high: NDArray[np.float64], *, last: bool) -> _Scale:
+    span = np.where(high > low, high - low, 1.0)  # what never changes is 0
     if np.ptp(low) == 0 and np.ptp(span) == 0:
         return _Scale(float(low.flat[0]), float(span.flat[0]))
-    if _channels_last(space.shape):
+    if last:
         low, span = _channels_first(low), _channels_first(span)
     return _Scale(low, span)
 
@@ -137,9 +178,19 @@ def _number(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)
 
 
-def _remark(space: spaces.Box) -> str:
-    low, high = float(_number(space.low).min()), float(_number(space.high).max())
-    span = float((_number(space.high) - _number(space.low)).max())
-    if space.dtype.kind in "iub" and span < LEVELS and math.isfinite(span):
+def _remark_on_axes(shape: tuple[int, ...], seen: tuple[int, ...], asked: ImageSettings) -> str:
+    if asked.axes != "auto" or len(shape) != 3 or choose_axes(shape)[1]:
         return ""
-    return f"images of {space.dtype} from {low:g} to {high:g} are rounded to {LEVELS} levels"
+    channels, height, width = seen
+    return (
+        f"images of shape {shape} are seen as {channels} channels of {height}x{width}: if that is"
+        " wrong, say env.image_axes=hwc, chw or vector"
+    )
+
+
+def _remark_on_levels(dtype: np.dtype[Any], low: NDArray[Any], high: NDArray[Any]) -> str:
+    least, most = float(_number(low).min()), float(_number(high).max())
+    span = float((_number(high) - _number(low)).max())
+    if dtype.kind in "iub" and span < LEVELS and math.isfinite(span):
+        return ""
+    return f"images of {dtype} from {least:g} to {most:g} are rounded to {LEVELS} levels"

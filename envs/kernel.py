@@ -13,7 +13,8 @@ from gymnasium import Env, spaces
 from gymnasium.envs.registration import EnvSpec as GymSpec
 from numpy.typing import NDArray
 
-from envs.making import ENDLESS, LIMIT, MINATAR, find_spec, limit_in
+from envs.kernel_sources import changed_module
+from envs.making import ENDLESS, LIMIT, MINATAR, MINATAR_GAMES, find_spec, limit_in
 from envs.settings import EnvSettings
 from memory.errors import SettingError
 
@@ -68,6 +69,7 @@ class Offer(NamedTuple):
     module: str
     name: str
     keywords: tuple[str, ...] = ()
+    masks: bool = False  # the environment says which actions it allows, which no kernel does
 
     def make(self, **kwargs: Any) -> Kernel:
         """Import the kernel, and with it the compiler."""
@@ -103,9 +105,19 @@ OFFERS = {
         "minatar",
         ("game", "use_minimal_action_set", "sticky_action_prob", "difficulty_ramping"),
     ),
-    f"{TABLES}taxi:TaxiEnv": Offer("envs.kernel_tables", "taxi", ("is_rainy", "rainy_probability")),
+    f"{TABLES}taxi:TaxiEnv": Offer(
+        "envs.kernel_tables", "taxi", ("is_rainy", "rainy_probability"), masks=True
+    ),
 }
 OTHERS = "use env.backend=sync"
+
+
+class OwnOffer(NamedTuple):
+    """The kernel of an environment that is registered as one."""
+
+    make: Callable[..., Kernel]
+    keywords: Collection[str]
+    masks: bool = False
 
 
 class Choice(NamedTuple):
@@ -113,6 +125,7 @@ class Choice(NamedTuple):
 
     make: Callable[[], Kernel]
     limit: int  # of steps in an episode; 0 is none
+    masks: bool = False  # as `Offer.masks`
 
 
 def find_kernel(settings: EnvSettings) -> Choice:
@@ -124,23 +137,58 @@ def find_kernel(settings: EnvSettings) -> Choice:
     if settings.info_metrics:
         what = f"kernels report no numbers in info; {OTHERS}"
         raise SettingError("info_metrics", list(settings.info_metrics), what)
+    _refuse_other_images(settings, spec)
     kwargs = {**spec.kwargs, **settings.kwargs}
     limit = limit_in(kwargs)
     kwargs.pop(LIMIT, None)
     limit = spec.max_episode_steps or ENDLESS if limit is None else limit
-    make, known = offer
+    if changed := changed_source(settings):
+        raise SettingError("backend", "kernel", f"{changed}; {OTHERS}")
     for key in kwargs:
         # Without a value FrozenLake draws a map, another one for each environment.
-        if key not in known or kwargs[key] is None:
+        if key not in offer.keywords or kwargs[key] is None:
             what = f"the kernel of {settings.id} does not take this; {OTHERS}"
             raise SettingError(f"kwargs.{key}", kwargs[key], what)
-    return Choice(lambda: make(**kwargs), max(limit, 0))
+    return Choice(lambda: offer.make(**kwargs), max(limit, 0), offer.masks)
 
 
-def _offer(spec: GymSpec) -> tuple[Callable[..., Kernel], Collection[str]] | None:
+def changed_source(settings: EnvSettings) -> str | None:
+    """Say that an environment has a kernel, but is another than the kernel was made after."""
+    spec = find_spec(settings.id)
+    entry = spec.entry_point
+    if not isinstance(entry, str) or entry not in OFFERS:
+        return None
+    changed = changed_module(_sources(spec, entry.partition(":")[0], settings))
+    if changed is None:
+        return None
+    return f"the kernel of {settings.id} was made after other code than the installed {changed}"
+
+
+def _sources(spec: GymSpec, module: str, settings: EnvSettings) -> tuple[str, ...]:
+    """Return the modules that decide what an environment does."""
+    if spec.entry_point == MINATAR:
+        game = {**spec.kwargs, **settings.kwargs}.get("game")
+        games = [f"minatar.environments.{game}"] if game in MINATAR_GAMES.values() else []
+        return module, "minatar.environment", *games
+    shared = (f"{TABLES}utils",) if module.startswith(TABLES) else ()
+    return module, "gymnasium.utils.seeding", *shared
+
+
+def _refuse_other_images(settings: EnvSettings, spec: GymSpec) -> None:
+    """Refuse to read observations otherwise than kernels write them."""
+    images, written = settings.images, {"auto"}
+    if isinstance(spec.entry_point, str):
+        written.add("hwc" if spec.entry_point == MINATAR else "vector")
+    what = f"the kernel of {settings.id} writes what is seen in its own way; {OTHERS}"
+    if images.axes not in written:
+        raise SettingError("image_axes", images.axes, what)
+    if images.range is not None:
+        raise SettingError("image_range", list(images.range), what)
+
+
+def _offer(spec: GymSpec) -> Offer | OwnOffer | None:
     """Return what makes the kernel, and the keywords that it takes."""
     entry = spec.entry_point
     if isinstance(entry, KernelEntry):
-        return entry.make, inspect.signature(entry.make).parameters
-    offer = OFFERS.get(entry) if isinstance(entry, str) else None
-    return None if offer is None else (offer.make, offer.keywords)
+        return OwnOffer(entry.make, inspect.signature(entry.make).parameters)
+    return OFFERS.get(entry) if isinstance(entry, str) else None

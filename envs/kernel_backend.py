@@ -37,6 +37,7 @@ class KernelBackend(Backend):
         found = find_kernel(settings)
         self.kernel = kernel = found.make()
         self.spec = _spec(settings, kernel)
+        self.limits = (0.0, 255.0) if kernel.images else None
         self.faults = Faults(settings.max_restarts)
         self.sim = new_simulation(kernel, settings.num_envs, found.limit, seed)
         self._seed = seed

@@ -22,6 +22,8 @@ class KernelEnv(gym.Env[Any, Any]):
         if kernel.images and kernel.frame[0] >= min(kernel.frame[1:]):  # not to be told apart
             reason = f"{kernel.frame} has not fewer channels than rows and columns"
             raise ValueError(f"a kernel's frame {reason}")
+        if kernel.images:
+            self.metadata = {**self.metadata, "image_axes": "chw"}
         lowest, highest = (0, 255) if kernel.images else (-np.inf, np.inf)
         self.observation_space = spaces.Box(
             lowest, highest, kernel.frame, np.dtype(kernel.dtype).type

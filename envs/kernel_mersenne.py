@@ -73,5 +73,4 @@ def randint(twister: NDArray[Any], low: int, high: int) -> int:
     drawn = _next_32(twister) & mask
     while drawn > most:
         drawn = _next_32(twister) & mask
-    value: int = low + np.int64(drawn)
-    return value
+    return int(low + np.int64(drawn))

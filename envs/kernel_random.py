@@ -166,5 +166,4 @@ def integers(generator: NDArray[Any], low: int, high: int) -> int:
         least = (U64(0x100000000) - count) % count
         while (product & BITS_32) < least:
             product = _next_32(generator) * count
-    drawn: int = low + np.int64(product >> HALF_WORD)
-    return drawn
+    return int(low + np.int64(product >> HALF_WORD))

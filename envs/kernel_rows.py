@@ -106,8 +106,10 @@ def hold(stage: Any) -> Any:
 class KernelVectorEnv(VectorEnv):
     """Kernels whose rows other compiled code may make many at a time."""
 
-    def __init__(self, backend: KernelBackend, *, frame_stack: int = 1) -> None:
-        super().__init__(backend, frame_stack=frame_stack)
+    def __init__(
+        self, backend: KernelBackend, *, frame_stack: int = 1, check_levels: bool = False
+    ) -> None:
+        super().__init__(backend, frame_stack=frame_stack, check_levels=check_levels)
         n = self.spec.num_envs
         self._kernel = backend
         seen = [row.obs for row in self._rows] if self._stack is None else self._stack.stacks
@@ -153,6 +155,7 @@ class KernelVectorEnv(VectorEnv):
         self._faults.step += rows - before
         if broken:
             self._repair(self._rows[self._turn])
+        self._look(self._rows[self._turn], rows - before)
         ended = self._ended[:episodes].tolist() if episodes else ()
         found = tuple((int(at), Episode(int(env), score, int(n))) for at, env, score, n in ended)
         return rows - before, Rows(steps, found)

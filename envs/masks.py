@@ -150,4 +150,4 @@ def masked(encoder: Encoder, actions: int) -> Encoder:
         below[...] = (room @ powers).reshape(below.shape)
 
     whole = (*shape[:axis], shape[axis] + mask, *shape[axis + 1 :])
-    return Encoder(whole, encoder.dtype, write, encoder.remark, mask)
+    return encoder._replace(shape=whole, write=write, mask=mask)

@@ -21,11 +21,13 @@ from memory.errors import SettingError
 class NativeBackend(BatchBackend):
     """A vector environment of Gymnasium's own, with one generator for all N."""
 
+    works_alone = False  # its whole step is made where it is received
+
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._env = env = _make(settings)
         try:
             encoder, decoder = encoders(
-                settings.id, env.single_observation_space, env.single_action_space
+                settings.id, env.single_observation_space, env.single_action_space, settings.images
             )
         except BaseException:
             self.close()

@@ -16,11 +16,12 @@ from envs.making import brings_its_module, find_spec
 from envs.row import Row, SharedRows, progress_in
 from envs.settings import EnvSettings
 from envs.single import Remarks
-from envs.types import EnvironmentFailedError, EnvSpec
+from envs.types import EnvironmentFailedError
 from envs.vector import Backend
 from envs.worker import CUT, REPLAY, STEP, Assignment
 from envs.worker_handle import (
     CLOSE_SECONDS,
+    Description,
     WorkerHandle,
     ask_process,
     deadline,
@@ -37,6 +38,8 @@ class ProcessBackend(Backend):
     """N environments in N processes; rows and actions travel through shared memory."""
 
     replays = True
+    works_alone = True
+    timeouts = 2  # the first of which ends with another process in the place of one that hangs
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         if not brings_its_module(settings.id):
@@ -45,7 +48,7 @@ class ProcessBackend(Backend):
         self._settings, self._seed = settings, seed
         self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []
-        self.spec, self._spaces = self._describe()
+        self.spec, self.limits, self._spaces = self._describe()
         try:
             self._memory = multiprocessing.RawArray(c_uint8, SharedRows.size(self.spec))
         except OSError as error:
@@ -75,12 +78,12 @@ class ProcessBackend(Backend):
 
     # Workers: hired, waited for, replaced.
 
-    def _describe(self) -> tuple[EnvSpec, str]:
+    def _describe(self) -> Description:
         """Let a first process say what the spaces are: this one never makes an environment."""
         while True:
             try:
                 return read_description(ask_process(self._settings), self._settings)
-            except WorkerError as error:  # noqa: PERF203 - trying again is the point
+            except WorkerError as error:  # trying again is the point
                 self.faults.excuse(0, error)
 
     def _hire(self, index: int) -> WorkerHandle:
@@ -107,10 +110,11 @@ class ProcessBackend(Backend):
         self, worker: WorkerHandle, late: float, *, starting: bool = False
     ) -> Exception | None:
         """Take its spaces at the start, then remarks on its steps; return what broke instead."""
+        self.answers += 1
         try:
             told = worker.answer(late)
             if starting:
-                refuse_other_spaces(self._spaces, read_description(told, self._settings)[1])
+                refuse_other_spaces(self._spaces, read_description(told, self._settings).spaces)
             elif told:
                 for remark in told.decode().split("\n"):
                     self._say(remark)

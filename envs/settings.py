@@ -46,6 +46,19 @@ class Wrapping(NamedTuple):
 
 BackendName = Literal["auto", "sync", "async", "kernel", "native", "ale", "envpool"]
 Masks = Literal["auto", "true", "false"]
+ImageAxes = Literal["auto", "hwc", "chw", "vector"]
+
+
+class ImageSettings(NamedTuple):
+    """How observations that may be images are read."""
+
+    axes: ImageAxes = "auto"
+    range: tuple[float, ...] | None = None  # lowest and highest number; None: as declared
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody says that observations are images."""
+        return self.axes in ("hwc", "chw") or self.range is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +72,8 @@ class EnvSettings:
     kwargs: dict[str, Any]
     wrappers: tuple[str | dict[str, Any], ...]  # names, or {name: arguments}; innermost first
     action_masks: Masks  # whether it says which actions it allows; auto: if it does
+    image_axes: ImageAxes  # the order of an image's axes; vector: there are no images
+    image_range: tuple[float, ...] | None  # lowest and highest number; None: as declared
     step_timeout: float  # seconds one environment may take for one step; processes only
     info_metrics: tuple[str, ...]  # numbers in `info` to log where episodes end
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
@@ -75,6 +90,11 @@ class EnvSettings:
     def with_masks(self, found: bool) -> EnvSettings:
         """Return the settings once it is known whether the environment gives masks."""
         return replace(self, action_masks="true" if found else "false")
+
+    @property
+    def images(self) -> ImageSettings:
+        """How observations that may be images are read."""
+        return ImageSettings(self.image_axes, self.image_range)
 
     @property
     def one_by_one(self) -> bool:
@@ -115,6 +135,7 @@ class EnvSettings:
         names = self.info_metrics
         if "" in names or len(set(names)) < len(names):
             raise SettingError("info_metrics", list(names), "must be different names")
+        self._refuse_odd_range()
         self._refuse_keywords()
         _ = self.wrapping  # which refuses what it cannot read
 
@@ -122,6 +143,21 @@ class EnvSettings:
     def wrapping(self) -> tuple[Wrapping, ...]:
         """The wrappers with their arguments."""
         return tuple(map(Wrapping.read, self.wrappers))
+
+    def _refuse_odd_range(self) -> None:
+        limits = self.image_range
+        if limits is None:
+            return
+        if (
+            len(limits) != 2
+            or not limits[0] < limits[1]
+            or not math.isfinite(limits[1] - limits[0])
+        ):
+            reason = "must be the lowest and the highest number of an image, such as [0,1]"
+            raise SettingError("image_range", list(limits), reason)
+        if self.image_axes == "vector":
+            reason = "scales images, and with env.image_axes=vector there are none"
+            raise SettingError("image_range", list(limits), reason)
 
     def _refuse_keywords(self) -> None:
         for key, value in self.kwargs.items():

@@ -27,7 +27,7 @@ from envs.info import read_info
 from envs.making import ATARI, NOT_ATARI, FreshStickyAction, make_env
 from envs.masks import find_masks, masked, refuse_without
 from envs.row import Row
-from envs.settings import EnvSettings, ShownSettings
+from envs.settings import EnvSettings, ImageSettings, ShownSettings
 from envs.showing import make_shown
 from envs.spaces import encoders
 from envs.types import EnvironmentFailedError, EnvSpec
@@ -71,7 +71,8 @@ class SingleEnv:
         env = env if self._say is None else check_first_steps(env, self._say)
         masks = find_masks(env, settings)
         self._env = env = env if masks is None else masks
-        self.encoder, self.decoder = encoders(settings.id, env.observation_space, env.action_space)
+        spaces = env.observation_space, env.action_space
+        self.encoder, self.decoder = encoders(settings.id, *spaces, images_of(env, settings))
         self.spaces = f"{env.observation_space} and {env.action_space}"
         if self._say is not None:
             self._say(self.encoder.remark)
@@ -154,6 +155,15 @@ class SingleEnv:
                 raise
             except BaseException:  # a broken environment may not even close
                 log.debug("environment %d did not close cleanly", self.index, exc_info=True)
+
+
+def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:
+    """Return how an environment's observations are read: a kernel says itself how its axes lie."""
+    images, bare = settings.images, env.unwrapped
+    told = bare.metadata.get("image_axes")
+    if told is None or images.axes != "auto" or env.observation_space != bare.observation_space:
+        return images
+    return images._replace(axes=told)
 
 
 def _nothing(_: str) -> None:

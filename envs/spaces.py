@@ -10,7 +10,15 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.images import bounds_said, image_encoder, is_bounded, is_image, looks_like_an_image
+from envs.images import (
+    AS_DECLARED,
+    bounds_said,
+    image_encoder,
+    is_image,
+    looks_like_an_image,
+    why_not_scaled,
+)
+from envs.settings import ImageSettings
 from envs.types import (
     ActionSpec,
     BoxActions,
@@ -40,28 +48,47 @@ def _refuse(kind: str, found: str, supported: str) -> ValueError:
 
 
 def encoders(
-    env_id: str, observations: spaces.Space[Any], actions: spaces.Space[Any]
+    env_id: str,
+    observations: spaces.Space[Any],
+    actions: spaces.Space[Any],
+    images: ImageSettings = AS_DECLARED,
 ) -> tuple[Encoder, Decoder]:
     """Build both translators of one environment, or refuse it naming the space at fault."""
     try:
-        return observation_encoder(observations), action_decoder(actions)
+        return observation_encoder(observations, images), action_decoder(actions)
     except ValueError as error:
         raise SettingError("id", env_id, str(error)) from None
 
 
-def observation_encoder(space: spaces.Space[Any]) -> Encoder:
+def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DECLARED) -> Encoder:
     """Build the encoder of an observation space, or refuse the space by name."""
-    if isinstance(space, spaces.Box) and is_image(space):
-        return image_encoder(space)
-    encoder = _vector_encoder(space)
+    if isinstance(space, spaces.Box) and is_image(space, images):
+        return image_encoder(space, images)
+    if images.wanted:
+        raise _refuse_image(space, images)
+    encoder = _vector_encoder(space, images)
     if not encoder.shape[0]:
         raise _refuse("observation", "no numbers", OBSERVATIONS)
     return encoder
 
 
-def _vector_encoder(space: spaces.Space[Any]) -> Encoder:
+def _refuse_image(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
+    """Say why observations cannot be the images that somebody says they are."""
+    if images.range is not None:
+        field, value = "image_range", f"[{','.join(f'{each:g}' for each in images.range)}]"
+    else:
+        field, value = "image_axes", str(images.axes)
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+        kind = f"of shape {space.shape}" if isinstance(space, spaces.Box) else type(space).__name__
+        return SettingError(field, value, f"its observations are no images: {kind}")
+    wrong = why_not_scaled(space) or "have other bounds in each place of a channel"
+    reason = f"its observations {wrong}: env.image_range=[low,high] says how to scale them"
+    return SettingError(field, value, reason)
+
+
+def _vector_encoder(space: spaces.Space[Any], images: ImageSettings) -> Encoder:
     if isinstance(space, spaces.Box):
-        return _box_encoder(space)
+        return _box_encoder(space, images)
     if isinstance(space, spaces.Discrete):
         return _one_hot_encoder((int(space.n),), (int(space.start),), shape=())
     if isinstance(space, spaces.MultiDiscrete):
@@ -72,22 +99,24 @@ def _vector_encoder(space: spaces.Space[Any]) -> Encoder:
     if isinstance(space, spaces.MultiBinary):
         return _array_encoder(space.shape, scale=None)
     if isinstance(space, spaces.Dict):
-        return _composite_encoder(list(space.spaces.items()))
+        return _composite_encoder(list(space.spaces.items()), images)
     if isinstance(space, spaces.Tuple):
-        return _composite_encoder(list(enumerate(space.spaces)))
+        return _composite_encoder(list(enumerate(space.spaces)), images)
     raise _refuse("observation", type(space).__name__, OBSERVATIONS)
 
 
-def _box_encoder(space: spaces.Box) -> Encoder:
+def _box_encoder(space: spaces.Box, images: ImageSettings) -> Encoder:
     if space.dtype.kind not in "fiub":
         raise _refuse("observation", f"a Box of {space.dtype}", OBSERVATIONS)
     bytes_like = space.dtype == np.uint8 and bool((space.high == 255).all())
     encoder = _array_encoder(space.shape, scale=1.0 / 255.0 if bytes_like else None)
-    if not looks_like_an_image(space) or is_bounded(space):
+    if images.axes == "vector" or not looks_like_an_image(space):
         return encoder
+    wrong = why_not_scaled(space)
     return encoder._replace(
-        remark=f"observations of shape {space.shape} have no finite bounds: they are seen as "
-        "vectors; declare the bounds to have them seen as images"
+        remark=wrong
+        and f"observations of shape {space.shape} {wrong}: they are seen as vectors of float32; "
+        "declare the bounds, or env.image_range=[low,high], to have them seen as images"
     )
 
 
@@ -138,13 +167,16 @@ def _one_hot_encoder(
     return Encoder((sum(sizes),), "float32", write)
 
 
-def _composite_encoder(parts: list[tuple[Any, spaces.Space[Any]]]) -> Encoder:
+def _composite_encoder(
+    parts: list[tuple[Any, spaces.Space[Any]]], images: ImageSettings
+) -> Encoder:
     encoders: list[tuple[Any, slice, Encoder]] = []
     end = 0
     for key, part in parts:
-        if isinstance(part, spaces.Box) and is_image(part):
-            raise _refuse("observation", f"an image {key!r} among its parts", OBSERVATIONS)
-        encoder = _vector_encoder(part)
+        if isinstance(part, spaces.Box) and is_image(part, images):
+            found = f"an image {key!r} among its parts (a vector with env.image_axes=vector)"
+            raise _refuse("observation", found, OBSERVATIONS)
+        encoder = _vector_encoder(part, images)
         encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
         end += encoder.shape[0]
 

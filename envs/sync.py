@@ -34,7 +34,7 @@ class SyncBackend(Backend):
                 say = Remarks(settings.id) if settings.checked and index == 0 else None
                 self._add(SingleEnv(settings, seed=seed, index=index, say=say))
             self._decode = self._envs[0].decoder.decode
-            self.spec = self._envs[0].spec()
+            self.spec, self.limits = self._envs[0].spec(), self._envs[0].encoder.limits
         except BaseException:
             self.close()
             raise
@@ -53,8 +53,9 @@ class SyncBackend(Backend):
         for index, env in enumerate(self._envs):
             try:
                 env.start(row.frames[index])
-            except BaseException as error:  # noqa: PERF203 - each one may break
+            except BaseException as error:  # each one may break
                 self._recover(env, error, row)
+            self.answers += 1
 
     def launch(self, action: NDArray[Any], row: Row) -> None:
         """Keep the decoded actions of a step until it is collected."""
@@ -65,8 +66,9 @@ class SyncBackend(Backend):
         for env, action in zip(self._envs, self._actions, strict=True):
             try:
                 env.advance(action, row)
-            except BaseException as error:  # noqa: PERF203 - each one may break
+            except BaseException as error:  # each one may break
                 self._recover(env, error, row)
+            self.answers += 1
 
     def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
         """Replace an environment whose numbers are no numbers; its row becomes a reset."""

@@ -93,6 +93,8 @@ class Encoder(NamedTuple):
     write: Callable[..., None]
     remark: str = ""  # what the user should know about it
     mask: int = 0  # as `EnvSpec.mask`
+    # The numbers that 0 and 255 of an image's bytes stand for, where all have the same.
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from typing_extensions import override
 from envs.action_log import ActionLog
 from envs.faults import Faults
 from envs.row import EpisodeStatistics, FrameStack, Row
+from envs.row_clock import RowClock
 from envs.types import EnvSpec, RunRows, Step
+from envs.used_levels import UsedLevels
 from memory.errors import NonFiniteError
 from memory.state import Stateful, give
 
@@ -26,7 +28,11 @@ class Backend(ABC):
 
     spec: EnvSpec  # of single frames
     faults: Faults
+    limits: tuple[float, float] | None = None  # as `Encoder.limits`
     replays = False  # episodes have seeds of their own, so that their actions lead to them again
+    works_alone = False  # a step goes on from its launch, whatever this process does meanwhile
+    # Environments that have answered so far, and how many step timeouts the next may take.
+    answers, timeouts = 0, 1
 
     def rows(self) -> tuple[Row, Row]:
         """Return the two rows that are filled in turn."""
@@ -74,7 +80,9 @@ class Backend(ABC):
 class VectorEnv(Stateful):
     """N environments whose rows alternate between two preallocated sets of arrays."""
 
-    def __init__(self, backend: Backend, *, frame_stack: int = 1) -> None:
+    def __init__(
+        self, backend: Backend, *, frame_stack: int = 1, check_levels: bool = False
+    ) -> None:
         num_envs = backend.spec.num_envs
         self.spec = replace(backend.spec, frame_stack=frame_stack)
         self._backend = backend
@@ -84,7 +92,21 @@ class VectorEnv(Stateful):
         self._stack = FrameStack(self.spec) if frame_stack > 1 else None
         self._statistics = EpisodeStatistics(num_envs, self.spec.info_metrics)
         self._actions = ActionLog(num_envs) if backend.replays else None
+        self._levels: UsedLevels | None = None
+        if check_levels and backend.limits is not None:
+            self._levels = UsedLevels(self.spec, backend.limits)
         self._started = self._under_way = False
+        self.clock = RowClock()
+
+    @property
+    def answers(self) -> int:
+        """How many environments have answered so far: it grows within a row, unless one hangs."""
+        return self._backend.answers
+
+    @property
+    def timeouts(self) -> int:
+        """How many times `env.step_timeout` it may take until the next one answers."""
+        return self._backend.timeouts
 
     @property
     def observation(self) -> NDArray[Any]:
@@ -99,7 +121,8 @@ class VectorEnv(Stateful):
     def reset(self) -> NDArray[Any]:
         """Start every environment anew and return the first observations [N, …]."""
         row = self._next()
-        self._backend.start(row)
+        with self.clock:
+            self._backend.start(row)
         self._repair(row)
         row.set_all_reset()
         self._statistics.clear()
@@ -113,6 +136,8 @@ class VectorEnv(Stateful):
         if self._under_way or not self._started:
             raise RuntimeError("send() needs a reset() before it and one receive() after it")
         self._under_way = True
+        if self._backend.works_alone:
+            self.clock.begin()
         self._backend.launch(action, self._rows[1 - self._turn])
         if self._actions is not None:
             self._note_starts(self._actions)
@@ -124,10 +149,12 @@ class VectorEnv(Stateful):
             raise RuntimeError("receive() needs a send() before it")
         self._under_way = False
         row = self._next()
-        self._backend.collect(row)
+        with self.clock:
+            self._backend.collect(row)
         if not row.is_finite():
             self._repair(row)
         self._faults.step += 1
+        self._look(row)
         episodes = self._statistics.record(row)
         obs = row.obs if self._stack is None else self._stack.push(row.obs, row.valid)
         return Step(obs, row.reward, row.terminated, row.truncated, row.valid, episodes)
@@ -161,6 +188,11 @@ class VectorEnv(Stateful):
         while not row.is_finite():
             name, env, number = row.not_finite()
             self._backend.repair(env, self._faults.not_finite(name, env, number), row)
+
+    def _look(self, row: Row, rows: int = 1) -> None:
+        """Look at the levels of the first images."""
+        if self._levels is not None and self._levels.look(row.obs, rows):
+            self._levels = None
 
     def _note_starts(self, actions: ActionLog) -> None:
         valid = self._rows[self._turn].valid
@@ -232,7 +264,8 @@ class VectorEnv(Stateful):
 
     def close(self) -> None:
         """Free everything; safe to call twice and after a failure."""
-        self._backend.close()
+        with self.clock:
+            self._backend.close()
 
     def __enter__(self) -> VectorEnv:
         return self

@@ -162,7 +162,7 @@ def describe(env: SingleEnv) -> bytes:
     """Write down what the environment's spaces are, for `read_description`."""
     encoder, action = env.encoder, env.decoder.spec
     said = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
-    return json.dumps([*said, encoder.mask, env.spaces]).encode()
+    return json.dumps([*said, encoder.mask, encoder.limits, env.spaces]).encode()
 
 
 def step_time(env: SingleEnv) -> bytes:

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from envs.faults import WorkerError
 from envs.settings import EnvSettings
@@ -221,11 +221,19 @@ def ask_process(settings: EnvSettings, *, trial: bool = False) -> bytes:
         return told
 
 
-def read_description(text: bytes, settings: EnvSettings) -> tuple[EnvSpec, str]:
-    """Read what a worker said of its environment, and what its own spaces are called."""
-    shape, dtype, kind, values, mask, spaces = json.loads(text)
+class Description(NamedTuple):
+    """What a worker says of its environment."""
+
+    spec: EnvSpec
+    limits: tuple[float, float] | None  # as `Encoder.limits`
+    spaces: str  # what its own are called
+
+
+def read_description(text: bytes, settings: EnvSettings) -> Description:
+    """Read what a worker said of its environment."""
+    shape, dtype, kind, values, mask, limits, spaces = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)
     names = tuple(settings.info_metrics)
     spec = EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action, names, mask)
-    return spec, spaces
+    return Description(spec, None if limits is None else tuple(limits), spaces)

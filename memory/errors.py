@@ -17,6 +17,7 @@ class ExpectedError(Exception):
 
     exit_code = 1
     silent = False  # another process of the same run explains it
+    together = False  # all processes of the run end by it, once they have agreed on it
 
 
 class SettingError(ExpectedError):

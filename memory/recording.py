@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,11 +32,38 @@ def flatten(args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def record(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """Record what a function launches, without running it; return what plays it, and its result."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = function()
+    """Record what a function launches, without running it; return what plays it, and its result.
+
+    Other threads may use the device meanwhile. A capture that fails leaves nothing behind.
+    """
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    try:
+        # Entered first because a capture that fails does not leave its own stream.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
+        ):
+            outputs = function()
+    except BaseException:
+        graph.reset()
+        _release(pool)
+        raise
     return graph.replay, outputs
+
+
+def _release(pool: Any) -> None:
+    """Return the memory of a capture that ended in an error, and the process to what it was.
+
+    Torch would go on to allocate for that capture, and keep all of it for ever.
+    """
+    device = torch.cuda.current_device()
+    found = vars(torch._C)
+    end = found.get("_cuda_endAllocateToPool") or found["_cuda_endAllocateCurrentStreamToPool"]
+    with suppress(RuntimeError):  # where the error was another, capturing ended well
+        end(device, pool)
+        found["_cuda_releasePool"](device, pool)
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def aside(function: Callable[[], Any]) -> Any:
@@ -98,9 +126,9 @@ class Recorded:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            log.warning(
-                "%s cannot be recorded here, running eagerly: %s", self._what, describe(error)
-            )
+            # The first error is the reason; that capturing cannot end either follows from it.
+            reason = describe(error.__context__ or error)
+            log.warning("%s cannot be recorded here, running eagerly: %s", self._what, reason)
             self._fails = True
             return False
         self._inputs = flatten(args)

@@ -83,7 +83,7 @@ def verify(args: argparse.Namespace) -> None:
         try:
             checked_facts(path)
             print(f"{path.name}: whole")
-        except CheckpointError as error:  # noqa: PERF203 - the others are checked too
+        except CheckpointError as error:  # the others are checked too
             wrong += 1
             print(f"{path.name}: {one_line(str(error))}")
     if wrong:

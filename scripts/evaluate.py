@@ -102,19 +102,20 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     import torch
 
     from agents.registry import Sample, finished_policy
-    from training.hardware import device_name, prepare_arithmetic, thread_count
+    from training.device_choice import choose_device
+    from training.hardware import prepare_arithmetic, thread_count
     from training.identity import plain_spec
     from training.opening import spawn
 
     run = chosen(args, settings)
     seeds = spawn(run.seed)
-    device = torch.device(device_name(run.device))
     policy, weights = load(args)
     # It goes by what the policy knows, whatever the environment says.
     run = replace(run, env=run.env.with_masks(bool(policy.facts["spec"].get("mask"))))
     with _stage(args, run, seeds.evaluation) as (spec, play):
         refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.facts["spec"])
         prepare_arithmetic(thread_count(run.threads, spec))
+        device = torch.device(choose_device(run, settings.agent, spec))
         sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
         try:
             actor = finished_policy(settings.agent, spec, weights, device=device, sample=sample)
@@ -178,6 +179,7 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
         "return_ci95": found.interval and [round(end, 6) for end in found.interval],
         "length_mean": round(float(np.mean(found.lengths)), 6),
         "length_std": round(float(np.std(found.lengths)), 6),
+        "left_out": found.left_out,
         "returns": [round(each, 6) for each in found.returns],
         "lengths": list(found.lengths),
         "video": str(args.video) if args.video else None,
@@ -224,6 +226,8 @@ def command(arguments: Sequence[str] | None = None) -> None:
         settings = settings_of(policy, args.env)
         with _printing_aside():
             policy, found = evaluate(args, settings)
+        if found.remark:
+            print(f"note: {found.remark}", file=sys.stderr)
         with answering():
             print(report(args, policy, settings, found))
     except Exception as error:

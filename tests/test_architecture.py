@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -193,3 +194,15 @@ def test_the_files_that_the_pages_name_are_there():
     }
     assert len(named) > 20
     assert sorted(name for name in named if not (ROOT / name[1]).is_file()) == []
+
+
+def test_one_oldest_python_is_asked_for_everywhere():
+    """By pip, by the linter, by the types and by the README; no dependency sorts by older ones."""
+    text = (ROOT / "pyproject.toml").read_text()
+    asked = tomllib.loads(text)
+    oldest = asked["project"]["requires-python"].removeprefix(">=")
+    assert oldest == "3.11"  # what logging.StreamHandler[TextIO] needs
+    assert asked["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    assert asked["tool"]["mypy"]["python_version"] == oldest
+    assert f"Python {oldest} or later" in (ROOT / "README.md").read_text()
+    assert "python_version" not in text.replace("python_version =", "")

@@ -101,6 +101,7 @@ CASES = {
     "agent.lr=1": ["agent.lr=1", "did you mean agent.learning_rate?"],
     "lr=1e-3": ["lr=1e-3", "did you mean agent.learning_rate?"],
     "n_envs=3": ["n_envs=3", "did you mean env.num_envs?"],
+    "num_envs=3": ["num_envs=3", "did you mean env.num_envs?"],
     "hydra.foo=1": ["hydra.foo=1", "no such key"],
     "hydra.output_subdir=here": ["hydra.output_subdir=here", ".hydra/"],
     "hydra.run.dir=here seed=x": ["seed=x", "whole number"],

@@ -13,9 +13,11 @@ from hydra.core.config_store import ConfigStore
 from opened import job
 
 from agents.registry import algorithm, finished_policy
+from agents.update_cost import update_cost
 from memory.errors import SettingError
 from training.arguments import read
 from training.command_line import main
+from training.device_choice import WORTHWHILE_FLOP, is_worthwhile
 from training.opening import build
 
 OUTSIDE = ROOT / "tests" / "outside_algorithm"
@@ -54,6 +56,12 @@ def train(folder, *overrides):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "run" / "summary.json").read_text())
+
+
+def test_its_updates_are_too_small_for_a_card(installed, tmp_path):
+    of = job(tmp_path, *read([AGENT]).overrides, quick=False)
+    assert 0 < update_cost(of.settings.agent, of.spec).flop < WORTHWHILE_FLOP
+    assert not is_worthwhile(of.settings.run, of.settings.agent, of.spec)
 
 
 def refused(monkeypatch, capsys, *overrides):

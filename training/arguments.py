@@ -30,6 +30,7 @@ HELP = """Train DQN or PPO on a Gymnasium environment.
 
 {groups}
 
+It ends with 0 once finished, with 9 if that could not be written (README.md has all exit codes).
 Runs go to outputs/; watch them with: tensorboard --logdir outputs
 More: python scripts/evaluate.py (plot, compare, checkpoint, tune, population)
 Installed: steadyrl evaluate

@@ -32,7 +32,9 @@ class Checkpoints:
         self._keep = keep
         self._files = files or Files()
         self._thread: threading.Thread | None = None
-        self._failing = self._abandoned = False
+        self._abandoned = False
+        self._prunes = True
+        self.failure: str | None = None  # why the newest one could not be written
         self.last: Path | None = None  # the newest one that is known to be whole
         # Those that cannot be used, and why; they count for nothing.
         self.passed_over: dict[Path, str] = {}
@@ -56,12 +58,16 @@ class Checkpoints:
         parts: Iterable[tuple[str, Any]],
         facts: Mapping[str, Any],
         after: Callable[[], object] = bool,
+        *,
+        prunes: bool = True,
     ) -> None:
         """Write a checkpoint in a thread, after the one under way; a failure is one warning.
 
-        `after` is called there when it is over, also if no part was ever asked for.
+        `after` is called there when it is over, also if no part was ever asked for. Older ones
+        are removed, if it `prunes`.
         """
         self.wait()
+        self._prunes = prunes
 
         def write() -> None:
             try:
@@ -73,6 +79,10 @@ class Checkpoints:
         thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         thread.start()  # which fails where there may be no more of them
         self._thread = thread
+
+    def settle(self) -> None:
+        """Wait until it is certain which checkpoint is the newest."""
+        self.wait()
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written."""
@@ -91,17 +101,18 @@ class Checkpoints:
             new = self._write(path, parts, facts)
             checked_facts(path, only=new)  # what is linked was checked when it was new
             self.passed_over.pop(path, None)  # what had this name is gone
-            self.last, self._failing = path, False
-            self._prune()
+            self.last, self.failure = path, None
+            if self._prunes:
+                self._prune()
         except Exception as error:  # whatever it is, training goes on
-            if not self._failing and not self._abandoned:
+            if self.failure is None and not self._abandoned:
                 log.warning(
                     "checkpoint at step %s cannot be written (%s): training goes on, the one "
                     "before is kept",
                     f"{step:,}",
                     describe(error),
                 )
-            self._failing = True
+            self.failure = getattr(error, "strerror", None) or describe(error)
         self.save_seconds = time.perf_counter() - begin
 
     def _write(

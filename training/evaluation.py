@@ -17,19 +17,29 @@ from envs.vector import VectorEnv
 from training.estimates import student
 from training.settings import RunSettings
 
-MAX_ENVS = 10
-
 
 class Evaluation(NamedTuple):
     """The returns and lengths of the episodes of one evaluation."""
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    left_out: int = 0  # episodes of environments that play no further
 
     @property
     def episodes(self) -> int:
         """How many there are."""
         return len(self.returns)
+
+    @property
+    def remark(self) -> str:
+        """Say why there are fewer episodes than were asked for; "" where there are as many."""
+        if not self.left_out:
+            return ""
+        asked = self.episodes + self.left_out
+        return (
+            f"{self.episodes} of {asked} episodes were played: an environment that is cut off at"
+            f" eval.max_episode_steps plays no further; eval.num_envs={asked} plays each on its own"
+        )
 
     @property
     def mean(self) -> float:
@@ -59,6 +69,7 @@ class Tally:
 
     def __init__(self, shares: Sequence[int], max_episode_steps: int) -> None:
         self._left = np.array(shares)
+        self._asked = int(self._left.sum())
         self._most = max_episode_steps
         self._running = np.zeros(len(shares))
         self._length = np.zeros(len(shares), dtype=np.int64)
@@ -91,7 +102,8 @@ class Tally:
 
     def result(self) -> Evaluation:
         """Return all that counted."""
-        return Evaluation(tuple(self._returns), tuple(self._lengths))
+        left_out = self._asked - len(self._returns)
+        return Evaluation(tuple(self._returns), tuple(self._lengths), left_out)
 
     def _settle(self, over: NDArray[np.bool_]) -> None:
         # A policy may walk in circles where no time limit ends the episode: what it has by then
@@ -141,13 +153,18 @@ class Evaluator:
 
     def __init__(self, settings: RunSettings, *, seed: int) -> None:
         episodes = settings.eval.episodes
-        self.num_envs = envs = min(episodes, MAX_ENVS)
+        self.num_envs = envs = min(episodes, settings.eval.num_envs)
         self._shares = [episodes // envs + (i < episodes % envs) for i in range(envs)]
         self._max_episode_steps = settings.eval.max_episode_steps
         self._env = build_env(
             settings.env.for_evaluation(), seed=seed, num_envs=envs, purpose="evaluation"
         )
         self._start = self._env.state_dict()
+
+    @property
+    def env(self) -> VectorEnv:
+        """Its environments."""
+        return self._env
 
     @property
     def spec(self) -> EnvSpec:

@@ -27,12 +27,22 @@ def refuse_unfit_machine(settings: RunSettings) -> None:
         raise SettingError("threads", threads, f"this machine has {cores} cores; use threads=auto")
     if settings.log.wandb and importlib.util.find_spec("wandb") is None:
         raise SettingError("log.wandb", "true", "needs wandb, install it with: pip install wandb")
-    if settings.device.startswith("cuda"):
-        try:
-            ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            reason = "no CUDA driver on this machine; use device=cpu or device=auto"
-            raise SettingError("device", settings.device, reason) from None
+    if settings.device.startswith("cuda") and not has_driver():
+        raise refused_device(settings.device, "no CUDA driver on this machine")
+
+
+def has_driver() -> bool:
+    """Return whether this machine has a CUDA driver; microseconds, and nothing is initialised."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def refused_device(device: str, reason: str) -> SettingError:
+    """Return the refusal of a card."""
+    return SettingError("device", device, f"{reason}; use device=cpu or device=auto")
 
 
 def device_name(device: str) -> str:
@@ -44,7 +54,9 @@ def device_name(device: str) -> str:
     available = device != "cpu" and torch.cuda.is_available()
     if not available:
         if device.startswith("cuda"):
-            raise SettingError("device", device, "no CUDA device; use device=cpu or device=auto")
+            built = torch.backends.cuda.is_built()
+            why = "" if built else f": torch {torch.__version__} is built without CUDA"
+            raise refused_device(device, f"no CUDA device{why}")
         return "cpu"
     kind, _, index = device.partition(":")
     count = torch.cuda.device_count()

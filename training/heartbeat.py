@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -42,10 +42,12 @@ class Heartbeat:
     """Beats in a thread, and ends the process where the run is over and it does not notice."""
 
     def __init__(
-        self, store: Any, rank: int, people: Sequence[tuple[str, int]], row_seconds: float
+        self, store: Any, rank: int, people: Sequence[tuple[str, int]], step_timeout: float
     ) -> None:
         self._store, self._rank, self._people = store, rank, people
-        self._row_seconds = row_seconds
+        self._step_timeout, self._timeouts = step_timeout, 1
+        self._answers: Callable[[], int] = int  # of environments, within a row too
+        self._heard = 0
         self._next = (rank + 1) % len(people)
         self._patient = 0
         self._alive = math.inf  # when the run itself gave the last sign, once it has begun
@@ -53,6 +55,16 @@ class Heartbeat:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
+
+    def follow(self, answers: Callable[[], int], timeouts: int) -> None:
+        """Take each answer of an environment for a sign; so many timeouts may lie between two."""
+        self._answers, self._timeouts = answers, timeouts
+
+    def listen(self) -> None:
+        """Beat where environments have answered since the last time."""
+        before, self._heard = self._heard, self._answers()
+        if self._alive < math.inf and self._heard != before:
+            self.beat()
 
     def beat(self) -> None:
         """Say that the run goes on."""
@@ -112,6 +124,7 @@ class Heartbeat:
     def _run(self) -> None:
         heard, last, count = time.monotonic(), b"", 0
         while not self._closed.wait(EVERY):
+            self.listen()
             lost = self._word()
             if lost is None:
                 count += 1
@@ -130,8 +143,10 @@ class Heartbeat:
         if silence > SILENT:
             return Told(self._next, f"no sign of life for {silence:.0f} s")
         busy = time.monotonic() - self._alive
-        if not self._patient and busy > self._row_seconds:
-            why = f"one row takes longer than env.step_timeout={self._row_seconds:g} seconds"
+        if not self._patient and busy > self._timeouts * self._step_timeout:
+            times = f"{self._timeouts} times " if self._timeouts > 1 else ""
+            limit = f"{times}env.step_timeout={self._step_timeout:g} seconds"
+            why = f"one row takes longer than {limit}"
             return Told(self._rank, f"{why}: an environment hangs")
         return None
 

@@ -24,7 +24,8 @@ OTHER_NAMES = {
     "steps": "total_steps",
     "timesteps": "total_steps",
     "total_timesteps": "total_steps",
-    "n_envs": "num_envs",
+    "n_envs": "env.num_envs",
+    "num_envs": "env.num_envs",  # training's, not those of evaluations
     "buffer_size": "capacity",
     "n_epochs": "epochs",
     "n_steps": "rollout_steps",
@@ -139,7 +140,7 @@ def unknown_key(key: str, agent: str) -> str:
     last = key.rpartition(".")[2]
     wanted = OTHER_NAMES.get(last, last)
     for name in sorted(keys, key=lambda name: name != agent):
-        same = [known for known in keys[name] if known.rpartition(".")[2] == wanted]
+        same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
         close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
         if close and close != [key]:
             return f"no such key; did you mean {close[0]}?"

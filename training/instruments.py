@@ -15,10 +15,11 @@ from memory.watch import MemoryWatch
 from training.evaluation import Evaluation
 from training.filming import Filmer
 from training.logger import Logger
-from training.run_directory import RunDirectory, RunDirectoryLostError
+from training.run_directory import SUMMARY, RunDirectory, RunDirectoryLostError
 from training.saving import Saver
 from training.signals import StopSignals
 from training.terminal import Lines, score
+from training.unsaved import CHECKPOINT, UnsavedError, explain
 
 if TYPE_CHECKING:
     from training.bar import Bar
@@ -80,9 +81,41 @@ def ending(run: Run, instruments: Instruments) -> Iterator[None]:
     finally:
         instruments.progress.close()
         with instruments.signals.shielded():
-            if instruments.world.rank == 0:
-                run.summary.save(instruments.directory.path)
+            lost = _write_summary(run, instruments) if instruments.world.rank == 0 else {}
     _report(run, instruments.directory.path)
+    _refuse_lost(run, instruments, lost)
+
+
+def _write_summary(run: Run, instruments: Instruments) -> dict[str, str]:
+    """Write how the run ended; return what of its end could not be written, and why."""
+    lost = instruments.saver.lost
+    if instruments.logger.lost is not None:
+        lost["the last metrics"] = instruments.logger.lost
+    if lost and run.summary.status == "finished":
+        run.summary.status = "failed"  # so that whoever reads it does not take it for done
+    reason = run.summary.save(instruments.directory.path)
+    return lost if reason is None else {**lost, SUMMARY: reason}
+
+
+def _refuse_lost(run: Run, instruments: Instruments, lost: dict[str, str]) -> None:
+    """Together: let the run end with its own code where its end is not on the disk.
+
+    Of one that was interrupted, that is the checkpoint it would go on from.
+    """
+    saver, path = instruments.saver, instruments.directory.path
+    if run.summary.status == "interrupted" and saver.continues and CHECKPOINT not in lost:
+        lost = {}
+    line = lost and explain(path, run.steps, lost, continues=saver.continues)
+    line = instruments.world.gather(line or None)[0]
+    if line is None:
+        return
+    if run.summary.status == "interrupted":
+        run.unsaved = True
+        log.error(line)
+        return
+    error = UnsavedError(line)
+    error.silent = instruments.world.rank > 0
+    raise error
 
 
 def _report(run: Run, path: Path) -> None:

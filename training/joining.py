@@ -11,7 +11,7 @@ import torch
 
 from agents.stopping import Stop
 from agents.world import ALONE, World
-from memory.errors import SettingError
+from memory.errors import ExpectedError, SettingError
 from training.hardware import device_name
 from training.launch import Place, place
 from training.resume import leaves
@@ -45,6 +45,9 @@ def joined(job: Job, stop: Stop) -> Iterator[World]:
             refuse_different(job, ranks)
             yield ranks
             failed = False
+    except ExpectedError as error:
+        failed = not error.together
+        raise
     finally:
         ranks.leave(together=not failed)
 
@@ -60,7 +63,9 @@ def use_own_device(here: Place) -> None:
 
 def refuse_different(job: Job, world: World) -> None:
     """Refuse ranks that were told different things, and name the first of those."""
-    text = json.dumps(job.config, sort_keys=True, default=str)
+    # What `auto` is was decided by each: one card may not work.
+    config = {**job.config, "device": job.settings.run.device}
+    text = json.dumps(config, sort_keys=True, default=str)
     hashes = world.gather(hashlib.sha256(text.encode()).hexdigest())
     if len(set(hashes)) == 1:
         return

@@ -33,7 +33,7 @@ class Logger:
         lines = JsonLines(directory / "metrics.jsonl")
         self._sinks: tuple[Sink, ...] = (lines, TensorBoard(directory, card), *others)
         self._last_step = -1
-        self._failing: set[Sink] = set()
+        self._failing: dict[Sink, str] = {}  # why
 
     def continue_after(self, step: int) -> None:
         """Go on after this step: what was written of later ones is taken back."""
@@ -41,7 +41,7 @@ class Logger:
         for sink in self._sinks:
             try:
                 sink.continue_after(step)
-            except sink.failures as error:  # noqa: PERF203 - each one may fail
+            except sink.failures as error:  # each one may fail
                 log.warning("earlier metrics cannot be continued: %s", _reason(error))
 
     def write(
@@ -68,7 +68,7 @@ class Logger:
         for sink in self._sinks:
             try:
                 tell(sink)
-            except sink.failures as error:  # noqa: PERF203 - each one may fail
+            except sink.failures as error:  # each one may fail
                 self._failed(sink, _reason(error))
             else:
                 self._works(sink)
@@ -81,13 +81,19 @@ class Logger:
                 "mended",
                 reason,
             )
-        self._failing.add(sink)
+        self._failing[sink] = reason
 
     def _works(self, sink: Sink) -> None:
         if sink in self._failing:
-            self._failing.remove(sink)
+            del self._failing[sink]
             if not self._failing:
                 log.info("metrics are written again")
+
+    @property
+    def lost(self) -> str | None:
+        """Why the newest record is not in the files of the run's directory; None where it is."""
+        files = (why for sink, why in self._failing.items() if sink.failures == (OSError,))
+        return next(files, None)
 
     def close(self) -> None:
         """Close every sink."""
@@ -101,7 +107,7 @@ class NoLogger(Logger):
 
     def __init__(self) -> None:
         self._sinks, self._last_step = (), -1
-        self._failing = set()
+        self._failing = {}
 
 
 def _reason(error: Exception) -> str:

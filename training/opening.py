@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from envs.vector import VectorEnv
 from memory.budget import plan_line
 from memory.cache import let_go_of_code
 from memory.watch import MemoryWatch
+from training.device_choice import choose_device
 from training.evaluation import Evaluator
 from training.filming import Filmer
 from training.hardware import (
@@ -34,6 +36,7 @@ from training.instruments import Instruments, ending
 from training.joining import joined
 from training.launch import place
 from training.logger import Logger, NoLogger, to_file
+from training.patience import Patience
 from training.run import Run
 from training.run_directory import RunDirectory, SeenDirectory
 from training.saving import Saver
@@ -44,6 +47,7 @@ from training.summary import Summary
 from training.teachers import find_teacher
 from training.terminal import find_screen, open_progress, to_terminal
 from training.wandb_sink import WandB
+from training.watcher import Watcher
 
 log = logging.getLogger("steadyrl")
 
@@ -102,11 +106,14 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 
     On leaving, the summary is written, and all is closed.
     """
-    settings = job.settings.run
     screen = find_screen()
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
+        together = place().size > 1
+        watcher = stack.enter_context(Watcher(signals.longest(), together=together))
         stack.enter_context(to_terminal(screen, silent=place().rank > 0))
+        job = on_device(job)
+        settings = job.settings.run
         world = stack.enter_context(joined(job, signals.stop))
         job = job._replace(directory=Path(world.gather(str(job.directory))[0]))
         env, agent = stack.enter_context(build(job, world))
@@ -118,9 +125,13 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if settings.eval.every and world.rank == 0:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.refuse_another("evaluation", evaluator.spec)
+        envs = [env] if evaluator is None else [env, evaluator.env]
+        signals.patience = Patience(settings, envs).seconds
+        watcher.watch(envs, signals.longest)
         # Last, so that what cannot be built leaves no directory behind.
         if job.continues is None:
             signals.begin()
+            watcher.begun()
         directory = stack.enter_context(_open_directory(job, world))
         held = settings.resume is not None
         name = f"train-rank{world.rank}.log" if world.rank else "train.log"
@@ -142,11 +153,21 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             _continue(job, run, instruments)
             begin_log()
             signals.begin()
+            watcher.begun()
         with ending(run, instruments):
             if job.continues is None:
                 env.reset()
                 instruments.saver.start()
+            else:
+                instruments.saver.go_on(job.continues, run.steps)
             yield run, env, agent
+
+
+def on_device(job: Job) -> Job:
+    """Return a job whose settings name the device that it trains on."""
+    run, agent = job.settings.run, job.settings.agent
+    run = replace(run, device=choose_device(run, agent, job.spec))
+    return job._replace(settings=replace(job.settings, run=run))
 
 
 def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
@@ -169,7 +190,7 @@ def _begin(
     else:
         from training.rank_run import RankRun, shared  # who is alone needs none of it
 
-        instruments = shared(instruments, job.settings.run, facts)
+        instruments = shared(instruments, job.settings.run, facts, env)
         run = RankRun(job.settings, agent, instruments, summary)
     instruments.saver.attach(run, env, agent)
     stack.callback(instruments.saver.checkpoints.abandon)

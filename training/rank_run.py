@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from agents.base import Agent, Decision
 from envs.types import Step
+from envs.vector import VectorEnv
 from memory.errors import MemoryBudgetError
 from memory.metrics import Metrics
 from memory.process import MB, read_peak
@@ -136,8 +137,8 @@ class SharedEvaluator:
         if result is None:
             stop.agree()
             return None
-        returns, lengths = result
-        return Evaluation(tuple(returns), tuple(lengths))
+        returns, lengths, left_out = result
+        return Evaluation(tuple(returns), tuple(lengths), left_out)
 
 
 class SharedFilmer(Filmer):
@@ -158,11 +159,12 @@ class SharedFilmer(Filmer):
 
 
 def shared(
-    instruments: Instruments, settings: RunSettings, facts: Mapping[str, Any]
+    instruments: Instruments, settings: RunSettings, facts: Mapping[str, Any], env: VectorEnv
 ) -> Instruments:
     """Return the instruments with those in the place of one process's that ranks share."""
     ranks = instruments.world
     assert isinstance(ranks, Ranks)
+    ranks.heart.follow(lambda: env.answers, env.timeouts)
     path = instruments.directory.path
     evaluator = SharedEvaluator(instruments.evaluator, ranks) if settings.eval.every else None
     return instruments._replace(

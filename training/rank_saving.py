@@ -38,16 +38,25 @@ class RankCheckpoints(Checkpoints):
         self._path, self._refused = directory, ""
 
     @override
+    def settle(self) -> None:
+        """Together: wait, and take over what rank 0 knows of the newest one."""
+        with self._ranks.waits():
+            self.wait()
+        known = [str(self.last) if self.last else "", self.failure]
+        last, self.failure = self._ranks.gather(known)[0]
+        self.last = Path(last) if last else None
+
+    @override
     def save(
         self,
         step: int,
         parts: Iterable[tuple[str, Any]],
         facts: Mapping[str, Any],
         after: Callable[[], object] = bool,
+        *,
+        prunes: bool = True,
     ) -> None:
-        """Together: begin a directory, and write into it in a thread."""
-        with self._ranks.waits():
-            self.wait()
+        """Together, once all have settled: begin a directory, and write into it in a thread."""
         self._count += 1
         name, refused = "", ""
         if self._ranks.rank == 0:
@@ -57,10 +66,9 @@ class RankCheckpoints(Checkpoints):
                 self._files.make_directory(_temporary(Path(name)))
             except OSError as error:
                 refused = error.strerror or describe(error)
-        begun = [name, refused, str(self.last) if self.last else ""]
-        agreed, self._refused, last = self._ranks.gather(begun)[0]
-        self._path, self.last = Path(agreed), Path(last) if last else None
-        super().save(step, parts, {**facts, "ranks": self._ranks.size}, after)
+        agreed, self._refused = self._ranks.gather([name, refused])[0]
+        self._path = Path(agreed)
+        super().save(step, parts, {**facts, "ranks": self._ranks.size}, after, prunes=prunes)
 
     @override
     def _free_name(self, step: int) -> Path:

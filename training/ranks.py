@@ -47,7 +47,7 @@ class Ranks(World, Stateful):
 
     state_names = ("_pending",)
 
-    def __init__(self, place: Place, device: torch.device, row_seconds: float) -> None:
+    def __init__(self, place: Place, device: torch.device, step_timeout: float) -> None:
         """Wait for all others, who are started at the same time."""
         self.rank, self.size = place.rank, place.size
         self.alone = self.size == 1
@@ -60,7 +60,7 @@ class Ranks(World, Stateful):
         # One who waits in a store holds up all who use the same connection.
         self.store, of_group = (_connected(port) for _ in range(2))
         people = self._meet(launchers)
-        self.heart = Heartbeat(self.store, self.rank, people, row_seconds)
+        self.heart = Heartbeat(self.store, self.rank, people, step_timeout)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
@@ -160,6 +160,8 @@ class Ranks(World, Stateful):
         except PeerLostError:
             raise
         except BaseException as error:
+            if isinstance(error, ExpectedError) and error.together:
+                raise
             first = self.heart.tell(Told(self.rank, describe(error)))
             if isinstance(error, ExpectedError):
                 error.silent = not first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 from agents.base import Agent
@@ -19,6 +20,16 @@ log = logging.getLogger("steadyrl")
 def prefix_of(rank: int) -> str:
     """Return what the names of a rank's parts begin with; rank 0's are those of a run alone."""
     return f"rank{rank:04d}-" if rank else ""
+
+
+def parts_of(path: Path, prefix: str) -> list[str]:
+    """Return the names of a checkpoint's parts that begin with a rank's prefix."""
+    others = re.compile(r"rank\d+-")  # with a number, and not rank 0's part called "ranks"
+    return sorted(
+        name
+        for name in part_names(path)
+        if (name.startswith(prefix) if prefix else not others.match(name))
+    )
 
 
 def facts_ranks(path: Path) -> int:

@@ -18,7 +18,7 @@ from training.typed import show
 # not what is learned; whatever is saved is float32.
 FREE = (
     *("total_steps", "device", "precision", "deterministic", "threads"),
-    *("agent.compile", "env.step_timeout", "env.max_restarts"),
+    *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts"),
 )
 FREE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
 # What names the run rather than being part of it.
@@ -47,7 +47,7 @@ def stored(
     for saved in saved_below(directory / "checkpoints"):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
-        except CheckpointError as error:  # noqa: PERF203 - the one before may do
+        except CheckpointError as error:  # the one before may do
             reasons.append(str(error))
     if resume != AUTO or reasons:
         raise CheckpointError("; ".join(reasons) or f"resume={resume}: {directory} {NOTHING}")

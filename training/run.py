@@ -26,6 +26,7 @@ from training.settings import Settings
 from training.summary import Summary, weights_hash
 from training.terminal import Status, score
 from training.timing import Interval, Stopwatch
+from training.unsaved import UnsavedError
 
 log = logging.getLogger("steadyrl")
 
@@ -63,10 +64,12 @@ class Run(Stateful):
         self._stopwatch = Stopwatch()
         self._updates = 0  # that the metrics hold
         self.logged_step = 0
+        self.unsaved = False  # a signal cut it short, and its checkpoint could not be written
         self._kept = KeptRow(next(iter(agent.weights().values())).device)
         self._score: float | None = None  # of these very weights, where they were evaluated
         self._is_best = False  # and they are better than all before, and not saved yet
         self._problem: MemoryBudgetError | None = None  # what ends the run after this row
+        self._said_left_out = False  # that evaluations score fewer episodes than asked for
         self._next = self._next_event()
 
     @override
@@ -96,7 +99,12 @@ class Run(Stateful):
 
     @property
     def exit_code(self) -> int:
-        """What the process should end with: 0, or the code of the signal that cut the run short."""
+        """What the process should end with: 0, or the code of the signal that cut the run short.
+
+        Of one that could not be saved, that code would promise too much.
+        """
+        if self.unsaved:
+            return UnsavedError.exit_code
         signal = self._instruments.signals.received
         return 0 if signal is None or self.summary.status == "finished" else 128 + signal
 
@@ -150,8 +158,9 @@ class Run(Stateful):
         if signals.save_requested:
             asked, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
+        signals.saving = True  # or waiting until it may
         self._instruments.saver.after_row(self.steps, score, best=self._is_best, asked=asked)
-        self._is_best = False
+        signals.saving = self._is_best = False
 
     def report(self) -> None:
         """Learn what these steps made due, so that it is what gets evaluated and logged.
@@ -195,12 +204,14 @@ class Run(Stateful):
         """Learn, evaluate and log what is left, unless asked to stop; save; close the summary."""
         self._instruments.signals.reached()
         whole = self.steps >= self._total and self._problem is None and self._last_words()
+        self._instruments.signals.saving = True
         self._instruments.saver.finish(self.steps, self._score)
         if not whole and self.steps > self.logged_step:
             self._write(self._scalars())  # after saving: a run that goes on takes it back
         if self._problem is not None:
             raise self._problem
         self._instruments.saver.write_policy(LAST, self.steps, self._score)
+        self._instruments.signals.saving = False
         self.summary.status = "finished" if whole else "interrupted"
         self._close()
 
@@ -261,6 +272,9 @@ class Run(Stateful):
             score(result.std),
             result.episodes,
         )
+        if result.remark and not self._said_left_out:
+            log.warning("evaluation: %s", result.remark)
+            self._said_left_out = True
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
 
     def _film(self) -> None:

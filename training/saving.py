@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from agents.base import Agent
 from agents.world import ALONE, World
 from envs.vector import VectorEnv
 from memory.errors import ExpectedError, NonFiniteError, describe
 from memory.state import Stateful, give
-from training.archive import finish_replacing, read_part, replace_archive
+from training.archive import Existing, finish_replacing, read_part, replace_archive
 from training.checkpoints import Checkpoints
 from training.files import Files
-from training.manifest import CheckpointError, Saved, differences
+from training.manifest import CheckpointError, Saved, differences, manifest_facts
 from training.plain import finite
-from training.regrouping import facts_ranks, regroup
+from training.regrouping import facts_ranks, parts_of, regroup
 from training.replay_blocks import OUTLINE, ReplaySave, load_replay
 from training.run_directory import BEST, LAST
 from training.settings import CheckpointSettings
 from training.timing import Interval
+from training.unsaved import CHECKPOINT
 
 log = logging.getLogger("steadyrl")
 
@@ -56,6 +59,14 @@ class Times:
             self._next = self._clock() + self._seconds
 
 
+class _Policy(NamedTuple):
+    """A policy to be written, and why it could not be."""
+
+    weights: dict[str, Tensor]
+    facts: dict[str, Any]
+    reason: str = ""
+
+
 class Saver:
     """Saves a run between two rows, in a thread; takes it back when it is continued."""
 
@@ -77,6 +88,7 @@ class Saver:
         self._prefix = ""  # of the parts' names
         self._foreign: Path | None = None  # continued by another number of ranks
         self._saved = (-1, -1)  # steps and updates
+        self._unwritten: dict[str, _Policy] = {}  # by their names, to be tried again
         self._slow = False
 
     def attach(self, run: Stateful, env: VectorEnv, agent: Agent) -> None:
@@ -87,6 +99,24 @@ class Saver:
         """Save the very beginning, so that from here on there is something to continue from."""
         if self._enabled:
             self.save(0, None)
+
+    def go_on(self, changes: Sequence[str], step: int) -> None:
+        """Save at once where settings were changed: what is killed now goes on with them.
+
+        What it was continued from is the same state: its files are linked, and for its sake no
+        other one is removed.
+        """
+        # A continued run stays in its directory, whichever one was asked for.
+        if not self._enabled or all(change.startswith("run_dir=") for change in changes):
+            return
+        before = self.checkpoints.last
+        if before is None or before == self._foreign:
+            self.save(step, None)
+            return
+        self.checkpoints.settle()  # all ranks, before any of them reads it
+        parts = [(name, Existing(before, name)) for name in parts_of(before, self._prefix)]
+        facts = {**manifest_facts(before), **self._facts}
+        self.checkpoints.save(step, parts, facts, prunes=False)
 
     @property
     def next(self) -> int | None:
@@ -112,6 +142,8 @@ class Saver:
 
     def save(self, step: int, score: float | None) -> None:
         """Copy the run's state and write it in a thread; refuse weights that are not numbers."""
+        # First, so that blocks are linked from what stays: a save under way removes older ones.
+        self.checkpoints.settle()
         self._times.begin_anew()
         self._refuse_non_finite(step)
         state = self._agent.state_dict()
@@ -143,12 +175,28 @@ class Saver:
         return {}
 
     def finish(self, step: int, score: float | None) -> None:
-        """Save the last state and wait until it is written."""
-        self.checkpoints.wait()
-        if self._enabled and (step, self._agent.updates) != self._saved:
+        """Save the last state and wait until it is written; try again what failed before."""
+        self.checkpoints.settle()
+        is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
+        if self._enabled and not is_saved:
             self.save(step, score)
         self.checkpoints.wait()
         self._replay = None
+        for name, policy in [*self._unwritten.items()]:
+            self._write_policy(name, policy)
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """What of the run's end could not be written, and why."""
+        lost = {f"{name}/": policy.reason for name, policy in self._unwritten.items()}
+        if self._enabled and self.checkpoints.failure is not None:
+            lost = {CHECKPOINT: self.checkpoints.failure, **lost}
+        return lost
+
+    @property
+    def continues(self) -> bool:
+        """Whether there is a checkpoint to continue from."""
+        return self.checkpoints.last is not None
 
     def _refuse_non_finite(self, step: int) -> None:
         if not finite(self._agent.weights()):
@@ -235,14 +283,29 @@ class Saver:
             raise CheckpointError(f"{self._directory}: is of another run: {wrong}")
 
     def write_policy(self, name: str, step: int, score: float | None) -> None:
-        """Leave the weights of this moment where people look for them; a full disk is a warning."""
+        """Leave the weights of this moment where people look for them; a full disk is a warning.
+
+        Those that do not fit are kept, and tried again at the end.
+        """
         self._refuse_non_finite(step)
         facts = {
             key: self._facts[key] for key in ("agent", "spec", "weights", "versions", "config")
         }
         facts |= {"step": step, "eval_return_mean": score}
         weights = {key: tensor.detach().cpu() for key, tensor in self._agent.weights().items()}
+        if not self._write_policy(name, _Policy(weights, facts)):
+            copies = {key: tensor.clone() for key, tensor in weights.items()}
+            self._unwritten[name] = self._unwritten[name]._replace(weights=copies)
+
+    def _write_policy(self, name: str, policy: _Policy) -> bool:
+        parts = [("policy", policy.weights)]
         try:
-            replace_archive(self._files, self._directory / name, [("policy", weights)], facts)
+            replace_archive(self._files, self._directory / name, parts, policy.facts)
         except OSError as error:
-            log.warning("%s/ cannot be written: %s", name, error.strerror or error)
+            reason = error.strerror or str(error)
+            if reason != policy.reason:  # else it was said
+                log.warning("%s/ cannot be written: %s", name, reason)
+            self._unwritten[name] = policy._replace(reason=reason)
+            return False
+        self._unwritten.pop(name, None)
+        return True

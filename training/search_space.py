@@ -115,7 +115,7 @@ def check_space(overrides: Sequence[str], space: Mapping[str, Range]) -> Job:
         for value in allowed.ends:
             try:
                 job_of([*overrides, typed(key, value)])
-            except SettingError as error:  # noqa: PERF203 - each is refused by its name
+            except SettingError as error:  # each is refused by its name
                 if error.field != key:  # another key has to fit: the trial will tell
                     continue
                 raise StudyError(f"space.{key}: {error}") from None

@@ -15,13 +15,15 @@ from typing import Any, Literal, NamedTuple
 from omegaconf import OmegaConf
 
 from agents.registry import ALGORITHMS, AgentSettings, settings_type
-from envs.settings import EnvSettings
+from envs.settings import MOST, EnvSettings
 from envs.types import EnvSpec
-from memory.errors import SettingError
+from memory.errors import SettingError, at_most
 from memory.settings import MemorySettings
 from training.typed import build, convert, show
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+LONGEST_STOP = 1_000_000  # seconds; eleven days, as of a step
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
@@ -32,6 +34,7 @@ class EvalSettings:
 
     every: int
     episodes: int
+    num_envs: int
     max_episode_steps: int
     video_every: int
 
@@ -39,9 +42,10 @@ class EvalSettings:
         for name in ("every", "video_every"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
-        for name in ("episodes", "max_episode_steps"):
+        for name in ("episodes", "num_envs", "max_episode_steps"):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be 1 or more")
+        at_most(self, MOST["num_envs"][0], "num_envs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,7 @@ class RunSettings:
     precision: Literal["float32", "tf32", "bf16"]
     deterministic: bool
     threads: Literal["auto"] | int
+    stop_timeout: Literal["auto"] | float  # seconds
     run_dir: str | None
     resume: str | None
     init_from: str | None
@@ -104,6 +109,9 @@ class RunSettings:
             raise SettingError("device", self.device, reason)
         if self.threads != "auto" and self.threads < 1:
             raise SettingError("threads", self.threads, "must be auto, or 1 or more")
+        if self.stop_timeout != "auto" and not 0 < self.stop_timeout <= LONGEST_STOP:
+            reason = f"must be auto, or above 0 and at most {LONGEST_STOP:,} seconds"
+            raise SettingError("stop_timeout", self.stop_timeout, reason)
         if self.env.num_envs > self.total_steps:
             raise SettingError(
                 "env.num_envs",

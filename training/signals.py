@@ -20,7 +20,7 @@ from agents.stopping import CutShortError, Stop
 # A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a process
-ROW_SECONDS = 3.5  # that a row may still take
+ROW_SECONDS = 3.5  # that a row may still take, where rows are quick
 RANKS_SECONDS = 20.0  # the same where ranks have to agree; torchrun kills after 30
 LAST_SECONDS = 0.8  # for closing, once nothing is waited for any more
 # Python cannot pass an exception on out of a weak reference's callback: it is raised again.
@@ -76,13 +76,16 @@ def _leave(code: int) -> NoReturn:
 class StopSignals:
     """Once a run has begun, the first signal is noted; a second one ends it at once.
 
-    A row that is not over in time, because an environment hangs, counts as a second signal.
+    A row that is not over in time, because an environment hangs, counts as a second signal; how
+    long that is, `patience` says.
     """
 
     def __init__(self) -> None:
         self._noted: int | None = None
         self.save_requested = False  # by SIGUSR1; whoever saves takes it back
         self.stop = Stop()  # what learning obeys
+        self.patience: Callable[[], float] = lambda: ROW_SECONDS  # that a row may still take
+        self.saving = False  # no row is under way but a disk is, which takes as long as it takes
         self._overdue = False
         self._waiting: int | None = None
         self._begun = self._shielded = self._again = False
@@ -136,8 +139,7 @@ class StopSignals:
             self._noted = number
             if not self.stop.together:
                 _say("stopping after this row; again to stop now")
-            seconds = RANKS_SECONDS if self.stop.together else ROW_SECONDS
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            self._wait()
             self.stop.request()
         elif self.stop.together:
             pass  # from the launcher once more, which got it too
@@ -147,6 +149,14 @@ class StopSignals:
             signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
             self._overdue = True
             raise StoppedError(number)
+
+    def longest(self) -> float:
+        """Return the seconds that the row under way is given once a signal came."""
+        seconds = self.patience()
+        return max(RANKS_SECONDS, seconds) if self.stop.together else seconds
+
+    def _wait(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self.longest())
 
     def _save(self, number: int) -> None:
         if self._begun:
@@ -165,8 +175,11 @@ class StopSignals:
         assert self._noted is not None
         if self._again:
             self._again = False
-            signal.setitimer(signal.ITIMER_REAL, ROW_SECONDS)
+            self._wait()
             self.stop.request()
+            return
+        if self.saving and not self._overdue:
+            self._wait()
             return
         if self._overdue:
             os._exit(SIGNAL_EXIT + self._noted)

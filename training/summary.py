@@ -51,13 +51,16 @@ class Summary(Stateful):
     resumed_from_step: int | None = None
     weights_sha256: str | None = None
 
-    def save(self, directory: Path) -> None:
-        """Write the file whole or not at all; a full disk is a warning."""
+    def save(self, directory: Path) -> str | None:
+        """Write the file whole or not at all; return why it could not be, after a warning."""
         values = {k: _plain(v) for k, v in asdict(self).items()}
         try:
             write_whole(directory / SUMMARY, json.dumps(values, indent=2) + "\n")
         except OSError as error:
-            log.warning("summary.json cannot be written: %s", error.strerror or error)
+            reason = error.strerror or str(error)
+            log.warning("summary.json cannot be written: %s", reason)
+            return reason
+        return None
 
 
 def _plain(value: object) -> object:

@@ -269,7 +269,7 @@ def _crc(data: Any, table: Any) -> Any:
 @cache
 def _table() -> NDArray[np.uint32]:
     """Return what every byte does to a checksum."""
-    table = np.arange(256, dtype=np.uint32)
+    table: NDArray[np.uint32] = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = table >> 1 ^ POLYNOMIAL * (table & 1)
+        table = (table >> 1 ^ POLYNOMIAL * (table & 1)).astype(np.uint32)
     return table

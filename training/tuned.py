@@ -116,5 +116,5 @@ def draw(plan: Plan, study: optuna.Study) -> None:
                 axes: Any = plot(study, **told)
                 axes.figure.set_size_inches(9, 5)
                 axes.figure.savefig(plan.folder / f"{name}.png", bbox_inches="tight", dpi=110)
-            except (ValueError, RuntimeError) as error:  # noqa: PERF203 - too few trials to say
+            except (ValueError, RuntimeError) as error:  # too few trials to say
                 print(f"{name}.png cannot be drawn: {describe(error)}", flush=True)

@@ -65,6 +65,8 @@ class WandB(Sink):
     def _begin(self) -> Any:
         wandb: Any = importlib.import_module("wandb")  # takes a second, of those who asked for it
         place = str(self._directory.resolve())
+        # A package called `agents` is taken for that of language models, and advice is printed.
+        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
         return wandb.init(
             project="steadyrl",
             dir=place,

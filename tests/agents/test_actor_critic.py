@@ -6,6 +6,7 @@ from torch import nn
 
 from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk, tanh
 from agents.heads import BoxHead, DiscreteHead
+from agents.tracing import traced
 
 
 def build(shape=(4,), dtype="float32", head=None, hidden=(64, 64), **changes):
@@ -23,6 +24,24 @@ def test_tanh_and_its_slope():
     tanh(y).sum().backward()
     torch.testing.assert_close(y.grad, 1 - torch.tanh(x) ** 2, atol=6e-7, rtol=0)
     assert torch.equal(x, torch.linspace(-20, 20, 4001))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tanh_in_few_bits_is_rounded_once(dtype):
+    """By float64: 2σ(2x) − 1 in 8 bits would be 0 for all x below 0.004."""
+    small = torch.logspace(-4, 0.5, 500)
+    x = torch.cat((-small, small)).to(dtype)
+    expected = torch.tanh(x.double()).to(dtype)
+    for given in (x, x.clone().requires_grad_()):
+        y = tanh(given).detach()
+        assert y.dtype == dtype
+        torch.testing.assert_close(y, expected, rtol=torch.finfo(dtype).eps, atol=0)
+    graph, _ = traced(lambda given: (tanh(given),), (x,))
+    torch.testing.assert_close(graph(x)[0], expected, rtol=torch.finfo(dtype).eps, atol=0)
+    y = x.clone().requires_grad_()
+    tanh(y).sum().backward()
+    slope = 1 - torch.tanh(x.double()) ** 2
+    torch.testing.assert_close(y.grad.double(), slope, atol=4 * torch.finfo(dtype).eps, rtol=0)
 
 
 def test_the_twin_trunk_is_two_separate_ones():

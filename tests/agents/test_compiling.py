@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from test_dqn_agent import SETTINGS
+from torch._inductor.exc import CppCompileError
 
-from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled
+from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled, reason
 from agents.dqn_building import recipe, start_network
 from agents.learner import Learner
 from agents.noisy import UpdateNoise
@@ -128,6 +129,15 @@ def test_without_a_compiler_there_is_one_warning_and_eager_training(tmp_path):
     assert done.stdout.count("WARNING") == 1
     assert "cannot be compiled here, running eagerly" in done.stdout
     assert done.stdout.splitlines()[-1] == "trained"
+
+
+def test_why_nothing_is_compiled_is_the_compilers_error_without_its_command():
+    output = "warning: it is old\n/usr/bin/ld: error: cannot find -ltorch_cpu\ncollect2: error: 1\n"
+    failed = CppCompileError(["g++", *(f"-I/include/{each}" for each in range(99))], output)
+    assert reason(failed) == "/usr/bin/ld: error: cannot find -ltorch_cpu"
+    wrapped = RuntimeError(f"CppCompileError: {failed}")
+    assert reason(wrapped) == reason(failed)
+    assert reason(OSError("no g++ here")) == "OSError: no g++ here"
 
 
 def test_tensors_a_graph_reads_besides_its_arguments_are_seen_changing():

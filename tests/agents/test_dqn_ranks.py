@@ -120,6 +120,32 @@ def test_weights_are_the_same_on_both_ranks_after_a_hundred_updates():
     assert one[1] > 3
 
 
+def emptied(world):
+    """Let a rank learn from a replay of one row, which has nothing after each episode."""
+    tiny = replace(WHOLE.replay, capacity=2 * ENVS, prioritized=False)
+    agent = agent_of(world, replay=tiny, batch_size=2, learning_starts=0, train_every=1)
+    env, found = Chain(ENVS, [7, 7], True, seed=world.rank), []
+    obs = env.reset()
+    for _ in range(40):
+        decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
+        step = env.step()
+        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        agent.observe(decision, step)
+        agent.update()
+        found.append((len(agent._replay), agent.updates))
+        obs = step.obs
+    return found, weights_hash(agent.weights())
+
+
+def test_ranks_whose_replays_empty_again_wait_until_all_have_something():
+    (one, its_weights), (other, other_weights) = together(2, emptied)
+    assert [updates for _, updates in one] == [updates for _, updates in other]
+    assert its_weights == other_weights
+    lengths = [length for length, _ in one]
+    assert 0 in lengths[lengths.index(ENVS) :], "it never emptied"
+    assert one[-1][1] > 10
+
+
 def test_a_batch_that_leaves_a_rank_nothing_is_refused():
     with pytest.raises(SettingError, match="batch_size=13: leaves nothing for some of 14 ranks"):
         WHOLE.of_rank(0, 14)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor
+from torch.utils import cpp_extension
 
 from agents import kept_graphs
 from agents.kept_graphs import fingerprint, folder, host_code
@@ -30,11 +31,15 @@ def graph(function=steps, size=3):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Return a library that was compiled and kept."""
+    """Return a library that was compiled and kept, by a torch below a folder with a space."""
+    torch_lib = tmp_path_factory.mktemp("some folder") / "lib"
+    torch_lib.symlink_to(cpp_extension.TORCH_LIB_PATH)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpp_extension, "TORCH_LIB_PATH", str(torch_lib))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         host_code(graph(), inputs())
         (library,) = folder().iterdir()
+        assert str(torch_lib) == cpp_extension.TORCH_LIB_PATH, "it is put back"
         yield library
 
 

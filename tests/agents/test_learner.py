@@ -1,5 +1,6 @@
 """The learner against torch's own optimiser, and what it promises whatever the loss."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from agents.recipe import Recipe, RowLoss
 from agents.tracing import traced
 from agents.trunks import QNetwork
 from buffers.replay import ReplayBatch
+from memory import recording
 from memory.errors import NonFiniteError
 from memory.recording import Recorded, flatten
 
@@ -78,11 +80,11 @@ def points(rows, seed=0):
 
 def as_traced(learner):
     """Let the learner run what the compiler would be given, once as there, without the compiler."""
-    made = []
+    made, only_read = [], getattr(learner._run, "_only_read", ())
 
     def run(*args):
         if not made:
-            made.extend(traced(partial(learner._whole, True), args))
+            made.extend(traced(partial(learner._whole, True), args, only_read))
         graph, captured = made
         return graph(*flatten(args), *captured)
 
@@ -188,6 +190,8 @@ def test_a_step_beyond_the_limit_is_undone(graph):
         learner.step(points(6), 1e-2)
         after = learner.state_dict()
         assert learner.exceeded is undone
+        assert learner.updates == (not undone)
+        assert (learner.means() is None) is undone, "nor does it count in a mean"
         assert torch.equal(before["network"]["weights"], after["network"]["weights"]) is undone
         for name in ("mean", "square", "step"):
             assert torch.equal(before["adam"][name], after["adam"][name]) is undone
@@ -271,7 +275,7 @@ def test_going_on_from_a_saved_state_is_bit_exact(graph):
 class NoCapture:
     """A driver that refuses to record."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, **kwargs):
         pass
 
     def __enter__(self):
@@ -280,11 +284,23 @@ class NoCapture:
     def __exit__(self, *args):
         return False
 
+    def reset(self):
+        pass
 
-def test_what_cannot_be_recorded_goes_on_eagerly_with_one_warning(monkeypatch, caplog):
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Stand where CUDA does: what a failed capture leaves is memory's to test."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph", NoCapture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    for name in ("stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given: nullcontext())
+    monkeypatch.setattr(recording, "_release", lambda pool: None)
     monkeypatch.setattr(Recorded, "WARM_UP", 0)
+
+
+def test_what_cannot_be_recorded_goes_on_eagerly_with_one_warning(driver, caplog):
     eager, refused = line(), line(mode="cudagraph")
     for i in range(3):
         for learner in (eager, refused):
@@ -295,13 +311,11 @@ def test_what_cannot_be_recorded_goes_on_eagerly_with_one_warning(monkeypatch, c
     assert "cannot be recorded here, running eagerly: RuntimeError: operation not" in warnings[0]
 
 
-def test_running_out_of_memory_while_recording_is_not_hidden(monkeypatch):
+def test_running_out_of_memory_while_recording_is_not_hidden(driver, monkeypatch):
     class Full(NoCapture):
         def __enter__(self):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph", Full)
-    monkeypatch.setattr(Recorded, "WARM_UP", 0)
     with pytest.raises(torch.OutOfMemoryError):
         line(mode="cudagraph").step(points(4), 1e-2)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from forked_ranks import together
 from ppo_agents import CPU, SPACES, Episodes, collect
 from ppo_agents import build as build_ppo
 from test_dqn_agent import SETTINGS
@@ -96,6 +97,30 @@ def test_weights_that_are_taken_over_are_seen(copies):
     assert sum(made) == count + 1
     assert torch.equal(after, theirs)
     assert before.shape == after.shape
+
+
+def decided_by_rank(world, build):
+    """Return how a rank decides after it has joined, and what it had decided before."""
+    mirror.host_sees, mirror.quicker_on_host = lambda _: False, lambda *_, **__: True
+    agent = build(world.rank)
+    obs, starts = np.random.default_rng(0).normal(size=(500, 4)).astype("f"), np.zeros(500, bool)
+    decide = lambda: agent.actor(500, explore=False).act(obs, starts).action.tolist()  # noqa: E731
+    before = decide()
+    agent.join(world)
+    return before, decide()
+
+
+def a_dqn(seed):
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, DiscreteActions(3))
+    return DQN(SETTINGS, spec, device=CPU, seed=seed, total_steps=400)
+
+
+@pytest.mark.parametrize(
+    "build", [a_dqn, lambda seed: build_ppo(action=SPACES["discrete"], seed=seed)]
+)
+def test_ranks_act_by_the_first_ones_weights_from_the_start(build):
+    (first, before), (other, after) = together(2, decided_by_rank, build)
+    assert first == before == after != other
 
 
 class Clock:

@@ -2,9 +2,37 @@
 
 import numpy as np
 import torch
+from forked_ranks import together
+from test_ppo_memory import Storages
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
+
+WIDE, PIECE = 3000, 8
+
+
+def seen_by(rank):
+    rows = np.random.default_rng(rank).normal(rank, 1 + rank, (100 - 70 * rank, WIDE))
+    return torch.from_numpy(rows.astype(np.float32))
+
+
+def taken_in(world):
+    """Return the statistics of two ranks' rows, and the most bytes that these took at once."""
+    normaliser, obs = ObservationNormaliser((WIDE,)), seen_by(world.rank)
+    normaliser.world = world
+    with Storages() as made:
+        for part in torch.arange(len(obs)).split(len(obs) // 2):
+            normaliser.take_in(obs, part, PIECE)
+    return *(part.numpy().copy() for part in normaliser._statistics()), made.peak
+
+
+def test_ranks_take_rows_in_a_few_at_a_time():
+    rows = np.concatenate([seen_by(rank).double().numpy() for rank in (0, 1)])
+    for count, mean, square, peak in together(2, taken_in):
+        assert count == len(rows)
+        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(square, ((rows - rows.mean(0)) ** 2).sum(0), rtol=1e-12)
+        assert peak < 8 * WIDE * (3 * PIECE + 20), "a piece, and sums"
 
 
 def test_pieces_give_the_statistics_of_the_whole():

@@ -198,10 +198,10 @@ def test_a_step_beyond_the_target_kl_is_not_taken():
     s, flat, head, batch = setting(target_kl=1e-6)
     learner = Learner(recipe(s, head, 24), flat, "eager")
     before = flat.weights.clone()
-    step(learner, batch, 1e-2, 0.2)
+    learner.step(batch, 1e-2, 0.2)
     assert learner.exceeded
     assert torch.equal(flat.weights, before)
-    assert learner.adam.step == 0
+    assert learner.adam.step == learner.updates == 0
 
 
 def test_a_step_within_the_target_kl_is_taken():

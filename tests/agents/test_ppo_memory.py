@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ppo_agents import CPU, SETTINGS, Episodes, build, collect
+from test_learner import as_traced
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agents.ppo import PPO
@@ -55,6 +56,19 @@ def test_an_update_holds_a_minibatch_and_never_the_rollout_again(normalise):
     minibatch = rollout / 16
     assert minibatch / 2 < made.largest < 2.5 * minibatch, "in float64, for the statistics"
     assert made.peak < rollout / 2
+
+
+def test_a_graph_is_made_without_a_copy_of_the_rollout():
+    wide = (2048,)
+    agent = build(2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, compile="true")
+    as_traced(agent._learner)
+    agent._score._graph = agent._score.value = None  # which need a compiler
+    collect(agent, env := Episodes(2, wide), env.reset(), 64)
+    with Storages() as made:
+        agent.update()
+    assert agent.updates == 2 * 16
+    assert made.largest < 2.5 * agent._rollout.obs.nbytes / 16
+    assert made.peak < agent._rollout.obs.nbytes / 2
 
 
 def test_the_plan_counts_what_an_agent_takes():

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from ppo_agents import CPU, Episodes, collect
+from ppo_agents import CPU, Episodes, act, collect
 from ppo_agents import build as build_ppo
 from test_compiling import network as q_network
 from test_compiling import random_batch
@@ -119,3 +119,29 @@ def test_ppo_learns_nearly_the_same_from_what_its_update_sees(recurrent):
             assert abs(kl) < 1e-7, "the first ratio is 1"
     assert not torch.equal(*learned)
     assert (learned[0] - learned[1]).abs().max() <= 2 * 1e-3
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_all_values_of_a_rollout_are_read_in_the_same_numbers(recurrent):
+    """With the observation after the last row the same as the last one's, V(obs[T]) is its value.
+
+    Of memory, what the row before it says is another thing: there it is what the update reads.
+    """
+    agent, env = build_ppo(epochs=1, minibatches=1, recurrent=recurrent), Episodes()
+    agent.compute_in("bf16")
+    collect(agent, env, env.reset(), 15)
+    obs = env.reset()
+    decision, step = act(agent, obs), env.step()
+    agent.observe(decision, step._replace(obs=obs))
+    found, rollout = [], agent._rollout
+    finish, rollout.finish = rollout.finish, lambda last, **how: found.append(last.clone())
+    agent._finish_rollout()
+    rollout.finish = finish
+    if recurrent == "none":
+        expected = rollout.value[-2]
+    else:
+        carry = agent._actor.carry * rollout.flags[-1, -1].view(-1, 1, 1)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            expected = agent._network(torch.from_numpy(obs), carry)[1].float()
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[0], found[0].bfloat16().float()), "of 8 bits"

@@ -267,6 +267,24 @@ def test_activations_on_the_host_are_those_of_torch(name):
     torch.testing.assert_close(torch.from_numpy(x), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_keep_their_digits_wherever_they_are(name):
+    """By torch in float64: where a function is nearly 0, what it differs by is small beside it."""
+    x = np.concatenate([np.linspace(-87, 30, 20_001), -np.geomspace(1e-6, 1, 200)])
+    x = x.astype(np.float32)
+    expected = TORCHS[name](torch.from_numpy(x).double()).float()
+    activate(x, CODES[name])
+    torch.testing.assert_close(torch.from_numpy(x), expected, rtol=2e-6, atol=0)
+
+
+def test_silu_on_the_host_of_numbers_that_are_none():
+    x = np.array([-1000, -0.0, np.inf, np.nan], np.float32)
+    activate(x, CODES["silu"])
+    assert np.isnan(x[-1])
+    assert x[2] == np.inf
+    assert (x[:2] == 0).all()
+
+
 @pytest.mark.parametrize(("start", "which"), [(START[0], 2), (START[1], 0)], ids=["twin", "impala"])
 def test_a_network_is_a_pure_function_that_can_be_traced(start, which):
     """What is compiled reads the weights it is given, and nothing of the module's."""

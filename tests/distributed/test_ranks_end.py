@@ -3,10 +3,14 @@
 import json
 import os
 import signal
+import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from forked_ranks import start
+
+from training.heartbeat import Heartbeat
 
 SHORT = (
     "eval.every=0", "total_steps=1200", "agent.updates_per_train=1", "checkpoint.every=200",
@@ -114,3 +118,63 @@ def test_another_number_of_ranks_goes_on_with_what_has_a_meaning_there(tmp_path,
     assert after["steps"] >= 1400
     # It goes on to learn at once, from the rows there were.
     assert after["updates"] - before["updates"] >= 20
+
+
+def beating(answers, timeouts, step_timeout=60.0):
+    """Return the heart of a rank that is alone, whose thread has ended, and what it follows."""
+    store = SimpleNamespace(check=lambda keys: False, set=lambda key, value: None)
+    heart = Heartbeat(store, 0, [(socket.gethostname(), os.getpid())], step_timeout)
+    heart.close()
+    heart.follow(lambda: answers[0], timeouts)
+    heart.beat()
+    return heart
+
+
+@pytest.mark.parametrize(("timeouts", "late"), [(1, 61.0), (64, 64 * 60.0 + 1)])
+def test_the_limit_of_a_step_is_that_of_one_environment(monkeypatch, timeouts, late):
+    now, answers = [1000.0], [0]
+    heart = beating(answers, timeouts)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    heart.beat()
+    for _ in range(64):  # environments, one after the other in one row
+        now[0] += 59.0
+        answers[0] += 1
+        heart.listen()
+        assert heart._silent(0.0) is None
+    now[0] += late
+    heart.listen()
+    lost = heart._silent(0.0)
+    times = "" if timeouts == 1 else "64 times "
+    assert f"takes longer than {times}env.step_timeout=60 seconds: an environment" in lost.reason
+
+
+@pytest.mark.slow
+def test_a_row_of_many_slow_environments_is_no_hanging_one(tmp_path):
+    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=0.8")
+    row = ("env.num_envs=6", "total_steps=24", "env.step_timeout=2", "env.backend=sync")
+    codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *row))
+    assert codes == [0, 0], outputs
+
+
+@pytest.mark.slow
+def test_a_hanging_process_of_a_rank_is_replaced(tmp_path):
+    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=1000")
+    hangs = ("env.kwargs.after=100", "total_steps=300", "env.step_timeout=2", "env.backend=async")
+    codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *hangs))
+    assert codes == [0, 0], outputs
+    assert "no answer within 2 s; it is built anew" in outputs[0][0]
+
+
+@pytest.mark.slow
+def test_a_slow_row_of_ranks_is_saved_when_a_signal_comes(tmp_path):
+    slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=2.5")
+    row = ("env.num_envs=9", "total_steps=1e6", "env.backend=sync")  # longer than 20 seconds
+    ranks = start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *row)
+    told = tmp_path / "told"
+    while not told.exists() or len(told.read_text().split()) < 20:
+        assert not any(rank.is_over(0.02) for rank in ranks)
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGTERM)
+    codes, outputs = ended(ranks)
+    assert codes == [143, 143], outputs
+    assert summary(tmp_path)["status"] == "interrupted" and summary(tmp_path)["steps"] > 0

@@ -120,9 +120,10 @@ def test_a_failing_environment_says_why_on_its_rank(tmp_path):
 def test_a_full_disk_on_one_rank_is_a_warning_and_the_checkpoint_before_stays(tmp_path):
     launcher = launch(tmp_path, *ENDLESS, "env.kwargs.fault=disk", "total_steps=3000")
     out, err = launcher.communicate(timeout=240)
-    assert launcher.returncode == 0, err
+    assert launcher.returncode == 1 and "exitcode  : 9" in err, err
     assert "cannot be written" in out and "rank 1: OSError" in out
-    assert summary(tmp_path)["status"] == "finished"
+    assert "step 3,000 was reached, but not written: the last checkpoint" in err
+    assert summary(tmp_path)["status"] == "failed"
     found = checkpoints(tmp_path)
     assert found and all(int(path.name.split("-")[1]) <= 800 for path in found)
     assert not list((tmp_path / "run" / "checkpoints").glob(".writing*"))

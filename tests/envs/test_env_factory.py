@@ -128,8 +128,8 @@ def test_a_refusal_does_not_wait_for_torch():
         "import sys, envs.factory\n"
         "from envs.settings import EnvSettings as S\n"
         "envs.factory.probe(S(id='CartPole-v1', num_envs=1, backend='auto', frame_stack=1,\n"
-        "  kwargs={}, wrappers=(), action_masks='auto', info_metrics=(),\n"
-        "  step_timeout=1.0, max_restarts=0))\n"
+        "  kwargs={}, wrappers=(), action_masks='auto', image_axes='auto', image_range=None,\n"
+        "  info_metrics=(), step_timeout=1.0, max_restarts=0))\n"
         "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
@@ -245,3 +245,23 @@ def test_a_kernel_of_minatar_says_of_itself_what_the_game_does(game):
     pytest.importorskip("minatar")
     found = [probe(settings(f"MinAtar/{game}-v1", backend=name)) for name in ("kernel", "sync")]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "reason"),
+    [
+        ("Wrapped", {}, "additional_wrappers"),
+        ("Picky", {"length": 3}, "takes no such keyword"),
+        ("Picky", {"harm": "key"}, "KeyError: 'a level'"),
+        ("Picky", {"harm": "exit"}, "SystemExit: 3"),
+    ],
+)
+def test_what_cannot_be_made_as_one_batch_is_made_one_by_one(monkeypatch, name, kwargs, reason):
+    monkeypatch.setattr(factory, "usable_cores", lambda: 1)
+    config = settings(f"toy_environments:{name}-v0", kwargs=kwargs, backend="auto", num_envs=10)
+    chosen, why = choose_backend(config)
+    assert chosen == "sync"
+    assert "as one batch they cannot be made" in why and reason in why
+    with build_env(config, seed=0) as env:
+        env.reset()
+        assert env.step(np.zeros(10, np.int64)).valid.all()

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shown_spaces import IMAGES, VECTORS
 
-from envs.images import is_image
+from envs.images import choose_axes, is_image
+from envs.settings import ImageSettings
 from envs.spaces import observation_encoder
+from memory.errors import SettingError
 
 SIDE = 8
 WHOLE = ["int8", "uint8", "int16", "uint16", "int32", "int64", "uint32", "uint64"]
@@ -42,7 +44,7 @@ def whole_boxes(draw):
     limits = np.iinfo(dtype)
     bounds = st.integers(max(int(limits.min) // 4, -(2**52)), min(int(limits.max) // 4, 2**52))
     low = draw(bounds)
-    high = low + draw(st.integers(1, min(int(limits.max) - low, 100_000)))
+    high = low + draw(st.integers(1, min(int(limits.max) - low, 65_535)))
     return spaces.Box(low, high, (SIDE, SIDE, 3), dtype), low, high
 
 
@@ -68,8 +70,8 @@ def test_every_one_of_up_to_256_values_has_a_level_of_its_own(dtype, count):
 
 @given(
     st.sampled_from(["float16", "float32", "float64"]),
-    st.floats(-1e4, 1e4, width=16),
-    st.floats(-1e4, 1e4, width=16),
+    st.floats(-256, 256, width=16),
+    st.floats(-256, 256, width=16),
     st.lists(st.floats(0, 1, width=16), min_size=2, max_size=6),
 )
 def test_real_numbers_keep_their_order(dtype, one, other, parts):
@@ -159,10 +161,10 @@ def test_a_constant_image_is_black():
             == 0).all()  # fmt: skip
 
 
-def test_only_rounding_is_remarked():
+def test_only_rounding_and_guessed_axes_are_remarked():
     rounded = {kind for kind, space in IMAGES.items() if observation_encoder(space).remark}
     assert rounded == {
-        "depth", "int32", "float", "float, below zero", "half", "per channel",
+        "depth", "int32", "float", "float, below zero", "half", "per channel", "wide",
     }  # fmt: skip
     depth = observation_encoder(IMAGES["depth"]).remark
     assert depth == "images of uint16 from 0 to 65535 are rounded to 256 levels"
@@ -171,3 +173,124 @@ def test_only_rounding_is_remarked():
 def test_which_boxes_are_images():
     assert all(is_image(space) for space in IMAGES.values())
     assert not any(is_image(s) for s in VECTORS.values() if isinstance(s, spaces.Box))
+
+
+WIDE = {
+    "reals": (-1e6, 1e6, np.float32),
+    "all of a type": (np.finfo(np.float32).min / 2, np.finfo(np.float32).max / 2, np.float32),
+    "just too wide": (0, 513, np.float64),
+    "whole": (-(10**6), 10**6, np.int64),
+}
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_a_range_too_wide_for_bytes_stays_float_and_that_is_said(kind):
+    low, high, dtype = WIDE[kind]
+    space = spaces.Box(low, high, (SIDE, SIDE, 3), dtype)
+    encoder = observation_encoder(space)
+    assert encoder.dtype == "float32" and "too wide for 256 levels" in encoder.remark
+    assert "env.image_range" in encoder.remark
+    one = np.arange(SIDE * SIDE * 3).reshape(space.shape).astype(dtype)
+    np.testing.assert_array_equal(encode(space, one), np.arange(SIDE * SIDE * 3))
+
+
+def test_among_parts_a_wide_box_is_a_vector_and_an_image_may_become_one():
+    wide, image = spaces.Box(-1e6, 1e6, (SIDE, SIDE, 3)), spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    encoder = observation_encoder(spaces.Dict(a=wide, b=spaces.Discrete(2)))
+    assert encoder.shape == (SIDE * SIDE * 3 + 2,) and "too wide" in encoder.remark
+    with pytest.raises(ValueError, match=r"env\.image_axes=vector"):
+        observation_encoder(spaces.Dict(a=image))
+    encoder = observation_encoder(spaces.Dict(a=image), ImageSettings("vector"))
+    assert (encoder.shape, encoder.dtype, encoder.remark) == ((48,), "float32", "")
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((4, 4, 16), "hwc"),
+        ((7, 7, 20), "hwc"),
+        ((8, 8, 111), "hwc"),
+        ((16, 12, 12), "chw"),
+        ((10, 10, 4), "hwc"),
+        ((4, 84, 84), "chw"),
+        ((210, 160, 3), "hwc"),
+        ((12, 210, 160), "chw"),
+        ((6, 7, 2), "hwc"),
+    ],
+)
+def test_two_equal_axes_or_a_short_end_tell_the_channels(shape, axes):
+    assert choose_axes(shape) == (axes, True)
+    encoder = observation_encoder(spaces.Box(0, 255, shape, np.uint8))
+    assert encoder.remark == ""
+    assert encoder.shape == (shape if axes == "chw" else (shape[2], *shape[:2]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen"),
+    [
+        ((8, 8, 8), "8 channels of 8x8"),
+        ((9, 10, 14), "14 channels of 9x10"),
+        ((14, 9, 10), "14 channels of 9x10"),
+        ((5, 4, 3), "3 channels of 5x4"),
+        ((12, 3, 12), "12 channels of 12x3"),
+    ],
+)
+def test_what_is_not_clear_is_said_and_can_be_decided(shape, seen):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    remark = observation_encoder(space).remark
+    assert seen in remark and "env.image_axes=" in remark
+    for axes, expected in (("hwc", image.transpose(2, 0, 1)), ("chw", image)):
+        encoder = observation_encoder(space, ImageSettings(axes))
+        row = np.zeros(encoder.shape, encoder.dtype)
+        encoder.write(image, row)
+        np.testing.assert_array_equal(row, expected)
+        assert encoder.remark == ""
+    encoder = observation_encoder(space, ImageSettings("vector"))
+    assert (encoder.shape, encoder.dtype) == ((image.size,), "float32")
+
+
+def test_bounds_of_each_channel_follow_the_axes_that_are_said():
+    high = np.ones((SIDE, SIDE, SIDE), np.int16)
+    high[0] = 5
+    space = spaces.Box(np.zeros_like(high), high, dtype=np.int16)
+    assert not is_image(space, ImageSettings("hwc"))
+    encoder = observation_encoder(space, ImageSettings("chw"))
+    row = np.zeros(encoder.shape, encoder.dtype)
+    encoder.write(np.ones_like(high), row)
+    assert (row[0] == 51).all() and (row[1:] == 255).all()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8),
+        spaces.Box(0, 255, (SIDE, SIDE, 3), np.float32),
+        spaces.Box(-1e6, 1e6, (SIDE, SIDE, 3), np.float32),
+        spaces.Box(-np.inf, np.inf, (SIDE, SIDE, 3), np.float32),
+        spaces.Box(0, 255, (SIDE, SIDE), np.float32),
+        spaces.Box(0, 255, (2, 3, 2), np.int64),
+    ],
+)
+def test_a_range_that_is_said_scales_whatever_the_space_declares(space):
+    encoder = observation_encoder(space, ImageSettings(range=(0.0, 2.0)))
+    assert encoder.dtype == "uint8" and encoder.limits == (0, 2)
+    row = np.zeros(encoder.shape, encoder.dtype)
+    for value, level in ((0, 0), (1, 128), (2, 255), (7, 255)):
+        encoder.write(np.full(space.shape, value, space.dtype), row)
+        assert (row == level).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "asked", "named"),
+    [
+        (spaces.Box(0, 1, (4,)), ImageSettings("hwc"), "image_axes=hwc: .* of shape"),
+        (spaces.Discrete(3), ImageSettings("chw"), "image_axes=chw: .*Discrete"),
+        (spaces.Discrete(3), ImageSettings(range=(0, 1)), r"image_range=\[0,1\]: .*Discrete"),
+        (VECTORS["wide reals"], ImageSettings("hwc"), r"too wide.*env.image_range=\[low"),
+        (VECTORS["no bounds"], ImageSettings("hwc"), r"no finite bounds.*env.image_range=\[low"),
+    ],
+)
+def test_images_that_there_are_none_of_are_refused(space, asked, named):
+    with pytest.raises(SettingError, match=named):
+        observation_encoder(space, asked)

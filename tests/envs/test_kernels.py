@@ -14,6 +14,7 @@ from numba import njit
 from own_kernels import COUNTED
 from toy_environments import settings
 
+from envs import kernel_sources
 from envs.factory import build_env, choose_backend, probe
 from envs.kernel_backend import KernelBackend
 from envs.kernel_steps import Outcome
@@ -213,6 +214,34 @@ def test_who_registers_something_else_under_an_id_gets_that(monkeypatch):
         assert env.spec.frame_shape == (6,)
     spec.entry_point = "elsewhere:CartPoleEnv"
     assert choose_backend(settings("CartPole-v1", backend="auto"))[0] == "sync"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module"),
+    [
+        ("CartPole-v1", "gymnasium.envs.classic_control.cartpole"),
+        ("FrozenLake-v1", "gymnasium.envs.toy_text.utils"),
+        ("MinAtar/Breakout-v1", "minatar.environments.breakout"),
+    ],
+)
+def test_an_environment_that_is_another_than_the_kernels_is_no_kernel(
+    env_id, module, tmp_path, monkeypatch
+):
+    """As a newer release, or somebody's change to what is installed, makes it."""
+    if module.startswith("minatar"):
+        pytest.importorskip("minatar")
+    assert choose_backend(settings(env_id, backend="auto"))[0] == "kernel"
+    changed, source_of = tmp_path / "changed.py", kernel_sources.source_of
+    changed.write_text(source_of(module).read_text() + "\n# of another release\n")
+    monkeypatch.setattr(
+        kernel_sources, "source_of", lambda name: changed if name == module else source_of(name)
+    )
+    name, why = choose_backend(settings(env_id, backend="auto"))
+    assert name == "sync"
+    assert why.endswith(f"was made after other code than the installed {module}")
+    assert "\n" not in why
+    with pytest.raises(SettingError, match=f"installed {module}; use env.backend=sync"):
+        choose_backend(settings(env_id, backend="kernel"))
 
 
 @pytest.mark.parametrize("action", [-1, 2])

@@ -1,5 +1,6 @@
 """The mask of each observation stands behind it, in bits, whatever it comes from."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,8 @@ from masked_envs import Stamped, foretold
 from toy_environments import Counter, settings
 
 from agents.masking import Masks
-from envs.factory import build_env, probe
+from envs.factory import build_env, choose_backend, probe
+from envs.kernel import OFFERS
 from envs.masks import masked
 from envs.spaces import observation_encoder
 from envs.types import DiscreteActions, EnvironmentFailedError, EnvSpec
@@ -134,14 +136,43 @@ def test_nothing_is_found_where_there_is_nothing():
 
 def test_what_steps_all_at_once_gives_no_masks_and_is_not_chosen_where_they_are_wanted():
     taxi = settings("Taxi-v4", backend="auto", action_masks="auto")
-    assert probe(taxi).mask == 0  # it has a kernel
-    assert probe(settings("Taxi-v4", action_masks="auto")).mask == 1
     with build_env(taxi.with_masks(True), seed=0) as env:
         assert env.spec.mask == 1 and env.spec.seen_shape == (500,)
     for backend in ("kernel", "native"):
         config = settings("CartPole-v1", backend=backend, action_masks="true")
         with pytest.raises(SettingError, match=f"action_masks=true: backend {backend} steps all"):
             probe(config)
+
+
+@pytest.mark.parametrize("num_envs", [1, 8])
+def test_auto_shows_the_masks_that_sync_shows_though_there_is_a_kernel(num_envs):
+    shown = {
+        backend: probe(settings("Taxi-v4", num_envs=num_envs, backend=backend, action_masks="auto"))
+        for backend in ("auto", "sync")
+    }
+    assert shown["auto"] == shown["sync"]
+    assert shown["auto"].mask == 1
+    for masks, kernel in (("auto", False), ("true", False), ("false", True)):
+        taxi = settings("Taxi-v4", num_envs=num_envs, backend="auto", action_masks=masks)
+        assert (choose_backend(taxi)[0] == "kernel") is kernel
+
+
+def test_every_environment_with_masks_is_offered_as_one():
+    """A kernel's environment that gives masks, and is not said to, would be learned without."""
+    for env_id in sorted(gym.registry):
+        offer = OFFERS.get(gym.registry[env_id].entry_point)
+        if offer is not None and not gym.registry[env_id].additional_wrappers:
+            gives = probe(settings(env_id, backend="sync", action_masks="auto")).mask > 0
+            assert gives is offer.masks, env_id
+
+
+def test_a_kernel_that_is_asked_for_says_that_it_has_no_masks(caplog):
+    assert probe(settings("Taxi-v4", backend="kernel", action_masks="auto")).mask == 0
+    assert "says which actions it allows, which env.backend=kernel does not" in caplog.text
+    caplog.clear()
+    probe(settings("Taxi-v4", backend="kernel", action_masks="false"))
+    probe(settings("CartPole-v1", backend="kernel", action_masks="auto"))
+    assert caplog.text == ""
 
 
 FAULTS = pytest.mark.parametrize(

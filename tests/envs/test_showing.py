@@ -24,6 +24,8 @@ def settings(env_id="CartPole-v1", **changes):
         kwargs={},
         wrappers=(),
         action_masks="false",
+        image_axes="auto",
+        image_range=None,
         step_timeout=60.0,
     )
     return EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))

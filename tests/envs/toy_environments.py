@@ -177,6 +177,8 @@ def settings(env_id=COUNTER, **changes):
         "kwargs": {},
         "wrappers": (),
         "action_masks": "false",
+        "image_axes": "auto",
+        "image_range": None,
         "step_timeout": 20.0,
         "max_restarts": 0,
         "info_metrics": (),
@@ -187,3 +189,32 @@ def settings(env_id=COUNTER, **changes):
 gym.register("Counter-v0", entry_point=Counter, vector_entry_point=CounterVector)
 gym.register("Echo-v0", entry_point=Echo)
 gym.register("Faulty-v0", entry_point=Faulty)
+
+
+class PickyVector(CounterVector):
+    """A batch that takes no keyword, and breaks in ways of its own."""
+
+    def __init__(self, num_envs=1, *, harm=None):
+        if harm == "exit":
+            raise SystemExit(3)
+        if harm == "key":
+            raise KeyError("a level")
+        super().__init__(num_envs)
+
+
+def plain_counter(harm=None, length=None):
+    """Return a counter that has nothing against these keywords."""
+    return Counter(length)
+
+
+class Doubled(gym.Wrapper):
+    """Stand around an environment as its registration says."""
+
+
+gym.register("Picky-v0", entry_point=plain_counter, vector_entry_point=PickyVector)
+gym.register(
+    "Wrapped-v0",
+    entry_point=Counter,
+    vector_entry_point=CounterVector,
+    additional_wrappers=(Doubled.wrapper_spec(),),
+)

@@ -10,9 +10,10 @@ from opened import job
 
 from agents.base import Decision
 from envs.types import Step
+from train import loop
 from training import evaluation
 from training.evaluation import Evaluation, Evaluator
-from training.opening import build
+from training.opening import build, open_run
 
 
 class Scripted:
@@ -59,40 +60,44 @@ def row(reward, over, valid):
     return Step(obs, np.array(reward, np.float32), bools[0], none, bools[1], ())
 
 
-def evaluate(monkeypatch, rows, *, episodes, limit=1000, stopped=lambda: False):
+def evaluate(monkeypatch, rows, *, episodes, num_envs=10, limit=1000, stopped=lambda: False):
     env = SimpleNamespace(for_evaluation=lambda: None)
     monkeypatch.setattr(evaluation, "build_env", lambda *a, **k: Scripted(rows))
-    limits = SimpleNamespace(episodes=episodes, max_episode_steps=limit)
+    limits = SimpleNamespace(episodes=episodes, num_envs=num_envs, max_episode_steps=limit)
     return Evaluator(SimpleNamespace(env=env, eval=limits), seed=0).run(Idle(), stopped)
 
 
 def test_every_environment_plays_its_share_however_short_its_episodes(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_ENVS", 2)
     short = [(1.0, True, True), (0.0, False, False)] * 6
     long = [(10.0, False, True), (10.0, False, True), (10.0, True, True), (0, False, False)] * 3
     rows = [row(*zip(a, b, strict=True)) for a, b in zip(short, long, strict=True)]
-    result = evaluate(monkeypatch, rows, episodes=4)
+    result = evaluate(monkeypatch, rows, episodes=4, num_envs=2)
     assert result.episodes == 4
     assert sorted(result.lengths) == [1, 1, 3, 3]
     assert result.mean == pytest.approx((1 + 1 + 30 + 30) / 4)
 
 
 def test_a_cut_episode_does_not_count(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_ENVS", 1)
     rows = [
         row([5.0], [False], [True]),
         row([0.0], [False], [False]),  # broken and rebuilt
         row([1.0], [False], [True]),
         row([1.0], [True], [True]),
     ]
-    assert evaluate(monkeypatch, rows, episodes=1).mean == 2.0
+    assert evaluate(monkeypatch, rows, episodes=1, num_envs=1).mean == 2.0
 
 
 def test_a_policy_that_walks_in_circles_is_cut_off(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_ENVS", 1)
     rows = [row([1.0], [False], [True])] * 20
-    result = evaluate(monkeypatch, rows, episodes=3, limit=7)
-    assert (result.mean, result.episodes) == (7.0, 1)
+    result = evaluate(monkeypatch, rows, episodes=3, num_envs=1, limit=7)
+    assert (result.mean, result.episodes, result.left_out) == (7.0, 1, 2)
+    assert result.remark.startswith("1 of 3 episodes were played") and "num_envs=3" in result.remark
+
+
+def test_as_many_environments_as_episodes_play_them_all_even_cut_off(monkeypatch):
+    rows = [row([1.0] * 3, [False] * 3, [True] * 3)] * 20
+    result = evaluate(monkeypatch, rows, episodes=3, num_envs=20, limit=7)
+    assert (result.lengths, result.left_out, result.remark) == ((7, 7, 7), 0, "")
 
 
 def test_it_stops_when_asked_to(monkeypatch):
@@ -133,10 +138,10 @@ def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch,
         *PLAYED[name],
         "device=cpu",
         "eval.episodes=5",
+        "eval.num_envs=3",
         f"eval.max_episode_steps={limit}",
         quick=False,
     )
-    monkeypatch.setattr(evaluation, "MAX_ENVS", 3)
     made = []
     with build(told) as (_, agent), closing(Evaluator(told.settings.run, seed=3)) as evaluator:
         actor = agent.actor(3, explore=False)
@@ -155,3 +160,21 @@ class Plain:
 
     def __init__(self, actor):
         self.act = actor.act
+
+
+def test_a_run_says_once_that_it_scores_fewer_episodes_than_were_asked_for(tmp_path):
+    told = job(
+        tmp_path,
+        "env=acrobot",
+        "total_steps=400",
+        "agent.compile=false",
+        "eval.every=200",
+        "eval.episodes=3",
+        "eval.num_envs=2",
+        "eval.max_episode_steps=5",
+        quick=False,
+    )
+    with open_run(told) as (run, env, agent):
+        loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
+    [line] = [r for r in (tmp_path / "run/train.log").read_text().splitlines() if "plays no" in r]
+    assert "2 of 3 episodes were played" in line

@@ -37,6 +37,8 @@ def filmer(path, env_id="CartPole-v1", every=100, limit=1000, **changes):
         kwargs={},
         wrappers=(),
         action_masks="false",
+        image_axes="auto",
+        image_range=None,
         step_timeout=60.0,
     )
     env = EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))

@@ -35,8 +35,8 @@ def test_training_goes_on_without_room_and_saves_again_with_it(small_disk: Path)
     filler = fill(small_disk, leave=size // 2)
     before = {file.name: file.read_bytes() for file in newest.iterdir()}
 
-    _, told, printed = run(small_disk, *ARGUMENTS, "total_steps=900")
-    assert (told["status"], told["steps"]) == ("finished", 900)
+    _, told, printed = run(small_disk, *ARGUMENTS, "total_steps=900", code=9)
+    assert (told["status"], told["steps"]) == ("failed", 900)
     assert steps_saved(directory)[0] == 300
     assert {file.name: file.read_bytes() for file in newest.iterdir()} == before
     # One warning for all the checkpoints, and one each where the policy does not fit either, or a
@@ -44,7 +44,10 @@ def test_training_goes_on_without_room_and_saves_again_with_it(small_disk: Path)
     assert printed.count("warning: checkpoint") == 1
     assert "checkpoint at step 400 cannot be written" in printed
     others = sum(printed.count(f"{each} cannot be") for each in ("policy/", "metrics"))
-    assert others <= 2 and printed.count("No space left on device") == 1 + others
+    assert others <= 2 and printed.count("No space left on device") == 2 + others
+    # The last word: what was not written, where, and how to go on.
+    assert "error: step 900 was reached, but not written: the last checkpoint" in printed
+    assert f"free on {small_disk}: make room and continue it with resume={directory}" in printed
 
     filler.unlink()
     _, told, printed = run(small_disk, *ARGUMENTS, "total_steps=1000")

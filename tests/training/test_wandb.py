@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import struct
 import sys
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ class Fake:
 
     def init(self, **options):
         self.begun.append(options)
+        self.weave_disabled = os.environ.get("WANDB_DISABLE_WEAVE")
         self._try("init")
         return self
 
@@ -81,6 +83,18 @@ def test_what_was_asked_for_goes_before_what_is_known(tmp_path, monkeypatch):
     assert fake.begun[0]["mode"] == "disabled"
 
 
+@pytest.mark.parametrize(("asked", "found"), [(None, "true"), ("false", "false")])
+def test_agents_of_ours_are_not_taken_for_those_of_language_models(
+    tmp_path, monkeypatch, asked, found
+):
+    monkeypatch.setenv("WANDB_DISABLE_WEAVE", asked or "")
+    if asked is None:
+        monkeypatch.delenv("WANDB_DISABLE_WEAVE")
+    fake = Fake()
+    written(tmp_path, monkeypatch, fake)
+    assert fake.weave_disabled == found
+
+
 @pytest.mark.parametrize("failing", ["init", "log", "finish"])
 def test_when_it_fails_there_is_one_warning_and_the_other_files_are_whole(
     tmp_path, monkeypatch, caplog, failing
@@ -117,9 +131,10 @@ def test_it_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
-def test_offline_the_run_directory_holds_the_curves(tmp_path, monkeypatch):
+def test_offline_the_run_directory_holds_the_curves(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("WANDB_MODE", "offline")
     train(job(tmp_path, "log.wandb=true", "total_steps=1000"))
+    assert "wandb:" not in capfd.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     curve = {

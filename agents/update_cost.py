@@ -1,0 +1,35 @@
+"""How much an update of an algorithm computes, which decides where it runs sooner."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from agents.registry import AgentSettings, Batching, agent_class
+from envs.types import EnvSpec
+
+UNKNOWN_BATCH = 256  # observations of an update, where an algorithm does not say how many
+FLOP_PER_WEIGHT = 6  # a multiplication and an addition, forward once and backward twice
+
+
+class UpdateCost(NamedTuple):
+    """What one gradient step takes."""
+
+    flop: int  # of dense layers; convolutions use each weight many times more
+    convolves: bool
+
+
+def update_cost(settings: AgentSettings, spec: EnvSpec) -> UpdateCost:
+    """Return the cost of an update, by the network of the algorithm's policy."""
+    try:
+        # Without memory: this is asked before anything is built.
+        network, _ = agent_class(settings.name).policy(settings, spec, torch.device("meta"))
+    except Exception:  # foreign code, which may need numbers where there are none
+        return UpdateCost(0, len(spec.seen_shape) == 3)
+    batch = settings.update_batch(spec) if isinstance(settings, Batching) else UNKNOWN_BATCH
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    convolves = any(isinstance(module, kinds) for module in network.modules())
+    return UpdateCost(FLOP_PER_WEIGHT * weights * batch, convolves)

@@ -1,0 +1,219 @@
+"""Steps that take long are waited for when a signal comes; those that never end are not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import warm
+from command import QUICK
+
+from envs.row_clock import RowClock
+from training.patience import Patience
+from training.signals import RANKS_SECONDS, ROW_SECONDS, StopSignals
+from training.watcher import Watcher
+from training.watcher_process import ALLOWED, BEGUN, ROW, SLACK, TOGETHER, WORDS, Stuck
+
+SLOW = ("env.id=slow_env:Slow-v0", "env.backend=sync", "env.kwargs.file=told", "eval.every=0",
+        "total_steps=1e6", "run_dir=run")  # fmt: skip
+
+
+def patient(chosen: Any = "auto", *, envs: int = 1, slowest: float = 0.0, running: float = 0.0):
+    """Return how long such a row is given; a step may take a minute."""
+    run = SimpleNamespace(stop_timeout=chosen, env=SimpleNamespace(step_timeout=60.0))
+    clock = SimpleNamespace(slowest=slowest, running=running)
+    env = SimpleNamespace(clock=clock, spec=SimpleNamespace(num_envs=envs))
+    return Patience(run, [env]).seconds()  # type: ignore[arg-type, list-item]
+
+
+def test_how_long_a_row_may_still_take() -> None:
+    assert patient() == patient(slowest=0.01, running=0.005) == ROW_SECONDS
+    assert patient(slowest=10.0) == 20.0
+    assert patient(slowest=50.0) == 60.0  # at most what one environment is allowed
+    assert patient(slowest=50.0, envs=64) == 100.0
+    assert patient(running=25.0) == 25.0  # the very first one
+    assert patient(slowest=1.0, running=3600.0) == ROW_SECONDS  # it hangs
+    assert patient(0.5, slowest=10.0) == 0.5
+
+
+def test_the_clock_knows_the_slowest_row_and_one_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock, slower, seen = RowClock(), [], memoryview(bytearray(8)).cast("Q")
+    clock.on_slower = lambda: slower.append(clock.slowest)
+    clock.show_in(seen)
+    numbers = []
+    for seconds in (2.0, 1.0, 5.0):
+        assert (clock.running, seen[0]) == (0.0, 0)
+        with clock:
+            numbers.append(seen[0])
+            now[0] += seconds
+            assert clock.running == seconds
+    clock.begin()  # in processes, which work on while this one learns
+    now[0] += 7.0
+    with clock:
+        now[0] += 1.0
+    assert slower == [2.0, 5.0, 8.0] and numbers == [1, 2, 3]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_timer_goes_by_what_rows_took_and_waits_for_a_disk(
+    monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    timers: list[float] = []
+    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: timers.append(seconds))
+    with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
+        signals.stop.together = together
+        signals.patience = lambda: 12.0
+        signals.begin()
+        signals.saving = True
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGALRM)
+        signals.saving = False
+        signal.raise_signal(signal.SIGALRM)
+    assert timers[:2] == [RANKS_SECONDS if together else 12.0] * 2
+    assert timers[2] < 1.0
+
+
+def numbers(**given: int) -> memoryview:
+    words = memoryview(bytearray(8 * WORDS)).cast("Q")
+    for name, value in {"BEGUN": 1, "ALLOWED": 3000, **given}.items():
+        words[{"ROW": ROW, "ALLOWED": ALLOWED, "TOGETHER": TOGETHER, "BEGUN": BEGUN}[name]] = value
+    return words
+
+
+def test_only_the_row_that_a_signal_met_is_stuck() -> None:
+    words = numbers(ROW=7)
+    stuck = Stuck(words)
+    stuck.signalled(100.0)
+    assert stuck.deadline == 103.0 + SLACK
+    words[ROW] = 0  # it saves, or learns: that is not what is waited for
+    assert not stuck.confirmed(105.0)
+    words[ROW] = 8
+    assert not stuck.confirmed(110.0)
+    assert stuck.confirmed(115.0)
+
+
+def test_before_a_run_has_begun_whatever_never_ends_is_stuck() -> None:
+    words = numbers(BEGUN=0)
+    stuck = Stuck(words)
+    stuck.signalled(100.0)
+    assert stuck.confirmed(105.0)
+    words[BEGUN] = 1
+    assert not stuck.confirmed(105.0)
+
+
+@pytest.mark.parametrize(("together", "deadline"), [(0, 102.0 + 3.0), (1, 160.0 + SLACK)])
+def test_a_second_signal_leaves_a_second_but_not_among_ranks(
+    together: int, deadline: float
+) -> None:
+    stuck = Stuck(numbers(ROW=7, ALLOWED=60_000, TOGETHER=together))
+    stuck.signalled(100.0)
+    stuck.signalled(102.0)
+    assert stuck.deadline == deadline
+
+
+def test_a_watcher_ends_with_the_run_and_leaves_nothing() -> None:
+    before = psutil.Process().num_fds()
+    with Watcher(1.0, together=False) as watcher:
+        if watcher._process is None:
+            pytest.skip("no process can watch here")
+        child = psutil.Process(watcher._process.pid)
+        assert child.is_running()
+        assert not {"torch", "numpy"} & set("".join(child.cmdline()))
+    assert not child.is_running()
+    del watcher
+    gc.collect()
+    assert psutil.Process().num_fds() == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Any]:
+    """Start a run, and kill it should the test fail."""
+    started: list[warm.Process] = []
+
+    def start(*overrides: str) -> warm.Process:
+        started.append(warm.Process(tmp_path, [*QUICK, *SLOW, *overrides]))
+        return started[0]
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def wait_for_steps(folder: Path, process: Any, steps: int) -> None:
+    """Wait until so many slow steps have begun."""
+    told = folder / "told"
+    while not told.exists() or len(told.read_text().split()) < steps:
+        assert not process.is_over(0.02), process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stuck", ["false", "true"])
+def test_a_step_longer_than_the_usual_limit_is_saved(tmp_path: Path, run: Any, stuck: str) -> None:
+    process = run("env.kwargs.seconds=6", f"env.kwargs.stuck={stuck}")
+    wait_for_steps(tmp_path, process, 2)
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 143, out + err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("interrupted", 2)
+    assert (tmp_path / "run" / "checkpoints" / "step-000000000002").is_dir()
+
+
+def test_a_time_of_ones_own_is_kept(tmp_path: Path, run: Any) -> None:
+    process = run("env.kwargs.seconds=1000", "env.kwargs.after=50", "stop_timeout=0.2")
+    wait_for_steps(tmp_path, process, 1)
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 143, out + err
+    assert "the row under way takes too long: stopping without it" in err
+
+
+def test_a_step_that_never_comes_back_from_c_ends_and_so_does_the_watcher(
+    tmp_path: Path, run: Any
+) -> None:
+    process = run(
+        "env.kwargs.seconds=1000", "env.kwargs.after=50", "env.kwargs.stuck=true",
+        "stop_timeout=0.2",
+    )  # fmt: skip
+    wait_for_steps(tmp_path, process, 1)
+    [watcher] = psutil.Process(process.pid).children()
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, out + err
+    assert "never comes back from native code" in err
+    psutil.wait_procs([watcher])
+
+
+def test_a_signal_to_a_process_that_an_environment_forked_is_not_the_runs(
+    tmp_path: Path, run: Any
+) -> None:
+    process = run(
+        "env.kwargs.seconds=4", "env.kwargs.stuck=true", "env.kwargs.forks=true",
+        "stop_timeout=0.1", "total_steps=1", "agent.learning_starts=1000",
+    )  # fmt: skip
+    out, err = process.communicate()
+    assert process.returncode == 0, out + err
+
+
+def test_a_watcher_outlives_no_run_that_is_killed(tmp_path: Path, run: Any) -> None:
+    process = run("env.kwargs.seconds=1000")
+    wait_for_steps(tmp_path, process, 1)
+    watchers = psutil.Process(process.pid).children()
+    assert watchers
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    gone, alive = psutil.wait_procs(watchers, timeout=60)
+    assert gone and not alive

@@ -1,0 +1,181 @@
+"""A run whose end could not be written says so by its exit code, and what was lost, and where."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import warm
+from forked_ranks import start
+from opened import job
+
+import training.run
+import training.saving
+import training.summary
+from train import train
+from training.checkpoints import Checkpoints
+from training.child import status_of
+from training.manifest import manifest_of, saved_below
+from training.sinks import JsonLines
+from training.sweep_jobs import SweepDirectory, SweepJob
+from training.unsaved import UnsavedError, room
+
+SHORT = ("total_steps=400", "eval.every=200", "eval.episodes=2", "resume=auto")
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]):
+    """Let a function fail as on a full disk whenever `when` says so of its arguments."""
+    original = getattr(owner, name)
+
+    def act(*args: Any, **named: Any) -> Any:
+        return full() if when(*args) else original(*args, **named)
+
+    monkeypatch.setattr(owner, name, act)
+
+
+LOST: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "the last checkpoint": (
+        Checkpoints, "_write", lambda _, path, *more: path.name != "step-000000000000"
+    ),
+    "policy/": (training.saving, "replace_archive", lambda _, path, *more: path.name == "policy"),
+    "policy-best/": (
+        training.saving, "replace_archive", lambda _, path, *more: path.name == "policy-best"
+    ),
+    "summary.json": (training.summary, "write_whole", lambda path, text: True),
+    "the last metrics": (JsonLines, "write", lambda _, record: record.step == 400),
+}  # fmt: skip
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_what_is_lost_is_named_with_the_way_on_which_then_leads_to_the_end(
+    tmp_path: Path, lost: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        failing(patch, *LOST[lost])
+        with pytest.raises(UnsavedError) as refused:
+            train(job(tmp_path, *SHORT))
+    line = str(refused.value)
+    assert refused.value.exit_code == 9
+    assert f"step 400 was reached, but not written: {lost}: No space left on device" in line
+    assert "are free on /" in line
+    assert f"continue it with resume={tmp_path / 'run'}" in line
+    if lost != "summary.json":
+        assert summary(tmp_path)["status"] == "failed"
+    if lost != "policy-best/":
+        train(job(tmp_path, *SHORT))
+        assert summary(tmp_path)["status"] == "finished"
+        assert manifest_of(tmp_path / "run" / "policy")["facts"]["step"] == 400
+        assert saved_below(tmp_path / "run" / "checkpoints")[0].step == 400
+
+
+def test_all_that_is_lost_is_named_together_and_there_is_nothing_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoints, "_write", full)
+    monkeypatch.setattr(training.saving, "replace_archive", full)
+    monkeypatch.setattr(training.summary, "write_whole", full)
+    with pytest.raises(UnsavedError) as refused:
+        train(job(tmp_path, *SHORT))
+    named = "the last checkpoint, policy-best/, policy/ and summary.json: No space left on device"
+    assert named in str(refused.value)
+    assert str(refused.value).endswith("make room and start it again in another directory")
+
+
+def test_what_did_not_fit_is_tried_again_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best policy as it was then, and the checkpoint of a last row that had one already."""
+    tries: list[str] = []
+
+    def once(*args: Any) -> bool:
+        path = next(each for each in args if isinstance(each, Path))
+        tries.append(path.name)
+        return path.name in ("policy-best", "step-000000000400") and tries.count(path.name) == 1
+
+    monkeypatch.setattr(Checkpoints, "busy", property(Checkpoints.wait))
+    failing(monkeypatch, training.saving, "replace_archive", once)
+    failing(monkeypatch, Checkpoints, "_write", once)
+    scores = iter([9.0, 5.0])
+    evaluate = training.evaluation.Evaluator.run
+
+    def scored(*args: Any) -> Any:
+        return evaluate(*args)._replace(returns=(next(scores),))
+
+    monkeypatch.setattr(training.evaluation.Evaluator, "run", scored)
+    train(job(tmp_path, *SHORT, "checkpoint.every=400"))
+    assert summary(tmp_path)["status"] == "finished"
+    best = manifest_of(tmp_path / "run" / "policy-best")["facts"]
+    assert (best["step"], best["eval_return_mean"]) == (200, 9.0)
+    assert saved_below(tmp_path / "run" / "checkpoints")[0].step == 400
+
+
+@pytest.mark.parametrize(("lost", "code"), [("the last checkpoint", 9), ("policy/", 143)])
+def test_an_interrupted_run_promises_only_what_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, code: int
+) -> None:
+    original = training.run.Run.record
+
+    def record(self: Any, *args: Any) -> None:
+        original(self, *args)
+        if self.steps == 100:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(training.run.Run, "record", record)
+    failing(monkeypatch, *LOST[lost])
+    with pytest.raises(SystemExit) as ended:
+        train(job(tmp_path, *SHORT, "env.backend=sync"))
+    assert ended.value.code == code
+    assert summary(tmp_path)["status"] == "interrupted"
+
+
+def test_a_disk_that_is_really_full_is_named_and_ends_the_command_with_9(small_disk: Path) -> None:
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "filler").write_bytes(b"\1" * (free - 24_576))
+    process = warm.start(small_disk, "run_dir=run", "eval.every=0", "total_steps=300")
+    out, err = process.communicate()
+    assert process.returncode == 9, out + err
+    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "the last checkpoint" in line and "No space left on device" in line
+    assert f"free on {small_disk}: make room" in line
+    assert "Traceback" not in out + err and "finished" not in out
+
+
+def test_a_disk_without_room_for_files_is_named_so(tmp_path: Path, small_disk: Path) -> None:
+    assert room(small_disk).endswith(f"are free on {small_disk}")
+    assert room(tmp_path / "gone").startswith(f"{tmp_path / 'gone'} cannot be looked at")
+
+
+def test_ranks_end_with_9_together_and_one_of_them_says_why(small_disk: Path) -> None:
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "filler").write_bytes(b"\1" * (free - 24_576))
+    ranks = start(small_disk, 2, "run_dir=run", "eval.every=0", "total_steps=400")
+    outputs = [rank.communicate() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [9, 9], outputs
+    said = "".join(err for _, err in outputs)
+    assert said.count("error: ") == 1 and "the last checkpoint" in said
+
+
+def test_a_sweep_does_not_take_such_a_run_for_done(tmp_path: Path) -> None:
+    place, run = SweepDirectory(tmp_path), tmp_path / "job"
+    run.mkdir()
+    (run / "summary.json").write_text('{"status": "failed"}')
+    told = SweepJob("job", "seed=0", [], "", str(run), status=status_of(9), exit_code=9)
+    place.write(told)
+    [found] = place.named(["job"])
+    assert (found.status, found.exit_code) == ("failed", 9)
+    assert not place.is_done(found)
