@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import uuid
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memory.errors import ExpectedError, SettingError
+from training.documents import read_json
 from training.files import Files, write_whole
 
 LOCK = ".lock"
@@ -69,7 +69,7 @@ def _unusable(path: Path, error: Exception) -> SettingError:
 def read_summary(directory: Path) -> dict[str, Any]:
     """Return a run's summary.json; nothing where there is none that can be read."""
     try:
-        found = json.loads((directory / SUMMARY).read_bytes())
+        found = read_json(directory / SUMMARY)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
