@@ -21,7 +21,8 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from llvmlite.binding import add_symbol  # type: ignore[import-untyped]
 from numba import njit, typeof, types
-from numba.core import cgutils, config
+from numba.core import cgutils
+from numba.core import config as numba_config
 from numba.core.dispatcher import Dispatcher
 from numba.core.runtime._nrt_python import c_helpers as counting
 from numba.experimental import structref
@@ -30,6 +31,7 @@ from numba.np.numpy_support import carray
 
 from memory.private import OTHERS_WRITE, cache_folder, is_private, make_private
 
+settings: Any = numba_config
 CONSTANTS = (bool, int, float, str, tuple, np.generic)
 
 
@@ -47,7 +49,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _kept(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Return `function` with a cache of its machine code; None where there can be none."""
-    chosen, beside = config.CACHE_DIR, _beside(function)
+    chosen, beside = settings.CACHE_DIR, _beside(function)
     if chosen:
         place, private = chosen, make_private(Path(chosen).absolute())
     else:
@@ -75,12 +77,12 @@ def _beside(function: Callable[..., Any]) -> Path | None:
 @contextmanager
 def _caching_in(folder: str) -> Iterator[None]:
     """Let Numba keep machine code below a directory; of none it is beside the function's file."""
-    chosen = config.CACHE_DIR
-    config.CACHE_DIR = folder
+    chosen = settings.CACHE_DIR
+    settings.CACHE_DIR = folder
     try:
         yield
     finally:
-        config.CACHE_DIR = chosen
+        settings.CACHE_DIR = chosen
 
 
 def _guard(cache: Any, made_of: tuple[str, ...]) -> None:

@@ -72,8 +72,8 @@ def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any
 
 
 def _refuse_large(text: str) -> None:
-    """Count what YAML says, each alias as all that it stands for; ValueError if that is too much."""
-    import yaml
+    """Count what YAML says, an alias as all that it stands for; ValueError if it is too much."""
+    import yaml  # type: ignore[import-untyped]
 
     sizes: dict[str, int] = {}
     open_ones: list[tuple[str | None, int]] = []  # anchors, and how much there was before

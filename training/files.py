@@ -115,7 +115,7 @@ def read_end(path: Path, most: int) -> str:
 
 
 def plain_lines(path: Path, longest: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines of a plain file and where each ends; of one that is too long its beginning."""
+    """Yield a plain file's lines and where each ends; of one that is too long the beginning."""
     with os.fdopen(open_plain(path), "rb") as file:
         while line := file.readline(longest):
             rest = line

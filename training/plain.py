@@ -87,3 +87,11 @@ def finite(tensors: dict[str, Tensor]) -> bool:
         for tensor in tensors.values()
         if tensor.is_floating_point()
     )
+
+
+def nbytes_of(state: Any) -> int:
+    """Return how many bytes the tensors in a state take."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    inside = state.values() if isinstance(state, dict) else state
+    return sum(map(nbytes_of, inside)) if isinstance(state, dict | list | tuple) else 0

@@ -21,6 +21,14 @@ LOCK = ".lock"
 CONFIG = "config.yaml"  # its presence says that a directory holds a run
 SUMMARY = "summary.json"  # how the run ended
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
+# What runs, their seeds and sweeps write to below a directory, by the names that these have there.
+FILES = re.compile(
+    r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
+    r"|multirun\.yaml|out\.log|member\.json|events\.out\.tfevents.*"
+)
+DIRECTORIES = re.compile(
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+"
+)
 HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
 
 
@@ -85,6 +93,23 @@ def refuse_in_use(path: Path) -> None:
             os.close(handle)
 
 
+def refuse_links(path: Path) -> None:
+    """Refuse a directory in which what is written to is a link, a pipe, or anything but plain.
+
+    What such a link leads to would be overwritten, or pruned; a pipe may never answer.
+    """
+    with suppress(OSError), os.scandir(path) as entries:  # one that is not there yet holds none
+        for each in entries:
+            file, directory = FILES.fullmatch(each.name), DIRECTORIES.fullmatch(each.name)
+            plain = (file and each.is_file(follow_symlinks=False)) or (
+                directory and each.is_dir(follow_symlinks=False)
+            )
+            if (file or directory) and not plain:
+                kind = "a link" if each.is_symlink() else "no plain file or directory"
+                reason = f"{each.name} in it is {kind}: remove it, or choose another directory"
+                raise SettingError("run_dir", path, reason)
+
+
 def in_use(path: Path) -> bool:
     """Return whether a run holds this directory."""
     try:
@@ -121,6 +146,7 @@ class RunDirectory:
         self._lock = -1
         try:
             self._make(path)
+            refuse_links(path)
             self._take_lock()
             if self.holds_run and not continued:
                 raise SettingError(
