@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from memory.errors import one_line
 from training.files import read_plain
 
 LARGEST_FILE = 4_000_000  # bytes of what runs write in one piece, but for checkpoints
@@ -61,10 +62,14 @@ def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any
 
     It may refer to itself only where references are to be resolved.
     """
-    from omegaconf import OmegaConf  # with all of YAML
+    import yaml  # type: ignore[import-untyped]
+    from omegaconf import OmegaConf
 
     text = read_plain(path, LARGEST_FILE, follow=follow).decode()
-    _refuse_large(text)
+    try:
+        _refuse_large(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"is not the YAML it should be: {one_line(str(error))}") from None
     try:
         return OmegaConf.to_container(OmegaConf.create(text), resolve=resolve)
     except RecursionError:
@@ -73,7 +78,7 @@ def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any
 
 def _refuse_large(text: str) -> None:
     """Count what YAML says, an alias as all that it stands for; ValueError if it is too much."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     sizes: dict[str, int] = {}
     open_ones: list[tuple[str | None, int]] = []  # anchors, and how much there was before
