@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agents.compile_directory import compiling_privately
 from agents.kept_graphs import host_code
 from agents.tracing import traced
 from memory.errors import describe, one_line
@@ -93,7 +94,8 @@ class Compiled:
         try:
             self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
-        except (RuntimeError, OSError) as error:
+        # The compiler's, or of what it compiles, which then fails eagerly.
+        except Exception as error:
             why = reason(error)
             log.warning("%s cannot be compiled here, running eagerly: %s", self._name, why)
             self._failed = True
@@ -123,11 +125,12 @@ def reason(error: Exception) -> str:
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
     """Return what computes `graph` on a device, of tensors like these."""
-    from torch._inductor import compile as compile_graph  # slow to import
+    with compiling_privately():
+        from torch._inductor import compile as compile_graph  # slow to import
 
-    run: Callable[..., Any] = compile_graph(graph, list(inputs))
-    # Compilation itself happens at the first call, which must not count as an update.
-    run(*(tensor.clone() for tensor in inputs))
+        run: Callable[..., Any] = compile_graph(graph, list(inputs))
+        # Compilation itself happens at the first call, which must not count as an update.
+        run(*(tensor.clone() for tensor in inputs))
     return lambda tensors: run(*tensors)
 
 

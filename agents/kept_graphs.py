@@ -6,6 +6,7 @@ Python between its loops.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -20,11 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agents.compile_directory import CHOICE, compiling_privately
 from agents.wide_products import CODE, compilable
+from memory.private import cache_folder, is_private, make_private
+
+log = logging.getLogger("steadyrl")
 
 KEPT = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
 COMPILERS = "TORCHINDUCTOR_"  # how the compiler's own switches in the environment begin
-NO_SWITCH = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[Any], Any]:
@@ -33,12 +37,19 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
     Its results are new tensors; inputs that the graph writes to are written to.
     """
     library = folder() / f"{fingerprint(graph, inputs)}.so"
-    if os.path.exists(library):
+    private = make_private(library.parent)
+    if private and is_private(library):
         with suppress(RuntimeError):  # not what it was when it was kept
             run = _loaded(library)
             _touch(library)
             return run
     made = _compile(graph, inputs)
+    if not private:
+        log.warning(
+            "compiled graphs are not kept: %s cannot be written to, or others than this user can",
+            library.parent,
+        )
+        return _loaded(made)
     try:
         _keep(made, library)
     except OSError:  # a home that cannot be written to, a full disk
@@ -47,16 +58,15 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
 
 
 def folder() -> Path:
-    """Return where libraries are kept, by the XDG base directories."""
-    chosen = os.environ.get("XDG_CACHE_HOME")
-    return Path(chosen or os.path.expanduser("~/.cache")) / "steadyrl"
+    """Return where libraries are kept."""
+    return cache_folder()
 
 
 def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
     """Return a name for all that the machine code depends on."""
     modules = [part.code for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
     forms = [(tuple(each.shape), each.stride(), str(each.dtype)) for each in inputs]
-    switches = {k: v for k, v in os.environ.items() if k.startswith(COMPILERS) and k != NO_SWITCH}
+    switches = {k: v for k, v in os.environ.items() if k.startswith(COMPILERS) and k != CHOICE}
     of_machine = (
         torch.__version__,
         torch.get_num_threads(),
@@ -77,11 +87,11 @@ def _processor() -> str:
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
-    from torch._inductor import aot_compile  # slow to import
-
     for node in graph.graph.nodes:
         node.meta.clear()  # what tracing noted of shapes is for another compiler than this
-    with compilable(), _linkable(), warnings.catch_warnings():
+    with compiling_privately(), compilable(), _linkable(), warnings.catch_warnings():
+        from torch._inductor import aot_compile  # slow to import
+
         warnings.simplefilter("ignore", FutureWarning)  # about torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))
 
@@ -112,7 +122,6 @@ def _loaded(library: Path) -> Callable[[Any], Any]:
 
 def _keep(made: Path, library: Path) -> None:
     """Put a library where it is looked for, whole or not at all."""
-    library.parent.mkdir(parents=True, exist_ok=True)
     place, name = tempfile.mkstemp(dir=library.parent)
     try:
         with open(place, "wb") as to, made.open("rb") as source:

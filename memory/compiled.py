@@ -7,11 +7,13 @@ Imported only where it is needed: that takes 60 MB, and making machine code 40 m
 
 from __future__ import annotations
 
-import contextlib
 import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -20,34 +22,109 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from llvmlite.binding import add_symbol  # type: ignore[import-untyped]
 from numba import njit, typeof, types
 from numba.core import cgutils
+from numba.core import config as numba_config
 from numba.core.dispatcher import Dispatcher
 from numba.core.runtime._nrt_python import c_helpers as counting
 from numba.experimental import structref
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from memory.private import OTHERS_WRITE, cache_folder, is_private, make_private
+
+settings: Any = numba_config
 CONSTANTS = (bool, int, float, str, tuple, np.generic)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` on its first call; keep the machine code for the next process.
 
-    Installed read-only, without a cache directory that can be written, once per process.
+    Where it cannot be kept, or what is kept cannot be trusted, it is compiled once per process.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        made: Any = njit(cache=True, **options)(function)
-    except RuntimeError:  # Numba found no place that it may write to
-        made = njit(**options)(function)
+    made: Any = _kept(function, options) or njit(**options)(function)
     made.made_of = _made_of(function)
-    # Numba itself looks at the function's own file only, but what it calls is in there too.
-    with contextlib.suppress(AttributeError):
-        kept = made._cache._cache_file
-        kept._source_stamp = (kept._source_stamp, made.made_of)
-        kept._load_index, kept.load = _or(kept._load_index, dict), _or(kept.load, _nothing)
-        made._cache.load_overload = _without_compiler(made._cache)
     found: Callable[..., Any] = made
     return found
+
+
+def _kept(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Return `function` with a cache of its machine code; None where there can be none."""
+    chosen, beside = settings.CACHE_DIR, _beside(function)
+    if chosen:
+        place, private = chosen, make_private(Path(chosen).absolute())
+    else:
+        place, private = "", beside is not None and make_private(beside, mode=0o755)
+    if not private:
+        own = cache_folder() / "numba"
+        place, private = str(own), make_private(own)
+    if not private:
+        return None
+    # RuntimeError: Numba found no place that it may write to. AttributeError: this Numba has other
+    # parts than those that are guarded, and would load what is out of date.
+    with suppress(RuntimeError, AttributeError, OSError), _caching_in(place):
+        made: Any = njit(cache=True, **options)(function)
+        _guard(made._cache, _made_of(function))
+        return made
+    return None
+
+
+def _beside(function: Callable[..., Any]) -> Path | None:
+    """Return where Numba keeps machine code by itself: beside the function's file."""
+    file = Path(function.__code__.co_filename).absolute()
+    return file.parent / "__pycache__" if file.exists() else None
+
+
+@contextmanager
+def _caching_in(folder: str) -> Iterator[None]:
+    """Let Numba keep machine code below a directory; of none it is beside the function's file."""
+    chosen = settings.CACHE_DIR
+    settings.CACHE_DIR = folder
+    try:
+        yield
+    finally:
+        settings.CACHE_DIR = chosen
+
+
+def _guard(cache: Any, made_of: tuple[str, ...]) -> None:
+    """Let a cache load what is up to date and this user's; AttributeError if it has other parts."""
+    kept, place = cache._cache_file, Path(cache.cache_path)
+    if not is_private(place):  # made just now, by what is usual for new directories
+        place.chmod(0o700)
+        if not is_private(place):
+            raise PermissionError(f"{place}: others than this user can write to it")
+    index = kept._index_path
+    # Numba itself looks at the function's own file only, but what it calls is in there too.
+    kept._source_stamp = (kept._source_stamp, made_of)
+    kept._load_index = _or(_if_private(kept._load_index, lambda: index), dict)
+    kept._load_data = _if_private(kept._load_data, kept._data_path)
+    kept.load = _or(kept.load, _nothing)
+    kept._save_index = _closed(kept._save_index, lambda _: index)
+    kept._save_data = _closed(kept._save_data, lambda name, _: kept._data_path(name))
+    cache.load_overload = _without_compiler(cache)
+
+
+def _if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:
+    """Read a file, which holds code, only if nobody else can have written it."""
+
+    def reads(*arguments: Any) -> Any:
+        path = Path(path_of(*arguments))
+        if path.exists() and not is_private(path):
+            raise PermissionError(f"{path}: others than this user can write to it")
+        return read(*arguments)
+
+    return reads
+
+
+def _closed(write: Callable[..., None], path_of: Callable[..., str]) -> Callable[..., None]:
+    """Write a file that others cannot write to, whatever new files are by default."""
+
+    def writes(*arguments: Any) -> None:
+        write(*arguments)
+        path = Path(path_of(*arguments))
+        with suppress(OSError):  # then it is not read either
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
+
+    return writes
 
 
 def _nothing() -> None:

@@ -61,10 +61,14 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(message) or 'no message'}"
 
 
+def printable(text: str) -> str:
+    """Return foreign text as lines that cannot move the cursor or clear the screen."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
 def one_line(text: str) -> str:
     """Return foreign text as one line that cannot move the cursor or clear the screen."""
-    printable = "".join(c if c.isprintable() else " " for c in text)
-    line = " ".join(printable.split())
+    line = " ".join(printable(text).split())
     return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 

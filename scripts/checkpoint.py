@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from memory.errors import ExpectedError, SettingError, describe, exit_with, one_line
+from memory.errors import ExpectedError, SettingError, describe, exit_with, one_line, printable
 from training.manifest import (
     MANIFEST,
     CheckpointError,
@@ -51,7 +51,7 @@ def list_all(args: argparse.Namespace) -> None:
     print("| name | step | evaluated return | replay | MB | files |")
     print("|---|---:|---:|---|---:|---:|")
     for path in archives(args.path):
-        print(_line(path))
+        print(printable(_line(path)))
 
 
 def _line(path: Path) -> str:
@@ -63,7 +63,7 @@ def _line(path: Path) -> str:
     score, size = facts.get("eval_return_mean"), sum(entry["bytes"] for entry in files.values())
     shown = f"{score:.1f}" if isinstance(score, int | float) else ""
     replay = "yes" if facts.get("replay") else ""
-    step = facts.get("step")
+    step = one_line(str(facts.get("step")))
     return f"| {path.name} | {step} | {shown} | {replay} | {size / 1e6:.2f} | {len(files)} |"
 
 
@@ -71,9 +71,9 @@ def show(args: argparse.Namespace) -> None:
     """Print what the newest checkpoint, or the one given, says of itself."""
     path = archives(args.path)[0]
     facts = manifest_facts(path)
-    print(f"{path}")
+    print(printable(f"{path}"))
     for key, value in leaves({key: facts[key] for key in facts if key != "weights"}):
-        print(f"  {key}: {one_line(json.dumps(value))}")
+        print(f"  {one_line(key)}: {one_line(json.dumps(value))}")
 
 
 def verify(args: argparse.Namespace) -> None:
@@ -82,10 +82,10 @@ def verify(args: argparse.Namespace) -> None:
     for path in archives(args.path):
         try:
             checked_facts(path)
-            print(f"{path.name}: whole")
+            print(printable(f"{path.name}: whole"))
         except CheckpointError as error:  # the others are checked too
             wrong += 1
-            print(f"{path.name}: {one_line(str(error))}")
+            print(printable(f"{path.name}: {one_line(str(error))}"))
     if wrong:
         raise CheckpointError(f"{args.path}: {wrong} of what it holds cannot be used")
 
@@ -105,10 +105,10 @@ def export(args: argparse.Namespace) -> None:
         if args.out is not None:
             about = {key: json.dumps(value) for key, value in policy.facts.items()}
             save_file(policy.weights, args.out, metadata=about)
-            print(f"{policy.path} is now {args.out}")
+            print(printable(f"{policy.path} is now {args.out}"))
         if args.onnx is not None:
             _export_onnx(policy, args.onnx)
-            print(f"{policy.path} is now {args.onnx}, and decides the same")
+            print(printable(f"{policy.path} is now {args.onnx}, and decides the same"))
     except (OSError, SafetensorError) as error:  # which says of a full disk in its own words
         raise SettingError("export", args.out or args.onnx, describe(error)) from None
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.making import brings_its_module, find_spec
-from memory.errors import ExpectedError, SettingError, exit_with
+from memory.errors import ExpectedError, SettingError, exit_with, one_line
 from training.estimates import interval, mean, probability_of_improvement
 from training.past_runs import NoRunError, PastRun
 from training.run_groups import SCORES, Group, groups, notes
@@ -144,7 +144,7 @@ def own_threshold(env: str) -> float | None:
 def cells(row: Row) -> dict[str, str]:
     """Return a row's cells by their headings; a line break stands where a terminal needs one."""
     shown = {
-        "group": row.group,
+        "group": one_line(row.group),
         "seeds": str(row.seeds),
         "score": _inside("{:,.1f}", row.score, row.score_low, row.score_high),
         "P(better)": _inside("{:.2f}", row.better, row.better_low, row.better_high),
@@ -170,7 +170,7 @@ def _inside(form: str, value: float | None, low: float | None, high: float | Non
 
 def print_markdown(env: str, shown: Sequence[dict[str, str]]) -> None:
     """Print an environment's table as Markdown."""
-    print(f"**{env}**\n")
+    print(f"**{one_line(env)}**\n")
     rows = [list(shown[0]), *(list(row.values()) for row in shown)]
     lines = [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
     lines.insert(1, f"|---|{'---:|' * (len(shown[0]) - 1)}")
@@ -184,7 +184,9 @@ def print_table(env: str, shown: Sequence[dict[str, str]]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False, markup=False)
-    table = Table(title=env, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=one_line(env), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for name in shown[0]:
         first = name == "group"
         table.add_column(
@@ -242,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ExpectedError as error:
         exit_with(error)
     for line in said:
-        print(line, file=sys.stderr)
+        print(one_line(line), file=sys.stderr)
 
 
 if __name__ == "__main__":

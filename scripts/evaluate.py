@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from envs.settings import EnvSettings
 from envs.video import refuse_video
-from memory.errors import ExpectedError, SettingError, exit_with
+from memory.errors import ExpectedError, SettingError, exit_with, one_line, printable
 from training.manifest import CheckpointError
 from training.policies import Policy, PolicyError, find_policy, refuse_other_spaces, settings_of
 from training.signals import ended_by_signals
-from training.terminal import answering
+from training.terminal import Stream, answering, to_terminal
 
 ATTEMPTS = 3
 # How the keys begin that environments refuse: they do not know that they are below env.
@@ -111,9 +111,9 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     seeds = spawn(run.seed)
     policy, weights = load(args)
     # It goes by what the policy knows, whatever the environment says.
-    run = replace(run, env=run.env.with_masks(bool(policy.facts["spec"].get("mask"))))
+    run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     with _stage(args, run, seeds.evaluation) as (spec, play):
-        refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.facts["spec"])
+        refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
         prepare_arithmetic(thread_count(run.threads, spec))
         device = torch.device(choose_device(run, settings.agent, spec))
         sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
@@ -132,7 +132,7 @@ def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
     for _ in range(ATTEMPTS):
         policy = find_policy(args.policy, best=args.best)
         try:
-            return policy, read_part(policy.path, "policy")
+            return policy, read_part(policy.path, "policy", most=policy.nbytes)
         except CheckpointError as error:
             last = error
     raise last
@@ -189,8 +189,9 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
     v = values
     low, high = v["return_ci95"] or (math.nan, math.nan)
     sure = "" if v["return_ci95"] is None else f", 95 % CI of the mean {low} to {high}"
+    at = f"{v['step']:,}" if isinstance(v["step"], int) else v["step"]
     lines = [
-        f"policy:   {v['policy']}, {v['agent'].upper()} on {v['env']}, step {v['step']:,}",
+        f"policy:   {v['policy']}, {v['agent'].upper()} on {v['env']}, step {at}",
         f"episodes: {v['episodes']}, seed {v['seed']}, {'sampled' if v['sample'] else 'greedy'}",
         f"return:   {v['return_mean']}, std {v['return_std']}{sure}",
         f"length:   {v['length_mean']}, std {v['length_std']}",
@@ -222,14 +223,15 @@ def command(arguments: Sequence[str] | None = None) -> None:
         args = parse(arguments)
         policy = find_policy(args.policy, best=args.best)
         for remark in policy.remarks:
-            print(f"note: {remark}", file=sys.stderr)
+            print(f"note: {one_line(remark)}", file=sys.stderr)
         settings = settings_of(policy, args.env)
-        with _printing_aside():
+        # Remarks go where errors go, as lines: tracebacks are for a run's log.
+        with _printing_aside(), to_terminal(Stream(sys.stderr)):
             policy, found = evaluate(args, settings)
         if found.remark:
             print(f"note: {found.remark}", file=sys.stderr)
         with answering():
-            print(report(args, policy, settings, found))
+            print(printable(report(args, policy, settings, found)))
     except Exception as error:
         from training.failures import explained
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memory.errors import ExpectedError, SettingError, exit_with
+from memory.errors import ExpectedError, SettingError, exit_with, one_line
 from training.curves import Curve, aggregate
 from training.estimates import Estimator, interquartile_mean, mean
 from training.past_runs import NoRunError, Series
@@ -146,14 +146,16 @@ def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
             where = f"{env}: {name}" if many else name
             end = f"{curve.centre[-1]:.1f} [{curve.low[-1]:.1f}, {curve.high[-1]:.1f}]"
             mean_over = f"{curve.centre.mean():.1f}"
-            print(f"| {where} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |")
+            print(
+                f"| {one_line(where)} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |"
+            )
     for group in found:
         said = list(notes(group))
         for (of, env), curves in panels.items():
             if of == tag and env == group.env and group.name in curves:
                 said += [f"left out {what}" for what in curves[group.name].left_out]
         for line in said:
-            print(f"{group.name}: {line}", file=sys.stderr)
+            print(one_line(f"{group.name}: {line}"), file=sys.stderr)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -193,7 +195,7 @@ def plot(args: argparse.Namespace) -> None:
         raise SettingError("--out", out, f"cannot be written: {error}") from None
     report(panels, found, tags[0])
     for line in left_out:
-        print(line, file=sys.stderr)
+        print(one_line(line), file=sys.stderr)
     print(f"\nthe picture is {out}")
 
 

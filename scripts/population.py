@@ -21,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from memory.errors import ExpectedError, describe, exit_with
+from training.documents import read_json
 from training.members import draw_lineage, in_the_end, live_one_generation, read_members
 from training.population import WHOLE, Plan, read_plan
 from training.search_space import StudyError
@@ -46,7 +47,7 @@ def live(config: dict[str, Any]) -> None:
     given = tune.get_checkpoint()
     if given is not None:
         with given.as_directory() as folder:
-            told = json.loads((Path(folder) / "member.json").read_text())
+            told = read_json(Path(folder) / "member.json")
         generation, parent = told["generation"], told["run_dir"]
     settings = {key: config[key] for key in plan["space"]}
     settings |= {key: round(settings[key]) for key in WHOLE if key in settings}

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from memory.errors import ExpectedError, describe, exit_with
 from training.child import last_error, running
+from training.files import open_plain, read_end
+from training.members import LONGEST_LOG
 from training.past_runs import read_metrics
 from training.search_space import (
     Range,
@@ -172,7 +174,7 @@ def hold(plan: Plan, number: int) -> int | None:
     """Lock a trial's directory; None where a living process has it."""
     path = plan.folder / "trials" / str(number)
     path.mkdir(parents=True, exist_ok=True)
-    file = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    file = open_plain(path / ".lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -221,7 +223,9 @@ def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
                 return
         failed = [c for c in children if c.process.poll() not in (None, 0)]
         if failed:
-            why = last_error((failed[0].directory.parent / "out.log").read_text().splitlines())
+            why = last_error(
+                read_end(failed[0].directory.parent / "out.log", LONGEST_LOG).splitlines()
+            )
             print(f"trial {trial.number} failed: {why or failed[0].wait().error}", flush=True)
             study.tell(trial, state=TrialState.FAIL)
             return

@@ -15,12 +15,19 @@ def torch():
     return importlib.import_module("torch")
 
 
+def fail_now_and_then_with_an_escape_sequence():
+    """Fail in a quarter of the steps, with a message that would clear the screen."""
+    if np.random.default_rng().random() < 0.25:
+        raise RuntimeError("\x1b[2J\x1b]0;owned\x07")
+
+
 HARM = {
     "SystemExit": lambda: sys.exit(0),
     "KeyError": lambda: {}["a level"],
     "os._exit": lambda: os._exit(0),
     "segfault": lambda: ctypes.string_at(0),
     "print": lambda: print("hello", flush=True),
+    "escape": fail_now_and_then_with_an_escape_sequence,
     "hang": lambda: threading.Event().wait(),
     "gradients": lambda: torch().set_grad_enabled(False),
     "threads": lambda: torch().set_num_threads(3),
@@ -42,8 +49,10 @@ class Hostile(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, where="nowhere", harm="", states=None):
-        self.where, self.harm = where, harm
+    def __init__(self, where="nowhere", harm="", states=None, numbers=2):
+        self.where, self.harm, self.numbers = where, harm, numbers
+        if numbers != 2:
+            self.observation_space = gym.spaces.Box(-1, 1, (numbers,), np.float32)
         if states is not None:
             self.observation_space = gym.spaces.Discrete(states)
         self.strike("constructor")
@@ -57,12 +66,12 @@ class Hostile(gym.Env):
         super().reset(seed=seed)
         self.strike("reset")
         self.time = 0
-        return np.zeros(2, np.float32), {}
+        return np.zeros(self.numbers, np.float32), {}
 
     def step(self, action):
         self.strike("step")
         self.time += 1
-        return np.zeros(2, np.float32), 1.0, self.time >= 20, False, {}
+        return np.zeros(self.numbers, np.float32), 1.0, self.time >= 20, False, {}
 
     def close(self):
         self.strike("close")

@@ -7,7 +7,6 @@ name that was free before.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from memory.budget import available_bytes
 from memory.errors import one_line
+from memory.process import readable
+from training.documents import from_json
 from training.files import Files
 from training.manifest import (
     FORMAT,
@@ -28,13 +30,15 @@ from training.manifest import (
     check,
     entry_of,
     manifest_of,
-    open_plain,
+    open_saved,
     seal,
     standing,
 )
-from training.plain import from_document, to_document
+from training.plain import LONGEST_DOCUMENT, from_document, to_document
 
 LARGEST_HEADER = 10_000_000  # bytes of a tensor file's table of contents
+COPIES = 2  # of a file's bytes, which are in memory while its tensors are made
+WORTH_A_LOOK = 64_000_000  # bytes; looking at what is free takes longer than reading fewer
 TEMPORARY = ".writing-"
 
 
@@ -156,30 +160,57 @@ def remove_unfinished(files: Files, directory: Path) -> None:
         files.remove(path)
 
 
-def read_part(path: Path, part: str) -> Any:
-    """Return the state of one part; its files are checked before they are read."""
+def read_part(path: Path, part: str, *, most: int | None = None) -> Any:
+    """Return the state of one part; its files are checked before they are read.
+
+    One whose tensors take more than `most` bytes, or than there is memory for, is refused unread.
+    """
     files = manifest_of(path)["files"]
     document = f"{part}.json"
     if document not in files:
         raise CheckpointError(f"{path}: holds no {part}")
+    if files[document]["bytes"] > LONGEST_DOCUMENT:
+        raise CheckpointError(
+            f"{path / document}: holds {files[document]['bytes']:,} bytes of JSON"
+        )
     text = check(path / document, files[document], keep=True)
     tensors: dict[str, Tensor] = {}
     if f"{part}.safetensors" in files:
-        tensors = _tensors(path / f"{part}.safetensors", files[f"{part}.safetensors"])
+        tensors = _tensors(path / f"{part}.safetensors", files[f"{part}.safetensors"], most)
     try:
         return from_document(text, tensors)
     except ValueError as error:
         raise CheckpointError(f"{path / document}: {one_line(str(error))}") from None
 
 
-def _tensors(path: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
-    handle = open_plain(path)
-    with os.fdopen(handle, "rb") as file:
+def _tensors(path: Path, entry: Mapping[str, Any], most: int | None) -> dict[str, Tensor]:
+    size: int = entry["bytes"]
+    with open_saved(path) as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > min(LARGEST_HEADER, max(0, entry["bytes"] - 8)):
-        raise CheckpointError(f"{path}: its header claims {length:,} bytes")
+        if length > min(LARGEST_HEADER, max(0, size - 8)):
+            raise CheckpointError(f"{path}: its header claims {length:,} bytes")
+        _refuse_empty(path, file.read(length), size - 8 - length)
+    if most is not None and size - 8 - length > most:
+        fits = f"where this run has at most {readable(most)}"
+        raise CheckpointError(f"{path}: holds {readable(size)} of tensors, {fits}")
+    if COPIES * size > WORTH_A_LOOK and COPIES * size > available_bytes():
+        free = f"and {readable(available_bytes())} are free"
+        raise CheckpointError(f"{path}: needs {readable(COPIES * size)} of memory, {free}")
     content = check(path, entry, keep=True)
     try:
         return load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: {one_line(str(error))}") from None
+
+
+def _refuse_empty(path: Path, header: bytes, size: int) -> None:
+    """Refuse a table of contents that does not say what all the bytes after it are."""
+    try:
+        table = from_json(header)
+        table.pop("__metadata__", None)
+        ends = [entry["data_offsets"][1] for entry in table.values()]
+        told = max(ends, default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise CheckpointError(f"{path}: its header is no table of tensors") from None
+    if told != size:
+        raise CheckpointError(f"{path}: holds {size:,} bytes and tells of {told!r}")

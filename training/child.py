@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from memory.errors import one_line
 from training.run_directory import SUMMARY, read_summary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,4 +139,4 @@ def _end_with_parent() -> None:
 def last_error(lines: Sequence[str]) -> str | None:
     """Return what the last line that begins with `error: ` says."""
     told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return told[-1] if told else None
+    return one_line(told[-1]) if told else None

@@ -26,7 +26,7 @@ from training.hints import explain
 from training.launch import end_with_launcher, place
 from training.probing import probed
 from training.resume import AUTO, stored
-from training.run_directory import absolute, default_path, refuse_in_use
+from training.run_directory import absolute, default_path, refuse_in_use, refuse_links
 from training.settings import CONFIGS, Job, Settings, load_settings
 from training.sweep_names import run_name
 from training.teachers import settle
@@ -169,6 +169,7 @@ def accept(
         raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
     # Before any code of an environment runs, which may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
+    refuse_links(directory)
     if place().rank == 0:
         refuse_in_use(directory)
     changes: tuple[str, ...] | None = None
@@ -194,6 +195,7 @@ def accept_seeds(
         directory = absolute(_directory(settings, of_all_jobs))
     else:
         directory = Path(of_sweep.run_dir)
+    refuse_links(directory)
     again = of_sweep is not None and of_sweep.begun
     configs = each_seed(config, settings.run, directory, _typed(), again=again)
     return directory, settings.run.seeds or (), [accept(each) for each in configs]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memory.errors import ExpectedError, MemoryBudgetError, SettingError, describe
+from memory.errors import ExpectedError, MemoryBudgetError, SettingError, describe, printable
+from training.files import read_end
 from training.settings import Job
 
 if TYPE_CHECKING:
     import torch
 
 FULL = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+LONGEST_STORY = 1_000_000  # bytes of a log in which a traceback is looked for
 UNREPEATABLE = "does not have a deterministic implementation"  # what torch says of an operation
 
 
@@ -47,7 +49,8 @@ def explained(error: Exception, job: Job | None) -> ExpectedError:
     log = job.directory / "train.log" if job is not None else None
     if log is not None and holds_traceback(log, error):
         return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
-    traceback.print_exception(error)
+    with suppress(OSError):  # nobody reads
+        print(printable("".join(traceback.format_exception(error))), file=sys.stderr)
     return BugError(f"a bug of ours, please report it with the lines above: {describe(error)}")
 
 
@@ -82,7 +85,7 @@ def _device_at_work() -> torch.device | None:
 def holds_traceback(log: Path, error: Exception) -> bool:
     """Return whether a run's log tells the story of `error`: a full disk may have kept it short."""
     try:
-        _, begin, story = log.read_text(errors="replace").rpartition("Traceback (most recent")
+        _, begin, story = read_end(log, LONGEST_STORY).rpartition("Traceback (most recent")
     except OSError:
         return False
     return bool(begin) and type(error).__name__ in story

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 # What a file system says that has no hard links, or no more of them, or to which none may lead.
@@ -38,7 +40,7 @@ class Files:
         except OSError as error:
             if error.errno not in UNLINKABLE:
                 raise
-            self.write(path, existing.read_bytes())
+            self.write(path, read_plain(existing, os.lstat(existing).st_size))
 
     def sync_directory(self, path: Path) -> None:
         """Wait until the disk has the names in a directory."""
@@ -76,3 +78,48 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
+    """Open a plain file: no pipe or device, which might never answer; no link, unless it may be."""
+    links = 0 if follow else os.O_NOFOLLOW
+    try:
+        handle = os.open(path, flags | links | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "is a link", str(path)) from None
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a pipe nobody reads from, a socket
+            raise OSError(error.errno, "is not a plain file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a plain file", str(path))
+    return handle
+
+
+def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
+    """Read a plain file; OSError for another, or one of more than `most` bytes."""
+    with os.fdopen(open_plain(path, follow=follow), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            what = f"{size:,} bytes are more than it ever has"
+            raise OSError(errno.EFBIG, what, str(path))
+        return file.read(most)
+
+
+def read_end(path: Path, most: int) -> str:
+    """Return the last so many bytes of a plain file of text."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most).decode(errors="replace")
+
+
+def plain_lines(path: Path, longest: int) -> Iterator[tuple[bytes, int]]:
+    """Yield a plain file's lines and where each ends; of one that is too long the beginning."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        while line := file.readline(longest):
+            rest = line
+            while len(rest) == longest and not rest.endswith(b"\n"):
+                rest = file.readline(longest)
+            whole = line if rest is line or not rest.endswith(b"\n") else line + b"\n"
+            yield whole, file.tell()

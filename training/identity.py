@@ -38,9 +38,9 @@ class Whole(NamedTuple):
 
 def read_policy(path: Path, *, best: bool = False) -> Whole:
     """Read the policy of a run, or the one that `path` itself is."""
-    place = find_policy(path, best=best).path
-    facts = checked_facts(place)
-    weights = read_part(place, LAST)
+    found = find_policy(path, best=best)
+    place, facts = found.path, checked_facts(found.path)
+    weights = read_part(place, LAST, most=found.nbytes)
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
     if not tensors:
         raise CheckpointError(f"{place}: is no policy")
@@ -49,6 +49,10 @@ def read_policy(path: Path, *, best: bool = False) -> Whole:
 
 def starting_weights(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights of a finished policy, if they fit this run's."""
+    told = find_policy(path).facts
+    if told.get("weights") != facts["weights"]:  # whatever is in its files: nothing is read of them
+        wrong = differences(told, facts, ("agent", "weights"))
+        raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
     policy = read_policy(path)
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
     theirs = {"agent": policy.facts.get("agent"), "weights": shapes}

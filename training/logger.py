@@ -15,6 +15,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from memory.errors import one_line
+from training.files import open_plain
 from training.sinks import Card, JsonLines, Record, Sink
 from training.tensorboard import TensorBoard
 from training.terminal import attached
@@ -134,8 +135,7 @@ class _MessageFile(logging.FileHandler):
             super().emit(record)
 
     def _open(self) -> TextIOWrapper:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        handle = os.open(self.baseFilename, flags, 0o644)
+        handle = open_plain(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         return os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)

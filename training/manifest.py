@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from memory.errors import ExpectedError
+from training.documents import from_json
+from training.files import open_plain, read_plain
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-LARGEST_MANIFEST = 16_000_000  # bytes
+LARGEST_MANIFEST, MOST_VALUES = 16_000_000, 1_000_000  # bytes, and values in it
 PART_FILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}(\.[a-z]{1,12})?")
 CHECKPOINT = re.compile(r"step-(\d{12})(?:-(\d{1,4}))?")
 CHUNK = 1 << 20
@@ -83,12 +84,12 @@ def manifest_of(path: Path) -> dict[str, Any]:
     source = path / MANIFEST
     text = _read(source, LARGEST_MANIFEST)
     try:
-        manifest = json.loads(text)
+        manifest = from_json(text, most=MOST_VALUES)
         version, files = manifest["format"], manifest["files"]
         newer = isinstance(version, int) and version > FORMAT
         whole = manifest["sha256"] == seal(manifest) and isinstance(manifest["facts"], dict)
         named = all(PART_FILE.fullmatch(name) for name in files)
-        told = all(isinstance(entry["bytes"], int) and entry["sha256"] for entry in files.values())
+        told = all(_is_entry(entry) for entry in files.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{source}: is damaged") from None
     if newer:
@@ -121,39 +122,41 @@ def checked_facts(path: Path, only: Collection[str] | None = None) -> dict[str, 
     return facts
 
 
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    size = entry["bytes"]
+    return type(size) is int and size >= 0 and isinstance(entry["sha256"], str)
+
+
 def check(path: Path, entry: Mapping[str, Any], *, keep: bool = False) -> bytes:
-    """Compare size and hash with the manifest's; return the content if it is to be kept."""
-    handle = open_plain(path)
-    digest, kept = hashlib.sha256(), []
-    with os.fdopen(handle, "rb") as file:
-        size = os.fstat(handle).st_size
+    """Compare size and hash with the manifest's; return the content if it is to be kept.
+
+    What is kept is read whole: who asks for it has looked at its size in the manifest.
+    """
+    digest, content = hashlib.sha256(), b""
+    with open_saved(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
             raise CheckpointError(f"{path}: has {size:,} bytes instead of {entry['bytes']:,}")
+        if keep:
+            content = file.read(size)
+            digest.update(content)
         while chunk := file.read(CHUNK):
             digest.update(chunk)
-            if keep:
-                kept.append(chunk)
     if digest.hexdigest() != entry["sha256"]:
         raise CheckpointError(f"{path}: is damaged: its hash is another than when it was written")
-    return b"".join(kept)
+    return content
 
 
-def open_plain(path: Path) -> int:
+def open_saved(path: Path) -> BinaryIO:
     """Open a plain file to read it: no link, no pipe, no device."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK)
+        return os.fdopen(open_plain(path), "rb")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise CheckpointError(f"{path}: is not a plain file")
-    return handle
 
 
 def _read(path: Path, most: int) -> bytes:
-    handle = open_plain(path)
-    with os.fdopen(handle, "rb") as file:
-        size = os.fstat(handle).st_size
-        if size > most:
-            raise CheckpointError(f"{path}: {size:,} bytes are more than it ever has")
-        return file.read()
+    try:
+        return read_plain(path, most)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

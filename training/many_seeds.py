@@ -15,13 +15,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from agents.network_settings import is_large_image
 from agents.registry import Compiling
 from envs.types import EnvironmentFailedError
 from memory.errors import NonFiniteError, SettingError, describe, one_line
 from training.child import is_finished
+from training.documents import read_yaml
 from training.launch import place
 from training.manifest import CheckpointError
 from training.resume import AUTO, continued, named
@@ -67,13 +68,15 @@ def each_seed(
 def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
     """Refuse a run that is over and was made with other settings: it is no seed of these."""
     try:
-        stored = _plain(OmegaConf.load(file))
+        stored = read_yaml(file)
+        if not isinstance(stored, dict):
+            raise ValueError("holds no keys")
     except Exception as error:  # of the parser, of the disk: the file may hold anything
         raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
     continued(completed(stored), _plain(own), typed)
 
 
-def _plain(config: DictConfig | ListConfig) -> dict[str, Any]:
+def _plain(config: DictConfig) -> dict[str, Any]:
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}

@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memory.errors import ExpectedError
+from memory.errors import ExpectedError, describe
 from training.child import Child, last_error
-from training.files import Files, write_whole
+from training.documents import read_json
+from training.files import Files, read_end, write_whole
 from training.manifest import MANIFEST, CheckpointError, manifest_of, saved_below, seal
 from training.run_directory import in_use
 from training.search_space import job_of, typed
 
 KEPT = 2  # generations whose checkpoints stay: no member goes on from an older one
+LONGEST_LOG = 1_000_000  # bytes in which a reason is looked for
 PATIENCE = 120  # seconds for the run of a lost worker to save and end
 
 
@@ -62,7 +64,7 @@ def live_one_generation(
         child = Child(own, place, output=output.fileno(), threads=1)
         outcome = child.wait()
     if outcome.status != "finished" or outcome.score is None:
-        why = last_error((place / "out.log").read_text(errors="replace").splitlines())
+        why = last_error(read_end(place / "out.log", LONGEST_LOG).splitlines())
         raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
     member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
     write_whole(place / "member.json", json.dumps(member._asdict()) + "\n")
@@ -76,7 +78,10 @@ def read_members(folder: Path) -> list[Member]:
     """Return every member of every generation that has come to its end, in that order."""
     found = list(folder.glob("generation-*/*/member.json"))
     found.sort(key=lambda path: path.stat().st_mtime_ns)
-    return [Member(**json.loads(path.read_bytes())) for path in found]
+    try:
+        return [Member(**read_json(path)) for path in found]
+    except (OSError, ValueError, TypeError) as error:
+        raise MemberError(f"{folder}: a member.json cannot be read: {describe(error)}") from None
 
 
 def in_the_end(members: Sequence[Member]) -> list[Member]:

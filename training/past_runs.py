@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -11,10 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory.errors import ExpectedError, describe
+from training.documents import from_json, read_yaml
+from training.files import plain_lines
 from training.resume import leaves
 from training.run_directory import CONFIG, in_use, read_summary
 
 METRICS = "metrics.jsonl"
+LONGEST_LINE = 1_000_000  # bytes
 
 Series = dict[float, float]  # values by step
 Config = Mapping[str, Any]  # values by full key
@@ -77,12 +79,12 @@ def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], 
     unread = 0
     for line in _lines(path):
         try:
-            logged = json.loads(line)
+            logged = from_json(line)
             step = int(_number(logged, "step"))
             found = {tag: _number(logged, tag) for tag in tags if tag in logged}
             if "wall_seconds" in logged:
                 seconds[step] = _number(logged, "wall_seconds")
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             unread += 1
             continue
         for tag, value in found.items():
@@ -92,9 +94,12 @@ def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], 
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    if path.is_file():
-        with path.open("rb") as file:
-            yield from (line for line in file if line.strip())
+    try:
+        yield from (line for line, _ in plain_lines(path, LONGEST_LINE) if line.strip())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise NoRunError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _number(logged: Any, key: str) -> float:
@@ -107,12 +112,10 @@ def _number(logged: Any, key: str) -> float:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    if not (path / CONFIG).is_file():
-        return {}
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path / CONFIG))
+        values = read_yaml(path / CONFIG)
+    except FileNotFoundError:
+        return {}
     except Exception as error:  # of the parser, of the disk: the file may hold anything
         raise NoRunError(f"{path / CONFIG}: cannot be read: {describe(error)}") from None
-    return dict(leaves(values)) if isinstance(values, dict) else {}  # type: ignore[arg-type]
+    return dict(leaves(values)) if isinstance(values, dict) else {}

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.documents import DEEPEST, from_json
+
 TENSOR, NUMBER = "$tensor", "$number"
-LONGEST_DOCUMENT = 64_000_000  # bytes of JSON that are looked at
-DEEPEST = 40
+LONGEST_DOCUMENT, MOST_VALUES = 64_000_000, 1_000_000  # bytes of JSON, and values in them
 
 
 def to_document(state: Any) -> tuple[bytes, dict[str, Tensor]]:
@@ -49,8 +50,8 @@ def from_document(text: bytes, tensors: dict[str, Tensor]) -> Any:
     if len(text) > LONGEST_DOCUMENT:
         raise ValueError(f"holds {len(text):,} bytes of JSON")
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        document = from_json(text, most=MOST_VALUES, parse_constant=_refuse_constant)
+    except ValueError as error:
         raise ValueError(f"is not the JSON it should be: {error}") from None
     return _inward(document, tensors, DEEPEST)
 
@@ -86,3 +87,11 @@ def finite(tensors: dict[str, Tensor]) -> bool:
         for tensor in tensors.values()
         if tensor.is_floating_point()
     )
+
+
+def nbytes_of(state: Any) -> int:
+    """Return how many bytes the tensors in a state take."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    inside = state.values() if isinstance(state, dict) else state
+    return sum(map(nbytes_of, inside)) if isinstance(state, dict | list | tuple) else 0

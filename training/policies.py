@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from training.resume import put, refuse_foreign
 from training.run_directory import BEST, CONFIG, LAST, in_use
 from training.settings import Settings, completed, load_settings
 from training.typed import show
+
+LARGEST_NUMBER = 8  # bytes of one weight, or counter
 
 
 class PolicyError(ExpectedError):
@@ -32,6 +35,26 @@ class Policy(NamedTuple):
     path: Path
     facts: dict[str, Any]
     remarks: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What it says of the environment that it was trained in."""
+        spec = self.facts.get("spec")
+        if not isinstance(spec, dict):
+            raise CheckpointError(f"{self.path}: says nothing of its environment")
+        return spec
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that weights of the shapes it tells of may take."""
+        weights = self.facts.get("weights")
+        shapes: list[Any] = list(weights.values()) if isinstance(weights, dict) else [None]
+        if not all(
+            isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+            for shape in shapes
+        ):
+            raise CheckpointError(f"{self.path}: says nothing of its weights")
+        return LARGEST_NUMBER * sum(int(prod(shape)) for shape in shapes)
 
 
 def find_policy(path: Path, *, best: bool = False) -> Policy:
@@ -118,7 +141,20 @@ def refuse_other_spaces(
     policy: Policy, env_id: str, offered: Mapping[str, Any], trained: Mapping[str, Any]
 ) -> None:
     """Refuse an environment whose observations or actions are not those of training."""
-    wrong = [
+    try:
+        wrong = _other_spaces(offered, trained)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        reason = "what it says of its environment cannot be read"
+        raise CheckpointError(f"{policy.path}: {reason}") from None
+    if wrong:
+        was = trained.get("id")
+        raise SettingError(
+            "env.id", env_id, f"{policy.path} was trained on {was}, with {' and '.join(wrong)}"
+        )
+
+
+def _other_spaces(offered: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:
+    return [
         f"{what} {_shown(trained, keys)} there and {_shown(offered, keys)} here"
         for what, keys in (
             ("observations", ("frame_shape", "frame_stack", "dtype")),
@@ -126,11 +162,6 @@ def refuse_other_spaces(
         )
         if any(trained.get(key) != offered.get(key) for key in keys)
     ]
-    if wrong:
-        was = trained.get("id")
-        raise SettingError(
-            "env.id", env_id, f"{policy.path} was trained on {was}, with {' and '.join(wrong)}"
-        )
 
 
 def _shown(spec: Mapping[str, Any], keys: Sequence[str]) -> str:

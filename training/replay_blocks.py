@@ -19,8 +19,10 @@ from buffers.replay import ReplayBuffer
 from buffers.timeline import ENDED, TERMINATED, VALID
 from training.archive import Existing, read_part
 from training.manifest import CheckpointError, part_names
+from training.plain import nbytes_of
 
 BLOCK_BYTES = 8_000_000
+SPARE = 1_000_000  # bytes that a part may have grown by, besides being twice as large
 OUTLINE, TAIL = "replay", "replay-tail"
 
 
@@ -110,16 +112,17 @@ def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[Held
 
 def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     """Take back a replay from the checkpoint at `path`, one block at a time."""
-    outline = read_part(path, prefix + OUTLINE)
+    most = SPARE + 2 * nbytes_of(replay.outline())
+    outline = read_part(path, prefix + OUTLINE, most=most)
     size = outline.pop("block_rows")
     replay.continue_from(outline)
     if replay.row < 0:
         return
     oldest = max(0, replay.row - replay.ring_rows + 1)
     names = [block_name(number) for number in range(oldest // size, replay.row // size)]
-    following = oldest
+    following, most = oldest, SPARE + 2 * block_rows(replay) * replay.row_nbytes
     for name in [*names, TAIL]:
-        rows = read_part(path, prefix + name)
+        rows = read_part(path, prefix + name, most=most)
         begin = rows.pop("begin")
         end = begin + min(len(part) for part in rows.values())
         if begin > following or end <= following:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import uuid
@@ -15,12 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from memory.errors import ExpectedError, SettingError
+from training.documents import read_json
 from training.files import Files, write_whole
 
 LOCK = ".lock"
 CONFIG = "config.yaml"  # its presence says that a directory holds a run
 SUMMARY = "summary.json"  # how the run ended
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
+# What runs, their seeds and sweeps write to below a directory, by the names that these have there.
+FILES = re.compile(
+    r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
+    r"|multirun\.yaml|out\.log|member\.json|events\.out\.tfevents.*"
+)
+DIRECTORIES = re.compile(
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+"
+)
 HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
 
 
@@ -69,7 +77,7 @@ def _unusable(path: Path, error: Exception) -> SettingError:
 def read_summary(directory: Path) -> dict[str, Any]:
     """Return a run's summary.json; nothing where there is none that can be read."""
     try:
-        found = json.loads((directory / SUMMARY).read_bytes())
+        found = read_json(directory / SUMMARY)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -83,6 +91,23 @@ def refuse_in_use(path: Path) -> None:
             _lock(handle, path)
         finally:
             os.close(handle)
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a directory in which what is written to is a link, a pipe, or anything but plain.
+
+    What such a link leads to would be overwritten, or pruned; a pipe may never answer.
+    """
+    with suppress(OSError), os.scandir(path) as entries:  # one that is not there yet holds none
+        for each in entries:
+            file, directory = FILES.fullmatch(each.name), DIRECTORIES.fullmatch(each.name)
+            plain = (file and each.is_file(follow_symlinks=False)) or (
+                directory and each.is_dir(follow_symlinks=False)
+            )
+            if (file or directory) and not plain:
+                kind = "a link" if each.is_symlink() else "no plain file or directory"
+                reason = f"{each.name} in it is {kind}: remove it, or choose another directory"
+                raise SettingError("run_dir", path, reason)
 
 
 def in_use(path: Path) -> bool:
@@ -121,6 +146,7 @@ class RunDirectory:
         self._lock = -1
         try:
             self._make(path)
+            refuse_links(path)
             self._take_lock()
             if self.holds_run and not continued:
                 raise SettingError(

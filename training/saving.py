@@ -19,7 +19,7 @@ from training.archive import Existing, finish_replacing, read_part, replace_arch
 from training.checkpoints import Checkpoints
 from training.files import Files
 from training.manifest import CheckpointError, Saved, differences, manifest_facts
-from training.plain import finite
+from training.plain import finite, nbytes_of
 from training.regrouping import facts_ranks, parts_of, regroup
 from training.replay_blocks import OUTLINE, ReplaySave, load_replay
 from training.run_directory import BEST, LAST
@@ -28,6 +28,9 @@ from training.timing import Interval
 from training.unsaved import CHECKPOINT
 
 log = logging.getLogger("steadyrl")
+
+# A saved state may be larger than that of an agent that has not learned yet: optimisers' moments.
+LARGER, SPARE = 8, 16_000_000  # times, and bytes besides
 
 
 class Times:
@@ -262,7 +265,9 @@ class Saver:
             regroup(saved.path, before, self._world, self._run, self._env, self._agent)
             self._foreign = saved.path
             return
-        self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent"))
+        own = {**self._agent.state_dict(), "replay": None}
+        most = SPARE + LARGER * nbytes_of(own)
+        self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent", most=most))
         if self._agent.replay is not None:
             try:
                 load_replay(self._agent.replay, saved.path, prefix)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
 from memory.errors import ExpectedError, SettingError, describe, nearest
 from training.child import quoted
 from training.command_line import accept, compose_one
+from training.documents import read_yaml as read_yaml_file
 from training.hints import explain
 from training.settings import CONFIGS, Job
 from training.typed import show
@@ -45,7 +44,7 @@ class Range(NamedTuple):
 def read_yaml(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's values, with the defaults in `keys`; a key whose default is ... is needed."""
     try:
-        found = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        found = read_yaml_file(path, resolve=True, follow=True)
     except Exception as error:  # of the disk, of the parser
         raise StudyError(f"{path}: cannot be read: {describe(error)}") from None
     if not isinstance(found, dict):
@@ -64,7 +63,7 @@ def read_yaml(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
                 raise StudyError(f"{path}: {key}={show(value)}: is not like {show(default)}")
         if isinstance(value, int) and not isinstance(value, bool) and value < 0:
             raise StudyError(f"{path}: {key}={value}: must be 0 or more")
-    return found  # type: ignore[return-value]
+    return found
 
 
 def read_space(path: Path, values: Any) -> dict[str, Range]:

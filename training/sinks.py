@@ -9,8 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from training.documents import from_json
+from training.files import open_plain, plain_lines
 from training.resume import ABOUT_THE_RUN, leaves
 from training.typed import show
+
+LONGEST_LINE = 1_000_000  # bytes that are looked at
 
 
 class Card(NamedTuple):
@@ -85,8 +89,7 @@ class JsonLines(Sink):
 
     def _open(self) -> int:
         if self._file < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-            self._file = os.open(self._path, flags, 0o644)
+            self._file = open_plain(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         return self._file
 
     def film(self, step: int, gif: bytes) -> None:
@@ -95,17 +98,15 @@ class JsonLines(Sink):
     def continue_after(self, step: int) -> None:
         """Drop the lines of later steps, and what ends in none: it was not written fully."""
         handle = self._open()
-        with open(self._path, "rb") as file:
-            end = at = 0
-            for line in file:
-                at += len(line)
-                try:
-                    known = json.loads(line)["step"] <= step
-                except (ValueError, KeyError, TypeError):
-                    continue  # one that was damaged since: those after it are still what happened
-                if not known or not line.endswith(b"\n"):
-                    break
-                end = at
+        end = 0
+        for line, at in plain_lines(self._path, LONGEST_LINE):
+            try:
+                known = from_json(line)["step"] <= step
+            except (ValueError, KeyError, TypeError):
+                continue  # one that was damaged since: those after it are still what happened
+            if not known or not line.endswith(b"\n"):
+                break
+            end = at
         os.ftruncate(handle, end)
 
     def write(self, record: Record) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 from memory.errors import ExpectedError, SettingError
 from training.child import is_finished
-from training.files import write_whole
+from training.documents import read_json
+from training.files import open_plain, write_whole
 from training.resume import ABOUT_THE_RUN, is_free, leaves
-from training.run_directory import CONFIG, read_summary
+from training.run_directory import CONFIG, read_summary, refuse_links
 
 FORMAT = 1
 SWEEP, JOBS = "sweep.json", ".jobs"
@@ -98,12 +99,13 @@ class SweepDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        refuse_links(path)
         self._refuse_foreign()
 
     def _refuse_foreign(self) -> None:
         file = self.path / SWEEP
         try:
-            found = json.loads(file.read_bytes())
+            found = read_json(file)
             known = found["format"] == FORMAT and isinstance(found["jobs"], list)
         except FileNotFoundError:
             return
@@ -119,7 +121,12 @@ class SweepDirectory:
     def planning(self) -> Iterator[None]:
         """Keep other sweeps from naming jobs here meanwhile."""
         (self.path / JOBS).mkdir(parents=True, exist_ok=True)
-        with (self.path / JOBS / ".plan").open("a") as file:
+        plan = self.path / JOBS / ".plan"
+        try:
+            file = open_plain(plan, os.O_WRONLY | os.O_CREAT)
+        except OSError as error:
+            raise SweepError(f"{plan}: cannot be used: {error.strerror}") from None
+        with os.fdopen(file, "w"):
             fcntl.lockf(file, fcntl.LOCK_EX)
             yield
 
@@ -130,7 +137,11 @@ class SweepDirectory:
     @contextmanager
     def holding(self, job: SweepJob) -> Iterator[bool]:
         """Hold a job while it is run here; false where somebody else does."""
-        file = os.open(self._file(job.name).with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        lock = self._file(job.name).with_suffix(".lock")
+        try:
+            file = open_plain(lock, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise SweepError(f"{lock}: cannot be used: {error.strerror}") from None
         try:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +163,7 @@ class SweepDirectory:
 
     def _read(self, file: Path) -> SweepJob | None:
         try:
-            return SweepJob(**json.loads(file.read_bytes()))
+            return SweepJob(**read_json(file))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError):

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from memory.errors import ExpectedError, one_line
+from memory.errors import ExpectedError, one_line, printable
 from training.child import Child, Outcome, last_error, status_of
 from training.run_directory import absolute
 from training.sweep_jobs import SweepDirectory, SweepJob
@@ -28,7 +28,7 @@ THREADS = "STEADYRL_SWEEP_THREADS"  # for each of the jobs that run side by side
 def say(text: str) -> None:
     """Print lines in one piece, so that those of several processes do not mix."""
     with suppress(OSError):  # nobody may be reading any more: the jobs go on
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{printable(text)}\n")
         sys.stdout.flush()
 
 

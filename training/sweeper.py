@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from memory.errors import ExpectedError, describe
 from memory.process import usable_cores
 from training.child import quoted
+from training.files import write_whole
 from training.run_directory import RunDirectoryInUseError, absolute
 from training.signals import SIGNAL_EXIT, StoppedError
 from training.sweep_jobs import (
@@ -92,7 +93,7 @@ class GoingOn(Sweeper):
         [batch] = basic_sweeper.BasicSweeper.split_arguments(parsed, None)
         place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir)))
         place.path.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(self.config, place.path / "multirun.yaml")
+        write_whole(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
         with place.planning():
             jobs = self._plan(place, batch, typed)
         names = [job.name for job in jobs]

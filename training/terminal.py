@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, TextIO, cast
 
-from memory.errors import ExpectedError
+from memory.errors import ExpectedError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,9 +53,7 @@ class _ForTerminal(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
-        return prefix + "".join(
-            c if c.isprintable() or c == "\n" else " " for c in record.getMessage()
-        )
+        return prefix + printable(record.getMessage())
 
 
 class _Terminal(logging.StreamHandler[TextIO]):

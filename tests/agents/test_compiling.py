@@ -11,6 +11,7 @@ import torch
 from test_dqn_agent import SETTINGS
 from torch._inductor.exc import CppCompileError
 
+from agents import compiling
 from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled, reason
 from agents.dqn_building import recipe, start_network
 from agents.learner import Learner
@@ -162,3 +163,42 @@ def test_what_returns_one_tensor_does_so_compiled(caplog):
     for _ in range(2):
         assert torch.equal(run(x, total), x * 2 + total)
     assert "running eagerly" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError, TypeError, NotImplementedError, KeyError, OSError]
+)
+def test_whatever_a_compiler_fails_by_there_is_one_warning_and_eager_numbers(
+    error, monkeypatch, caplog
+):
+    def fails(*_):
+        raise error("of its private parts\nand more")
+
+    monkeypatch.setattr(compiling, "host_code", fails)
+    run = compiled(lambda x: x + 2, "compiled", torch.exp)
+    for _ in range(2):
+        assert torch.equal(run(torch.zeros(3)), torch.ones(3))
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "cannot be compiled here, running eagerly" in warning and "\n" not in warning
+
+
+def test_what_tracing_does_not_know_runs_eagerly(caplog):
+    def scaled(x):
+        return torch.addmm(torch.ones(3), x, x, alpha=2.0)
+
+    run = compiled(scaled, "compiled", scaled)
+    x = torch.arange(9.0).reshape(3, 3)
+    for _ in range(2):
+        torch.testing.assert_close(run(x), scaled(x))
+    assert caplog.text.count("WARNING") == ("running eagerly" in caplog.text)
+
+
+def test_an_error_of_what_is_computed_shows_itself_eagerly(caplog):
+    def wrong(x):
+        return x.no_such_thing()
+
+    run = compiled(wrong, "compiled", wrong)
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="no_such_thing"):
+            run(torch.zeros(3))
+    assert caplog.text.count("running eagerly") == 1

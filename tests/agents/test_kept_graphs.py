@@ -101,6 +101,25 @@ def test_the_folder_holds_the_libraries_used_last_and_nothing_else(
     assert {path.name for path in folder().iterdir()} == {kept.name, "4.so", "3.so"}
 
 
+@pytest.mark.parametrize("of", ["library", "folder", "parent"])
+def test_what_others_can_write_to_is_not_loaded(kept, compilations, of, monkeypatch, tmp_path):
+    library = Path(shutil.copy(kept, folder()))
+    planted = {"library": library, "folder": folder(), "parent": tmp_path}[of]
+    monkeypatch.setattr(kept_graphs, "_touch", lambda _: pytest.fail("it was loaded"))
+    planted.chmod(0o777)
+    agrees(host_code(graph(), inputs()))
+    assert len(compilations) == 1
+    if of == "library":  # made anew, as ours
+        assert library.stat().st_mode & 0o777 == 0o600
+    planted.chmod(0o700)
+
+
+def test_a_link_to_a_library_is_not_followed(kept, compilations, tmp_path):
+    (folder() / kept.name).symlink_to(kept)
+    agrees(host_code(graph(), inputs()))
+    assert len(compilations) == 1 and not (folder() / kept.name).is_symlink()
+
+
 def test_another_function_size_or_number_of_threads_is_another_graph(monkeypatch):
     def likewise(x, total):
         total.add_(1)

@@ -199,3 +199,76 @@ def test_kept_machine_code_is_called_without_preparing_the_compiler(tmp_path):
     (kept,) = (tmp_path / "__pycache__").glob("calling.compile_more.*.nbi")
     kept.unlink()
     assert lines() == later  # what was not kept is compiled after what was
+
+
+PLANTED = """
+from memory.compiled import compiled
+
+@compiled
+def planted(x):
+    return 2 * x
+"""
+
+
+def kept_in(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, bool]:
+    """Do as a new process would; return the answer, hits of the cache, and if there is one."""
+    monkeypatch.delitem(sys.modules, "planted", raising=False)
+    importlib.invalidate_caches()
+    planted = importlib.import_module("planted").planted
+    return planted(21), sum(planted.stats.cache_hits.values()), planted.stats.cache_path is not None
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """Return a folder with a function, and beside it a cache of the user's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "planted.py").write_text(PLANTED)
+    return tmp_path / "code"
+
+
+def test_machine_code_is_not_read_where_others_can_write(planted, monkeypatch, tmp_path):
+    assert kept_in(monkeypatch) == (42, 0, True)
+    assert kept_in(monkeypatch) == (42, 1, True)
+    (planted / "__pycache__").chmod(0o777)
+    assert kept_in(monkeypatch) == (42, 0, True)  # in the user's own folder, from now on
+    assert list((tmp_path / "caches" / "steadyrl" / "numba").rglob("planted*.nbi"))
+    assert kept_in(monkeypatch) == (42, 1, True)
+    (tmp_path / "caches" / "steadyrl").chmod(0o777)
+    assert kept_in(monkeypatch) == (42, 0, False)
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_file_that_others_can_write_to_is_made_anew(planted, monkeypatch, ending):
+    before = os.umask(0)  # new files are everybody's: ours are not
+    try:
+        assert [kept_in(monkeypatch) for _ in range(2)] == [(42, 0, True), (42, 1, True)]
+    finally:
+        os.umask(before)
+    (kept,) = (planted / "__pycache__").glob(f"planted*.{ending}")
+    assert not kept.stat().st_mode & 0o022
+    kept.chmod(0o666)
+    assert [kept_in(monkeypatch) for _ in range(2)] == [(42, 0, True), (42, 1, True)]
+
+
+@pytest.mark.parametrize("part", ["_load_index", "_load_data", "_save_index", "_data_path"])
+def test_a_numba_with_other_parts_keeps_nothing(planted, monkeypatch, part):
+    """What is called is looked at by our stamps only: without them stale code would be loaded."""
+    from numba.core.caching import IndexDataCacheFile
+
+    monkeypatch.delattr(IndexDataCacheFile, part)
+    assert kept_in(monkeypatch) == (42, 0, False)
+
+
+def test_without_a_home_nothing_is_kept_in_the_working_directory(planted, monkeypatch, tmp_path):
+    (planted / "__pycache__").touch()
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert kept_in(monkeypatch)[:2] == (42, 0)
+    assert list((tmp_path / "here").iterdir()) == []

@@ -1,6 +1,7 @@
 """What `scripts/evaluate.py` says of a policy is what its run said, and every refusal is a line."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from agents.dqn import DQN
 from agents.ppo import PPO
 from envs import video
 from scripts.evaluate import command
-from training.manifest import CheckpointError
+from training.manifest import CheckpointError, seal
 from training.policies import find_policy, settings_of
 
 PPO_QUICK = (
@@ -76,6 +77,33 @@ def test_what_environments_print_is_no_part_of_the_report(tmp_path, capfd, backe
     out, err = capfd.readouterr()
     assert json.loads(out)["lengths"] == [20, 20]
     assert err.count("hello") == 40
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_what_environments_fail_by_is_a_line_without_escape_sequences(dqn, capfd, backend):
+    told = ["id=hostile_envs:Hostile-v0", "kwargs.where=step", "kwargs.harm=escape"]
+    told += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
+    command([str(dqn[0]), *(f"--env={each}" for each in told), "--episodes=1", "--json"])
+    out, err = capfd.readouterr()
+    assert json.loads(out)["episodes"] == 1
+    assert "it is built anew" in err and "owned" in err
+    assert "Traceback" not in err and not set("\x1b\x07") & set(out + err)
+
+
+@pytest.mark.parametrize("facts", [{"spec": None}, {"spec": {}}, {"weights": None}, {"step": "x"}])
+def test_a_manifest_that_lacks_what_it_should_say_is_refused(dqn, tmp_path, facts, capsys):
+    shutil.copytree(dqn[0] / "policy", tmp_path / "policy")
+    manifest = json.loads((tmp_path / "policy" / "manifest.json").read_text())
+    manifest["facts"] |= facts
+    manifest["sha256"] = seal(manifest)
+    (tmp_path / "policy" / "manifest.json").write_text(json.dumps(manifest))
+    try:
+        command([str(tmp_path / "policy")])
+    except SystemExit as end:
+        assert end.code == 3
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err
+    assert ("error: " in told.err) == ("step" not in facts)
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])

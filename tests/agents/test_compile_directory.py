@@ -1,0 +1,83 @@
+"""torch's compiler works where nobody else can have put a library for it to load."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch._inductor
+from torch._inductor import codecache
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from agents import compile_directory
+from agents.compile_directory import CHOICE, compiling_privately
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch, tmp_path):
+    """Let the system's temporary directory be one of the test's, and open to all."""
+    monkeypatch.delenv(CHOICE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    compile_directory._of_this_process.cache_clear()
+    yield tmp_path
+    compile_directory._of_this_process.cache_clear()
+
+
+def worked_in():
+    """Return where the compiler works, where its headers are, and what it is told by then."""
+    with compiling_privately():
+        found = Path(cache_dir()), Path(codecache._HEADER_DIR), Path(codecache._HEADER_LOCK_DIR)
+    assert CHOICE not in os.environ
+    return found
+
+
+def test_it_works_in_a_directory_of_the_users_own_and_puts_its_headers_there(temporary):
+    folder, *headers = worked_in()
+    assert folder.parent == temporary and not folder.name.startswith("torchinductor")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert all(each.is_relative_to(folder) for each in headers)
+    assert worked_in()[0] == folder  # what compilations have in common is made once
+
+
+def test_one_that_others_can_write_to_is_not_used(temporary):
+    planted, *_ = worked_in()
+    planted.chmod(0o777)
+    folder, *headers = worked_in()
+    assert folder != planted and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert all(each.is_relative_to(folder) for each in headers)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away needs root")
+def test_one_that_somebody_else_made_first_is_not_used():
+    planted, *_ = worked_in()
+    os.chown(planted, 65534, 65534)
+    assert worked_in()[0] != planted
+
+
+def test_a_link_is_not_followed(temporary):
+    planted, *_ = worked_in()
+    planted.rename(temporary / "theirs")
+    planted.symlink_to("theirs")
+    assert worked_in()[0] not in (planted, temporary / "theirs")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_a_chosen_directory_is_taken_if_it_is_the_users_own(temporary, monkeypatch, caplog, mode):
+    chosen = temporary / "chosen"
+    chosen.mkdir()
+    chosen.chmod(mode)
+    monkeypatch.setenv(CHOICE, str(chosen))
+    with compiling_privately() as folder:
+        assert (Path(cache_dir()) == folder == chosen) == (mode == 0o700)
+    assert os.environ[CHOICE] == str(chosen)
+    assert ("is not used" in caplog.text) == (mode == 0o777)
+
+
+def test_a_torch_that_keeps_headers_elsewhere_makes_none(monkeypatch):
+    monkeypatch.delattr(codecache, "_HEADER_DIR")
+    with compiling_privately():
+        assert not torch._inductor.config.aot_inductor.precompile_headers
+    assert torch._inductor.config.aot_inductor.precompile_headers

@@ -1,0 +1,100 @@
+"""What another user of the machine plants where torch's compiler works is never loaded."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from command import ROOT
+
+VICTIM, ATTACKER = "steadyrl-test-v", "steadyrl-test-a"
+COMPILE = """
+import sys
+import torch
+from agents.kept_graphs import host_code
+from agents.tracing import traced
+from torch._inductor import aot_compile
+
+graph, _ = traced(lambda x: (x * 3 + 1,), (torch.ones(3),))
+if sys.argv[1] == "ours":
+    print(host_code(graph, [torch.ones(3)])([torch.ones(3)])[0].tolist())
+else:
+    for node in graph.graph.nodes:
+        node.meta.clear()
+    aot_compile(graph, (torch.ones(3),))
+"""
+PLANT = """
+#include <fcntl.h>
+__attribute__((constructor)) static void planted(void) { open("%s", O_CREAT | O_WRONLY, 0666); }
+"""
+
+
+def run(user, place, *command, check=True, **environment):
+    """Run a command as this user, whose temporary directory is one that all share."""
+    found = pwd.getpwnam(user)
+    usual = {"PATH": os.environ["PATH"], "HOME": found.pw_dir, "USER": user, "LOGNAME": user}
+    usual |= {"TMPDIR": str(place), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, user=found.pw_uid, group=found.pw_gid, extra_groups=[], cwd=place,
+        env=usual | environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def place():
+    """Make two users, and a temporary directory that they share; remove all of it."""
+    if os.geteuid() != 0 or shutil.which("useradd") is None or shutil.which("gcc") is None:
+        pytest.skip("two users are made by root with useradd, and one plants what gcc makes")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o1777)
+    try:
+        for user in (VICTIM, ATTACKER):
+            subprocess.run(["useradd", "--create-home", user], check=True)
+        try:
+            able = run(VICTIM, folder, sys.executable, "-c", "import torch", check=False)
+        except PermissionError:
+            able = None
+        if able is None or able.returncode != 0:
+            pytest.skip("this Python or its packages lie where other users cannot read")
+        yield folder
+    finally:
+        for user in (VICTIM, ATTACKER):
+            subprocess.run(["userdel", "--remove", user], capture_output=True, check=False)
+        shutil.rmtree(folder)
+
+
+def plant(place, marker):
+    """Fill what the compiler would take for the victim's with libraries that leave a mark."""
+    source, library = place / "planted.c", place / "planted.so"
+    run(ATTACKER, place, "sh", "-c", f"cat > {source} <<'end'\n{PLANT % marker}\nend")
+    run(ATTACKER, place, "gcc", "-shared", "-fPIC", "-o", str(library), str(source))
+    usual = place / f"torchinductor_{VICTIM}"
+    compiler = [sys.executable, "-c", COMPILE, "torch's"]
+    run(ATTACKER, place, *compiler, USER=VICTIM, LOGNAME=VICTIM, TORCHINDUCTOR_CACHE_DIR=str(usual))
+    assert list(usual.rglob("*.so"))
+    ours = place / f"steadyrl-{pwd.getpwnam(VICTIM).pw_uid}"
+    replace = f"find {usual} -name '*.so' -exec cp {library} {{}} \\; && cp -r {usual} {ours}"
+    run(ATTACKER, place, "sh", "-c", f"{replace} && chmod -R 777 {usual} {ours}")
+
+
+@pytest.mark.slow
+def test_a_library_that_another_user_planted_does_not_run(place):
+    (place / "marks").mkdir()
+    (place / "marks").chmod(0o777)
+    marker = place / "marks" / "planted"
+    plant(place, marker)
+    marker.unlink(missing_ok=True)
+    done = run(VICTIM, place, sys.executable, "-c", COMPILE, "ours")
+    assert done.stdout.splitlines()[-1] == "[4.0, 4.0, 4.0]"
+    assert not marker.exists()
+    (kept,) = Path(pwd.getpwnam(VICTIM).pw_dir, ".cache", "steadyrl").glob("*.so")
+    assert kept.stat().st_mode & 0o022 == 0
+    # By itself torch would have loaded it: else this would prove nothing.
+    run(VICTIM, place, sys.executable, "-c", COMPILE, "torch's", check=False)
+    assert marker.exists()

@@ -1,0 +1,75 @@
+"""Compiled code is loaded only from where nobody but this user can have put it."""
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from memory.private import cache_folder, is_private, make_private
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o722])
+def test_what_others_can_write_to_is_not_private(tmp_path, mode):
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    assert make_private(folder) and folder.stat().st_mode & 0o777 == 0o700
+    file.write_bytes(b"code")
+    assert is_private(file)
+    for path in (folder, file):
+        path.chmod(mode)
+        assert not is_private(path)
+    assert not make_private(folder) and folder.stat().st_mode & 0o777 == mode  # left as it was
+
+
+def test_what_others_can_put_another_in_the_place_of_is_not_private(tmp_path):
+    file = tmp_path / "open" / "folder" / "file"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"code")
+    assert is_private(file)
+    file.parent.parent.chmod(0o777)
+    assert not is_private(file) and not is_private(file.parent)
+    file.parent.parent.chmod(0o1777)  # as /tmp is: only owners remove and rename
+    assert is_private(file)
+
+
+def test_a_link_is_not_private_nor_what_is_not_there(tmp_path):
+    (tmp_path / "file").write_bytes(b"code")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "circle").symlink_to("circle")
+    for name in ("link", "circle", "nothing"):
+        assert not is_private(tmp_path / name)
+    assert not make_private(tmp_path / "file" / "below")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_what_is_somebody_elses_is_not_private(tmp_path):
+    file = tmp_path / "theirs" / "ours"
+    file.parent.mkdir(mode=0o755)
+    file.write_bytes(b"code")
+    os.chown(file, NOBODY, NOBODY)
+    assert not is_private(file)
+    os.chown(file, 0, 0)
+    assert is_private(file)
+    os.chown(file.parent, NOBODY, NOBODY)
+    assert not is_private(file.parent) and not is_private(file)
+
+
+@pytest.mark.parametrize("home", [None, "", "relative"])
+@pytest.mark.parametrize("chosen", [None, "", "caches"])
+def test_without_a_home_the_folder_is_not_below_the_working_directory(
+    tmp_path, monkeypatch, home, chosen
+):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name, value in (("HOME", home), ("XDG_CACHE_HOME", chosen)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert cache_folder().is_absolute() and tmp_path not in cache_folder().parents
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == Path("/caches/steadyrl")

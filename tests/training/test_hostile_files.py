@@ -1,0 +1,308 @@
+"""Files in a run's directory that are not what they should be: huge, deep, pipes, links."""
+
+import json
+import logging
+import os
+import socket
+import tracemalloc
+
+import pytest
+from safetensors.torch import save
+from torch import ones
+from written_runs import write_run
+
+from memory.errors import SettingError
+from scripts.checkpoint import main as checkpoint
+from scripts.compare import main as compare
+from training.archive import read_part, write_archive
+from training.documents import from_json, read_yaml
+from training.failures import holds_traceback
+from training.files import Files, open_plain, plain_lines, read_plain
+from training.logger import Logger, to_file
+from training.manifest import CheckpointError, manifest_of, seal
+from training.past_runs import NoRunError, read_run
+from training.plain import from_document
+from training.run_directory import RunDirectory, read_summary, refuse_links
+from training.search_space import StudyError
+from training.search_space import read_yaml as read_study
+from training.sweep_jobs import SweepDirectory
+
+TAG = "eval/return_mean"
+BOMB = "a0: &a0 [0, 0]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+DEEP_YAML = "a: " + "[" * 3000 + "]" * 3000 + "\n"
+
+
+def pipe(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def endpoint(path):
+    path.unlink(missing_ok=True)
+    here = os.getcwd()
+    os.chdir(path.parent)  # the names of sockets are short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def link(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+ODD = pytest.mark.parametrize("become", [pipe, endpoint, link])
+
+
+@ODD
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND])
+def test_only_plain_files_are_opened(tmp_path, become, flags):
+    path = tmp_path / "odd"
+    become(path)
+    with pytest.raises(OSError, match=r"is a link|is not a plain file"):
+        open_plain(path, flags)
+
+
+def test_a_file_is_not_read_beyond_what_it_ever_has(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_plain(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(OSError, match="5 bytes are more"):
+        read_plain(tmp_path / "file", 4)
+
+
+def test_lines_are_whole_or_cut_and_end_where_they_end(tmp_path):
+    (tmp_path / "log").write_bytes(b"one\n" + b"x" * 20 + b"\ntwo\nthr")
+    assert list(plain_lines(tmp_path / "log", 8)) == [
+        (b"one\n", 4), (b"x" * 8 + b"\n", 25), (b"two\n", 29), (b"thr", 32),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 10**6, b"[" + b"[]," * 10**6 + b"[]]", b'{"a":' * 50 + b"1" + b"}" * 50, b"\xff",
+     b"[" * 900 + b"]" * 900, ("[" * 9).encode("utf-16")],
+    ids=["open", "wide", "objects", "bytes", "below Python's own limit", "UTF-16"],
+)  # fmt: skip
+def test_json_that_asks_for_much_is_refused(text):
+    tracemalloc.start()
+    try:
+        for read in (from_json, lambda text: from_document(text, {})):
+            with pytest.raises(ValueError):
+                read(text)
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", [BOMB, DEEP_YAML, "a: &a [*a]\n", "x: [" + "0, " * 10**5 + "0]"])
+def test_yaml_that_stands_for_much_is_refused(tmp_path, text):
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(ValueError):
+        read_yaml(tmp_path / "study.yaml")
+    with pytest.raises(StudyError, match="cannot be read"):
+        read_study(tmp_path / "study.yaml", {"a": ...})
+
+
+def test_yaml_may_repeat_what_is_small(tmp_path):
+    (tmp_path / "study.yaml").write_text("a: &a [1, 2]\nb: *a\n")
+    assert read_yaml(tmp_path / "study.yaml") == {"a": [1, 2], "b": [1, 2]}
+    (tmp_path / "link.yaml").symlink_to("study.yaml")
+    assert read_study(tmp_path / "link.yaml", {"a": ..., "b": ...})["b"] == [1, 2]
+
+
+@pytest.mark.parametrize("text", [BOMB, DEEP_YAML], ids=["bomb", "deep"])
+def test_a_configuration_that_stands_for_much_is_refused_by_comparing(tmp_path, capsys, text):
+    write_run(tmp_path / "run", {1: 1.0})
+    (tmp_path / "run" / "config.yaml").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        compare([str(tmp_path / "run")])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@ODD
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_a_past_run_with_an_odd_file_is_refused(tmp_path, become, name):
+    run = write_run(tmp_path / "run", {1: 1.0})
+    become(run / name)
+    with pytest.raises(NoRunError, match=f"{name}: cannot be read"):
+        read_run(run, [TAG])
+
+
+@ODD
+def test_a_summary_that_is_odd_says_nothing(tmp_path, become):
+    become(tmp_path / "summary.json")
+    assert read_summary(tmp_path) == {}
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "[" * 900 + "]" * 900, "[1]", ""])
+def test_a_summary_that_is_none_says_nothing(tmp_path, text):
+    (tmp_path / "summary.json").write_text(text)
+    assert read_summary(tmp_path) == {}
+
+
+@ODD
+def test_logs_that_are_odd_hold_nobody_up(tmp_path, become, caplog):
+    for name in ("metrics.jsonl", "train.log"):
+        become(tmp_path / name)
+    logger = Logger(tmp_path)
+    logger.continue_after(0)
+    logger.write(1, {"a": 1.0}, 1.0)
+    logger.close()
+    assert "metrics cannot be written" in caplog.text
+    with to_file(tmp_path / "train.log"):
+        logging.getLogger("steadyrl").warning("a message")
+    assert not holds_traceback(tmp_path / "train.log", ValueError())
+
+
+def test_metrics_with_a_deep_or_endless_line_are_continued(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + "[" * 3_000_000 + '\n{"step": 3}\n')
+    logger = Logger(tmp_path)
+    logger.continue_after(3)
+    logger.close()
+    assert (tmp_path / "metrics.jsonl").read_text().endswith('{"step": 3}\n')
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Return an archive of some weights, and what changes one of its files with a fitting hash."""
+    path = tmp_path / "policy"
+    write_archive(Files(), path, [("policy", {"w": ones(2, 2)})], {"config": {}})
+
+    def forge(name, size, content=None):
+        manifest = json.loads((path / "manifest.json").read_text())
+        if content is not None:
+            (path / name).write_bytes(content)
+        os.truncate(path / name, size)
+        manifest["files"][name]["bytes"] = size
+        manifest["sha256"] = seal(manifest)
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    return path, forge
+
+
+def test_tensors_beyond_what_is_expected_are_refused_unread(archive):
+    path, forge = archive
+    for content in (b"", save({"w": ones(2, 2)}), tensors_of(5 << 30)):
+        forge("policy.safetensors", 5 << 30, content)
+        tracemalloc.start()
+        with pytest.raises(CheckpointError, match=r"header|holds|tells of"):
+            read_part(path, "policy", most=1000)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        tracemalloc.stop()
+
+
+def tensors_of(size):
+    """Return the head of a file of tensors that is said to have so many bytes."""
+    for digits in range(1, 3):
+        count = size - 8 - 80 * digits
+        head = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (count, count)
+        if len(head) <= 80 * digits:
+            head = head.ljust(80 * digits)
+            return len(head).to_bytes(8, "little") + head
+    raise AssertionError
+
+
+def test_tensors_beyond_what_there_is_memory_for_are_refused_unread(archive, monkeypatch):
+    path, forge = archive
+    monkeypatch.setattr("training.archive.available_bytes", lambda: 2_500_000_000)
+    forge("policy.safetensors", 5 << 30, tensors_of(5 << 30))
+    with pytest.raises(CheckpointError, match="of memory, and"):
+        read_part(path, "policy")
+
+
+def test_a_document_beyond_what_there_ever_is_is_refused_unread(archive):
+    path, forge = archive
+    forge("policy.json", 5 << 30)
+    with pytest.raises(CheckpointError, match="bytes of JSON"):
+        read_part(path, "policy")
+
+
+@pytest.mark.parametrize("size", [True, -1, 1.5, "8"])
+def test_sizes_that_are_none_are_refused(archive, size):
+    path, _ = archive
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["policy.json"]["bytes"] = size
+    manifest["sha256"] = seal(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="names files that no checkpoint has"):
+        manifest_of(path)
+
+
+@pytest.mark.parametrize("facts", ["deep", "wide"])
+def test_a_manifest_that_asks_for_much_is_damaged(archive, facts):
+    path, _ = archive
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["facts"]["config"] = {} if facts == "deep" else [[]] * 600_000
+    for _ in range(300 if facts == "deep" else 0):
+        manifest["facts"]["config"] = {"a": manifest["facts"]["config"]}
+    manifest["sha256"] = seal(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        manifest_of(path)
+
+
+NAMES = [".hydra", "checkpoints", "policy", "policy-best", "videos", "wandb", "seed-0", ".jobs",
+         "config.yaml", "summary.json", "metrics.jsonl", "train.log", "train-rank1.log",
+         "events.out.tfevents.1.host.2", ".lock", "sweep.json", "multirun.yaml"]  # fmt: skip
+
+
+@pytest.mark.parametrize("continued", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_in_a_runs_directory_is_refused_and_its_target_left_as_it_was(
+    tmp_path, name, continued
+):
+    (tmp_path / "X").mkdir()
+    (tmp_path / "X" / "config.yaml").write_text("mine")
+    target = tmp_path / "X" / "config.yaml" if "." in name[1:] else tmp_path / "X"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(target)
+    with pytest.raises(SettingError, match=f"{name} in it is a link"):
+        RunDirectory(tmp_path / "run", {".hydra/config.yaml": "ours"}, continued=continued)
+    with pytest.raises(SettingError):
+        SweepDirectory(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "X").iterdir()] == ["config.yaml"]
+    assert (tmp_path / "X" / "config.yaml").read_text() == "mine"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
+def test_a_directory_may_be_reached_by_a_link_and_hold_what_is_somebodys_own(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "notes").symlink_to("/etc/hosts")
+    (tmp_path / "run").symlink_to("disk")
+    refuse_links(tmp_path / "run")
+    RunDirectory(tmp_path / "run", {"config.yaml": "seed: 0\n"}).close()
+
+
+def test_a_pipe_or_a_directory_in_the_place_of_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "train.log")
+    with pytest.raises(SettingError, match=r"train\.log in it is no plain file"):
+        refuse_links(tmp_path)
+    (tmp_path / "train.log").unlink()
+    (tmp_path / "config.yaml").mkdir()
+    with pytest.raises(SettingError, match=r"config\.yaml in it is no plain file"):
+        refuse_links(tmp_path)
+
+
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+
+
+def test_what_files_say_reaches_the_terminal_without_escape_sequences(tmp_path, capsys):
+    run = write_run(tmp_path / f"a{ESCAPE}", {1: 1.0, 2: 2.0}, env="Foo", rate=1)
+    (run / "config.yaml").write_text(
+        json.dumps({"env": {"id": f"E{ESCAPE}"}, "agent": {"name": f"g{ESCAPE}"}})
+    )
+    for form in ([], ["--markdown"]):
+        compare([str(run), *form])
+    write_archive(
+        Files(), run / "policy", [("policy", {})], {"step": ESCAPE, ESCAPE: ESCAPE, "config": {}}
+    )
+    for command in ("list", "show", "verify"):
+        checkpoint([command, str(run)])
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err and "\x07" not in told.out + told.err
+    assert "owned" in told.out
