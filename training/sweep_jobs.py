@@ -217,10 +217,12 @@ def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
     parts = [f"{count['finished']}/{len(jobs)} done", f"{count['running']} running"]
     parts += [f"{failed} failed"]
     parts += [f"{count['interrupted']} interrupted"] if count["interrupted"] else []
-    scored = [job for job in jobs if job.status == "finished" and job.score is not None]
+    scored = [
+        (job.score, job.label) for job in jobs if job.status == "finished" and job.score is not None
+    ]
     if scored:
-        best = max(scored, key=lambda job: job.score or 0.0)
-        parts.append(f"best {best.score:.1f} ({best.label})")
+        score, label = max(scored, key=lambda each: each[0])
+        parts.append(f"best {score:.1f} ({label})")
     took = [job.seconds for job in jobs if job.status == "finished" and job.seconds]
     left = sum(job.status in ("waiting", "running") for job in jobs)
     if took and left:

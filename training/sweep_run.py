@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memory.errors import ExpectedError, one_line
-from training.child import Child, Outcome, last_error, status_of
+from training.child import Child, Outcome, last_error, silent_end, status_of
 from training.run_directory import absolute
 from training.sweep_jobs import SweepDirectory, SweepJob
 
@@ -66,7 +66,10 @@ def run_job(
             outcome = _inside(in_process) if stop is None else _outside(place, job, options)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
-            outcome = Outcome(status_of(code), code)
+            outcome = Outcome(status_of(code), code) if code else silent_end(0.0)
+            if not code:
+                say(f"error: {outcome.error}")
+                return None  # a sweep does not end as if it were over
             raise
         except KeyboardInterrupt as error:
             outcome = Outcome("interrupted", getattr(error, "exit_code", 130))

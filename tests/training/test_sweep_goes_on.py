@@ -149,3 +149,16 @@ def test_the_line_says_how_many_and_the_time_left():
     assert progress_line(jobs, at_once=2) == (
         "sweep: 1/5 done, 1 running, 1 failed, best 3.0 (a=1), about 0:01:30 left"
     )
+
+
+def test_a_job_that_ends_its_process_with_0_has_failed_and_the_others_go_on(sweep, tmp_path):
+    ran, code, printed = sweep({0: SystemExit(0)}, "seed=0,1")
+    assert ([seed for seed, _ in ran], code) == ([0, 1], 4)
+    assert statuses(tmp_path) == {"seed=0": "failed", "seed=1": "finished"}
+    assert "its process ended with 0" in printed
+
+
+def test_a_best_score_of_0_is_better_than_one_below():
+    jobs = [SweepJob("n", f"a={at}", [], "", "", status="finished", score=score, seconds=1.0)
+            for at, score in enumerate((-2.0, 0.0, -1.0))]  # fmt: skip
+    assert "best 0.0 (a=1)" in progress_line(jobs)
