@@ -101,7 +101,7 @@ class Child:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,  # Ctrl-C is passed on once, by whoever got it
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -152,7 +152,8 @@ def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iter
             child.process.wait()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent dies."""
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

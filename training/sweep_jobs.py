@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -54,6 +55,7 @@ class SweepJob:
     error: str | None = None
     pid: int | None = None  # of its own process, on this host
     host: str | None = None
+    runner: int | None = None  # the process that holds it there
     counted: dict[str, Any] = field(default_factory=dict)  # what its identity is made of
 
     @property
@@ -228,7 +230,9 @@ class SweepDirectory:
             return replace(
                 job, status="finished", exit_code=0, score=score, seconds=seconds, error=None
             )
-        if job.status == "running":
+        # A process that asks for a lock of its own is given it, and loses it by that.
+        ours = job.runner == os.getpid() and job.host == socket.gethostname()
+        if job.status == "running" and not ours:
             with self.holding(job) as free:
                 if free:
                     return replace(
@@ -244,7 +248,7 @@ class SweepDirectory:
         """Write sweep.json; return all jobs, those named in `order` first."""
         rank = {name: at for at, name in enumerate(order)}
         jobs = sorted(self.all(), key=lambda job: (rank.get(job.name, len(rank)), job.name))
-        hidden = ("identity", "pid", "host", "place", "counted")
+        hidden = ("identity", "pid", "host", "runner", "place", "counted")
         shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
         whole = {"format": FORMAT, "version": _version(), "jobs": shown}
         write_whole(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")

@@ -45,7 +45,7 @@ from training.sweep_jobs import (
     table,
 )
 from training.sweep_names import fixed_keys, run_name
-from training.sweep_run import NAME, STOP, THREADS, say
+from training.sweep_run import NAME, OWNER, STOP, THREADS, say
 from training.sweep_watch import passing_on, watching
 
 
@@ -191,6 +191,8 @@ class GoingOn(Sweeper):
         at_once = self._at_once(len(left))
         # Launchers hand it on to their workers.
         told = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
+        if ".joblib_launcher." in self.config.hydra.launcher._target_:
+            told[OWNER] = str(os.getpid())  # jobs of Slurm go on without it
         with (
             env_override(told),
             passing_on(place, names, stop) as received,
