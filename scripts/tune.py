@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from memory.errors import ExpectedError, describe, exit_with
-from training.child import last_error, running
+from training.child import Outcome, last_error, running
 from training.files import open_plain, read_end
 from training.members import LONGEST_LOG
 from training.past_runs import read_metrics
@@ -29,12 +29,16 @@ from training.search_space import (
     Range,
     StudyError,
     check_space,
+    read_folder,
+    read_name,
     read_space,
     read_yaml,
     typed,
 )
+from training.settings import CONFIGS
 from training.signals import ended_by_signals
 from training.tuned import MADE_BY, Plan, finish
+from training.typed import show
 
 if TYPE_CHECKING:
     import optuna  # type: ignore[import-not-found]
@@ -44,35 +48,47 @@ KEYS = {
     "check_seeds": [1000, 1001, 1002, 1003, 1004], "sampler": "tpe", "pruner": "asha",
     "storage": None, "folder": None,
 }  # fmt: skip
+KINDS = {"name": str, "overrides": list, "space": dict, "storage": str, "folder": str}
 SCORE = "eval/return_mean"
 EVERY = 0.5  # seconds between two looks at a trial's runs
+TRIES = 3  # of a trial whose runs are killed
+CUT_SHORT = ("killed", "interrupted", "in use")
 
 
 def read_plan(path: Path) -> Plan:
     """Read and check a study; nothing is run for it that cannot be."""
-    values = read_yaml(path, KEYS)
-    name = str(values["name"])
-    if not name.replace("_", "").replace("-", "").isalnum():
-        raise StudyError(f"{path}: name={name}: letters, digits, - and _ only")
+    values = read_yaml(path, KEYS, KINDS)
+    name = read_name(path, values["name"])
+    folder = read_folder(path, values["folder"], Path("outputs") / "tuning" / name)
     space = read_space(path, values["space"])
     for key, known in (("sampler", ("tpe", "random")), ("pruner", tuple(PRUNERS))):
         if values[key] not in known:
             raise StudyError(f"{path}: {key}={values[key]}: there are: {', '.join(known)}")
     if not values["seeds"] or not values["trials"]:
         raise StudyError(f"{path}: seeds and trials: at least one of each is needed")
+    for key in ("seeds", "check_seeds"):
+        if any(type(seed) is not int or seed < 0 for seed in values[key]):
+            raise StudyError(f"{path}: {key}={show(values[key])}: whole numbers from 0 on only")
     overrides = [str(text) for text in values["overrides"]]
     settings = check_space(overrides, space).settings.run
     if not settings.eval.every:
         raise StudyError(f"{path}: eval.every=0: trials are judged by their evaluations")
-    folder = Path(values["folder"] or Path("outputs") / "tuning" / name).absolute()
     plan = Plan(
         name, overrides, space, values["trials"], values["seeds"], values["check_seeds"], folder,
         str(values["storage"] or folder / "journal.log"), values["sampler"], values["pruner"],
         max(1, settings.total_steps // settings.eval.every),
     )  # fmt: skip
-    if plan.preset.exists() and f"{MADE_BY}: {name}\n" not in plan.preset.read_text():
-        raise StudyError(f"{path}: name={name}: {plan.preset} is a preset already; choose another")
+    refuse_taken(path, plan)
     return plan
+
+
+def refuse_taken(path: Path, plan: Plan) -> None:
+    """Refuse the name of a preset that is not this study's own: it would be found in its place."""
+    ours, own = CONFIGS / "experiment" / plan.preset.name, plan.preset
+    if ours.exists():
+        raise StudyError(f"{path}: name={plan.name}: {ours} is a preset already; choose another")
+    if own.exists() and f"{MADE_BY}: {plan.name}\n" not in own.read_text(errors="replace"):
+        raise StudyError(f"{path}: name={plan.name}: {own} is a preset already; choose another")
 
 
 PRUNERS: dict[str, Any] = {
@@ -92,7 +108,10 @@ def open_study(plan: Plan) -> optuna.Study:
     except ModuleNotFoundError as error:
         raise StudyError(f'tuning needs {error.name}: pip install -e ".[tune]"') from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        plan.preset.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StudyError(f"folder={plan.folder}: cannot be used: {describe(error)}") from None
     # Each terminal draws numbers of its own; which trial gets which is chance anyway.
     sampler = (
         optuna.samplers.TPESampler(multivariate=True, constant_liar=True)
@@ -201,11 +220,36 @@ def suggested(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, Any]
 
 
 def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
-    """Run all seeds of a trial side by side; prune it by their mean at each evaluation."""
+    """Run a trial to its end; where its runs are killed, it goes on from their checkpoints."""
     from optuna.trial import TrialState  # type: ignore[import-not-found]
 
     values = suggested(trial, plan.space)
     own = [*plan.overrides, *(typed(key, value) for key, value in values.items())]
+    why: str | None = None
+    for left in reversed(range(TRIES)):
+        outcomes = run_seeds(plan, study, trial, own)
+        if outcomes is None:
+            study.tell(trial, state=TrialState.PRUNED)
+            return
+        broken = [each for each in outcomes if each.status != "finished" or each.score is None]
+        if not broken:
+            study.tell(trial, float(np.mean([each.score for each in outcomes])))
+            return
+        why = broken[0].error or f"a run is {broken[0].status}, without a score"
+        if not left or any(each.status not in CUT_SHORT for each in broken):
+            break
+        print(f"trial {trial.number} was cut short ({why}): it goes on", flush=True)
+    print(f"trial {trial.number} failed: {why}", flush=True)
+    study.tell(trial, state=TrialState.FAIL)
+
+
+def run_seeds(
+    plan: Plan, study: optuna.Study, trial: optuna.Trial, own: Sequence[str]
+) -> list[Outcome] | None:
+    """Run all seeds of a trial side by side; None where it is pruned by their mean.
+
+    Of runs that do not all finish, only those are returned that ended by themselves.
+    """
     place = plan.folder / "trials" / str(trial.number)
     told = set(study.trials[trial.number].intermediate_values)
     with running(own, plan.seeds, place) as children:
@@ -219,18 +263,10 @@ def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
                     trial.report(float(np.mean([curve[rung - 1] for curve in curves])), rung)
                     told.add(rung)
             if trial.should_prune():
-                study.tell(trial, state=TrialState.PRUNED)
-                return
-        failed = [c for c in children if c.process.poll() not in (None, 0)]
-        if failed:
-            why = last_error(
-                read_end(failed[0].directory.parent / "out.log", LONGEST_LOG).splitlines()
-            )
-            print(f"trial {trial.number} failed: {why or failed[0].wait().error}", flush=True)
-            study.tell(trial, state=TrialState.FAIL)
-            return
-        finals = [child.wait().score for child in children]
-    study.tell(trial, float(np.mean([np.nan if s is None else s for s in finals])))
+                return None
+        ended = [child for child in children if child.process.poll() is not None]
+        lines = read_end(place / "out.log", LONGEST_LOG).splitlines()
+        return [child.wait(last_error(lines)) for child in ended]
 
 
 def scores(directory: Path) -> list[float]:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -58,31 +59,84 @@ def test_six_jobs_with_three_that_fail(tmp_path, launcher):
     shutil.rmtree(tmp_path / "all")
 
 
-@pytest.mark.slow
-def test_ctrl_c_saves_the_jobs_that_run_side_by_side(tmp_path):
+def side_by_side(folder, *overrides):
+    """Start four jobs with joblib, two at a time, and return when one trains."""
     pytest.importorskip("hydra_plugins")
     needs("joblib")
     process = start(
-        tmp_path, "-m", "seed=0,1,2,3", "agent=ppo", "total_steps=200000", "eval.every=0",
-        "hydra.sweep.dir=all", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", quick=False,
+        folder, "-m", "seed=0,1,2,3", "agent=ppo", "total_steps=4000000", "eval.every=0",
+        "hydra.sweep.dir=all", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *overrides,
+        quick=False,
     )  # fmt: skip
     line = ""
     while "steps/s" not in line:  # a run is on its way
         line = process.stdout.readline()
         assert line, process.stderr.read()
+    return process
+
+
+def left(folder):
+    return [_command(each) for each in psutil.process_iter() if str(folder) in _command(each)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_saves_the_jobs_that_run_side_by_side(tmp_path, jobs):
+    process = side_by_side(tmp_path, f"hydra.launcher.n_jobs={jobs}")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, out + err
     found = told(tmp_path)
-    assert found.count("waiting") == 2 and "interrupted" in found
-    assert not [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_command(p))]
+    assert found.count("waiting") == 4 - jobs and "interrupted" in found
+    assert not left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_sweep_that_is_killed_leaves_nothing_running_and_nothing_in_shared_memory(tmp_path, jobs):
+    shared = set(Path("/dev/shm").iterdir())
+    process = side_by_side(tmp_path, f"hydra.launcher.n_jobs={jobs}")
+    tree = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()  # until nobody holds its output
+    _, alive = psutil.wait_procs(tree, timeout=60)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    assert not left(tmp_path)
+    new = set(Path("/dev/shm").iterdir()) - shared
+    assert not [path for path in new if f"-{process.pid}-" in path.name or "joblib" in path.name]
+    assert any((tmp_path / "all").glob("*/checkpoints/step-*"))  # they saved
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_no_sweep_under_nohup(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = side_by_side(tmp_path, "total_steps=60000", "seed=0,1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        each.send_signal(signal.SIGHUP)
+    out, err = process.communicate()
+    assert process.returncode == 0, out + err
+    assert told(tmp_path) == ["finished", "finished"]
+
+
+@pytest.mark.slow
+def test_jobs_side_by_side_train_below_a_directory_with_a_backslash(tmp_path):
+    process = side_by_side(
+        tmp_path, "seed=0,1", "total_steps=60000", "hydra.sweep.dir='a\\b c'"
+    )  # fmt: skip
+    out, err = process.communicate()
+    assert process.returncode == 0, out + err
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["a\\b c"]
+    assert len(list((tmp_path / "a\\b c").glob("seed-*/summary.json"))) == 2
 
 
 def _command(process):
     try:
-        return process.cmdline()
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return []
+        return ""
 
 
 @pytest.mark.slow

@@ -16,14 +16,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from envs.types import EnvironmentFailedError
 from memory.errors import one_line
-from training.run_directory import SUMMARY, read_summary
+from training.run_directory import SUMMARY, in_use, read_summary
 
 ROOT = Path(__file__).resolve().parent.parent
 PR_SET_PDEATHSIG = 1
+PATIENCE = 120  # seconds for a run whose parent was killed to save and end
 # How a run ends, by its exit code; a signal that nobody handles has a negative one.
 STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
 STATUS |= {143: "interrupted"}
+SILENT = "its process ended with 0, and no summary.json says that the run is finished"
 # Who counts threads by themselves; torch is told by `threads`.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -46,7 +51,13 @@ def status_of(code: int) -> str:
 
 def quoted(value: object) -> str:
     """Return a text as Hydra's grammar reads it whatever is in it."""
-    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return QuotedString(str(value), Quote.single).with_quotes()
+
+
+def silent_end(seconds: float) -> Outcome:
+    """Return the outcome of a run that somebody's code ended with 0 before it was finished."""
+    code = EnvironmentFailedError.exit_code
+    return Outcome("failed", code, None, seconds, SILENT)
 
 
 def _file_of_summary(directory: Path) -> tuple[int, int] | None:
@@ -91,7 +102,7 @@ class Child:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,  # Ctrl-C is passed on once, by whoever got it
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -105,11 +116,21 @@ class Child:
         summary = read_summary(self.directory)
         # One that was there before tells of an earlier attempt; clocks need not agree on when.
         is_new = _file_of_summary(self.directory) != self._earlier
+        seconds = time.monotonic() - self._begin
+        if code == 0 and not (is_new and is_finished(summary)):
+            return silent_end(seconds)
         score = summary.get("eval_return_mean") if is_new else None
         status = status_of(code)
         if status == "killed":
             score, error = None, f"killed by signal {-code}"
-        return Outcome(status, code, score, time.monotonic() - self._begin, error)
+        return Outcome(status, code, score, seconds, error)
+
+
+def wait_until_free(directory: Path) -> None:
+    """Let a run that lost its parent save and end, before another one goes on with it."""
+    end = time.monotonic() + PATIENCE
+    while in_use(directory) and time.monotonic() < end:
+        time.sleep(0.5)
 
 
 @contextmanager
@@ -122,6 +143,7 @@ def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iter
             for seed in seeds:
                 own = [*overrides, f"seed={seed}"]
                 where = place / f"seed-{seed}"
+                wait_until_free(where)
                 children.append(Child(own, where, output=output.fileno(), threads=1))
         yield children
     finally:
@@ -131,7 +153,8 @@ def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iter
             child.process.wait()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent dies."""
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -6,22 +6,19 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory.errors import ExpectedError, describe
-from training.child import Child, last_error
+from training.child import Child, last_error, wait_until_free
 from training.documents import read_json
 from training.files import Files, read_end, write_whole
 from training.manifest import MANIFEST, CheckpointError, manifest_of, saved_below, seal
-from training.run_directory import in_use
 from training.search_space import job_of, typed
 
 KEPT = 2  # generations whose checkpoints stay: no member goes on from an older one
 LONGEST_LOG = 1_000_000  # bytes in which a reason is looked for
-PATIENCE = 120  # seconds for the run of a lost worker to save and end
 
 
 class MemberError(ExpectedError):
@@ -54,9 +51,7 @@ def live_one_generation(
     place = folder / f"generation-{generation:03d}" / f"{name}-{kind}"
     own = [*overrides, *(typed(key, value) for key, value in settings.items())]
     own += [f"total_steps={steps * generation}"]
-    end = time.monotonic() + PATIENCE
-    while in_use(place) and time.monotonic() < end:
-        time.sleep(0.5)
+    wait_until_free(place)
     if parent is not None and not (place / "config.yaml").exists():
         branch(Path(parent), place, job_of(own).config)
     place.mkdir(parents=True, exist_ok=True)
@@ -64,7 +59,8 @@ def live_one_generation(
         child = Child(own, place, output=output.fileno(), threads=1)
         outcome = child.wait()
     if outcome.status != "finished" or outcome.score is None:
-        why = last_error(read_end(place / "out.log", LONGEST_LOG).splitlines())
+        lines = read_end(place / "out.log", LONGEST_LOG).splitlines()
+        why = outcome.error or last_error(lines)
         raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
     member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
     write_whole(place / "member.json", json.dumps(member._asdict()) + "\n")

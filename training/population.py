@@ -8,13 +8,25 @@ from typing import NamedTuple
 from memory.budget import available_bytes
 from memory.errors import MemoryBudgetError
 from memory.process import usable_cores
-from training.search_space import Range, StudyError, check_space, read_space, read_yaml
+from training.search_space import (
+    Range,
+    StudyError,
+    check_space,
+    read_folder,
+    read_name,
+    read_space,
+    read_yaml,
+)
 from training.settings import Job
 
 KEYS = {
     "name": ..., "overrides": ..., "space": ..., "members": 8, "generations": 10, "interval": ...,
     "method": "pbt", "quantile": 0.25, "resample": 0.25, "workers": None, "address": None,
     "folder": None,
+}  # fmt: skip
+KINDS = {
+    "name": str, "overrides": list, "space": dict, "interval": int, "workers": int, "address": str,
+    "folder": str,
 }  # fmt: skip
 METHODS = ("pbt", "evolution")
 # Whole numbers that what a run has saved does not depend on; others are numbers with a point.
@@ -43,14 +55,18 @@ class Plan(NamedTuple):
 
 def read_plan(path: Path) -> Plan:
     """Read and check a population; nothing is run for it that cannot be."""
-    values = read_yaml(path, KEYS)
-    for key, least in (("members", 2), ("generations", 1), ("interval", 1)):
-        if not isinstance(values[key], int) or values[key] < least:
+    values = read_yaml(path, KEYS, KINDS)
+    name = read_name(path, values["name"])
+    for key, least in (("members", 2), ("generations", 1), ("interval", 1), ("workers", 1)):
+        if values[key] is not None and values[key] < least:
             raise StudyError(f"{path}: {key}={values[key]}: must be {least} or more")
     if values["method"] not in METHODS:
         raise StudyError(f"{path}: method={values['method']}: there are: {', '.join(METHODS)}")
     if not 0 < values["quantile"] <= 0.5:
         raise StudyError(f"{path}: quantile={values['quantile']}: must be above 0, at most 0.5")
+    if not 0 <= values["resample"] <= 1:
+        raise StudyError(f"{path}: resample={values['resample']}: must be between 0 and 1")
+    folder = read_folder(path, values["folder"], Path("outputs") / "populations" / name)
     space = read_space(path, values["space"])
     for key, allowed in space.items():
         if allowed.choices or (allowed.whole and key not in WHOLE):
@@ -64,20 +80,22 @@ def read_plan(path: Path) -> Plan:
     overrides.pop(-2)
     agent = job.config["agent"]
     overrides += [f"agent.{key}=false" for key in CONSTANT if key in agent]
-    workers = values["workers"] or min(values["members"], usable_cores())
-    refuse_too_many(job, workers, values["members"])
-    folder = Path(values["folder"] or Path("outputs") / "populations" / str(values["name"]))
+    workers = values["workers"]
+    if workers is None:
+        workers = min(values["members"], usable_cores())
+    workers = min(workers, values["members"])
+    refuse_too_many(job, workers, values["interval"] * values["generations"])
     return Plan(
-        str(values["name"]), overrides, space, values["members"], values["generations"],
-        values["interval"], values["method"], values["quantile"], values["resample"], workers,
-        values["address"], folder.absolute(),
+        name, overrides, space, values["members"], values["generations"], values["interval"],
+        values["method"], values["quantile"], values["resample"], workers, values["address"],
+        folder,
     )  # fmt: skip
 
 
-def refuse_too_many(job: Job, workers: int, members: int) -> None:
-    """Refuse members that together do not fit in the memory there is."""
+def refuse_too_many(job: Job, workers: int, steps: int) -> None:
+    """Refuse members that together do not fit in the memory there is, each after so many steps."""
     replay = job.config["agent"].get("replay") or {}
-    rows = min(int(replay.get("capacity", 0)), job.settings.run.total_steps * members)
+    rows = min(int(replay.get("capacity", 0)), steps)
     size = 1 if job.spec.dtype == "uint8" else 4
     for length in job.spec.frame_shape:
         size *= length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,10 @@ from training.documents import read_yaml as read_yaml_file
 from training.hints import explain
 from training.settings import CONFIGS, Job
 from training.typed import show
+
+KINDS = {
+    int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values",
+}  # fmt: skip
 
 
 class StudyError(ExpectedError):
@@ -41,8 +46,11 @@ class Range(NamedTuple):
         return self.choices or (self.low, self.high)
 
 
-def read_yaml(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's values, with the defaults in `keys`; a key whose default is ... is needed."""
+def read_yaml(path: Path, keys: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return a file's values, with the defaults in `keys`; a key whose default is ... is needed.
+
+    Values are of the type in `kinds`, or like their default.
+    """
     try:
         found = read_yaml_file(path, resolve=True, follow=True)
     except Exception as error:  # of the disk, of the parser
@@ -52,18 +60,47 @@ def read_yaml(path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     for key in map(str, found):
         if key not in keys:
             raise StudyError(f"{path}: {key}: no such key; {nearest(key, keys)}")
+    values: dict[str, Any] = {}
     for key, default in keys.items():
         if default is ... and key not in found:
             raise StudyError(f"{path}: {key} is missing")
-        kind = type(default)
-        value = found.setdefault(key, default)
-        whole_is_fine = kind is float and isinstance(value, int)
-        if default is not ... and default is not None and not isinstance(value, kind):  # noqa: SIM102
-            if not whole_is_fine:
-                raise StudyError(f"{path}: {key}={show(value)}: is not like {show(default)}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-            raise StudyError(f"{path}: {key}={value}: must be 0 or more")
-    return found
+        value = found.get(key, default)
+        if value is not None or default is not None:
+            value = _of_kind(f"{path}: {key}", kinds.get(key, type(default)), value)
+        values[key] = value
+    return values
+
+
+def _of_kind(where: str, kind: type, value: Any) -> Any:
+    """Return a value as the type it has to be; a text in quotes is no number."""
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = isinstance(value, kind) or (kind is float and number)
+    if not fits or (kind is int and not number):
+        quotes = " without quotes" if kind in (int, float) and isinstance(value, str) else ""
+        raise StudyError(f"{where}={show(value)}: must be {KINDS[kind]}{quotes}")
+    if kind is int and value < 0:
+        raise StudyError(f"{where}={value}: must be 0 or more")
+    return value
+
+
+def read_name(path: Path, name: str) -> str:
+    """Return the name of a search, or refuse what cannot be one of files."""
+    if not name.replace("_", "").replace("-", "").isalnum():
+        raise StudyError(f"{path}: name={name}: letters, digits, - and _ only")
+    return name
+
+
+def read_folder(path: Path, folder: str | None, default: Path) -> Path:
+    """Return where a search is kept, or refuse a place that cannot hold it."""
+    place = Path(os.path.abspath(Path(folder or default).expanduser()))
+    found = next(each for each in (place, *place.parents) if os.path.lexists(each))
+    if not found.is_dir():
+        raise StudyError(f"{path}: folder={place}: {found} is a file; choose another folder")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise StudyError(f"{path}: folder={place}: {found} cannot be written to; choose another")
+    return place
 
 
 def read_space(path: Path, values: Any) -> dict[str, Range]:

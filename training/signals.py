@@ -213,12 +213,17 @@ def _handle(action: Callable[[int], None], numbers: Iterable[int] = SIGNALS) -> 
         if os.getpid() == owner:
             action(number)
 
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
-    if before.get(signal.SIGHUP) == signal.SIG_IGN:  # nohup
-        del before[signal.SIGHUP]
+    before: dict[int, Any] = {
+        number: signal.getsignal(number) for number in numbers if not is_ignored(number)
+    }
     for number in before:
         signal.signal(number, act)
     return before
+
+
+def is_ignored(number: int) -> bool:
+    """Tell whether a closed terminal is to end nothing, as `nohup` has it."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _say(line: str) -> None:

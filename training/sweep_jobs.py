@@ -10,19 +10,21 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from memory.errors import ExpectedError, SettingError
 from training.child import is_finished
-from training.documents import read_json
+from training.documents import read_json, read_yaml
 from training.files import open_plain, write_whole
-from training.resume import ABOUT_THE_RUN, is_free, leaves
+from training.resume import ABOUT_THE_RUN, is_free, leaves, put
 from training.run_directory import CONFIG, read_summary, refuse_links
+from training.settings import completed, load_settings
 
 FORMAT = 1
 SWEEP, JOBS = "sweep.json", ".jobs"
@@ -52,6 +54,8 @@ class SweepJob:
     error: str | None = None
     pid: int | None = None  # of its own process, on this host
     host: str | None = None
+    runner: int | None = None  # the process that holds it there
+    counted: dict[str, Any] = field(default_factory=dict)  # what its identity is made of
 
     @property
     def begun(self) -> bool:
@@ -60,20 +64,60 @@ class SweepJob:
         return (place / CONFIG).exists() or any(place.glob(f"seed-*/{CONFIG}"))
 
 
-def identity(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
-    """Return what two configurations share that make the same run, whatever else they say.
+def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings that make a run what it is, by full key, whatever else was typed.
 
-    Keys that are `swept` over tell jobs apart, whichever they are.
+    They are converted: 1e5 is 100000. Keys that are `swept` over tell jobs apart, whichever they
+    are; a key that the configuration has not got yet has today's default.
     """
-    counted = {
+    found = completed(values)
+    with suppress(SettingError):  # the job itself will refuse it
+        settings = load_settings(found)
+        found = {**asdict(settings.run), "agent": asdict(settings.agent)}  # type: ignore[call-overload]
+    keys = {
         key: value
-        for key, value in leaves(values)
+        for key, value in leaves(found)
         if key in swept or (key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key)))
     }
-    if values.get("init_from") is not None:
-        counted["init_from"] = values["init_from"]
-    text = json.dumps(counted, sort_keys=True, default=str)
+    if found.get("init_from") is not None:
+        keys["init_from"] = found["init_from"]
+    return keys
+
+
+def identity(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
+    """Return what two configurations share that make the same run, whatever else they say."""
+    return digest(counted(values, swept))
+
+
+def digest(keys: Mapping[str, Any]) -> str:
+    """Return the identity of what counts of a run."""
+    text = json.dumps(keys, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_known(jobs: Sequence[SweepJob], wanted: Collection[SweepJob]) -> dict[str, SweepJob]:
+    """Return jobs by their identity; of older ones than keys of today, by what it is now."""
+    today = {frozenset(job.counted) for job in wanted}
+    found: dict[str, SweepJob] = {}
+    if {job.identity for job in wanted} - {job.identity for job in jobs}:
+        older = [job for job in jobs if frozenset(job.counted) not in today]
+        found = {digest(_counted_today(job)): job for job in older}
+    return found | {job.identity: job for job in jobs}
+
+
+def _counted_today(job: SweepJob) -> dict[str, Any]:
+    """Return what counts of a job that was planned before some key was there."""
+    if job.counted:
+        values: dict[str, Any] = {}
+        for key, value in job.counted.items():
+            put(values, key, value)
+        return counted(values, job.counted)
+    try:  # planned before this was kept: its run knows
+        values = read_yaml(Path(job.run_dir) / CONFIG)
+    except Exception:  # of the parser, of the disk: there need not be any
+        return {"name": job.name}
+    typed = {text.partition("=")[0].lstrip("+~") for text in job.overrides}
+    return counted(values, typed) if isinstance(values, dict) else {"name": job.name}
 
 
 def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
@@ -155,7 +199,10 @@ class SweepDirectory:
     def write(self, job: SweepJob) -> None:
         """Keep what is known of a job."""
         (self.path / JOBS).mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(job.name), json.dumps(asdict(job)) + "\n")
+        kept = asdict(job)
+        if Path(job.run_dir).is_relative_to(self.path):  # so that the directory may be moved
+            kept["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
+        write_whole(self._file(job.name), json.dumps(kept, default=str) + "\n")
 
     def read(self, name: str) -> SweepJob | None:
         """Return a job, if there is one of this name."""
@@ -163,7 +210,11 @@ class SweepDirectory:
 
     def _read(self, file: Path) -> SweepJob | None:
         try:
-            return SweepJob(**read_json(file))
+            job = SweepJob(**read_json(file))
+            place, here = self.path / job.run_dir, self.path / job.name
+            # One that was kept with its whole path may have been moved since.
+            job.run_dir = str(here if not place.exists() and here.exists() else place)
+            return job
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError):
@@ -188,7 +239,9 @@ class SweepDirectory:
             return replace(
                 job, status="finished", exit_code=0, score=score, seconds=seconds, error=None
             )
-        if job.status == "running":
+        # A process that asks for a lock of its own is given it, and loses it by that.
+        ours = job.runner == os.getpid() and job.host == socket.gethostname()
+        if job.status == "running" and not ours:
             with self.holding(job) as free:
                 if free:
                     return replace(
@@ -204,7 +257,7 @@ class SweepDirectory:
         """Write sweep.json; return all jobs, those named in `order` first."""
         rank = {name: at for at, name in enumerate(order)}
         jobs = sorted(self.all(), key=lambda job: (rank.get(job.name, len(rank)), job.name))
-        hidden = ("identity", "pid", "host", "place")
+        hidden = ("identity", "pid", "host", "runner", "place", "counted")
         shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
         whole = {"format": FORMAT, "version": _version(), "jobs": shown}
         write_whole(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
@@ -228,10 +281,12 @@ def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
     parts = [f"{count['finished']}/{len(jobs)} done", f"{count['running']} running"]
     parts += [f"{failed} failed"]
     parts += [f"{count['interrupted']} interrupted"] if count["interrupted"] else []
-    scored = [job for job in jobs if job.status == "finished" and job.score is not None]
+    scored = [
+        (job.score, job.label) for job in jobs if job.status == "finished" and job.score is not None
+    ]
     if scored:
-        best = max(scored, key=lambda job: job.score or 0.0)
-        parts.append(f"best {best.score:.1f} ({best.label})")
+        score, label = max(scored, key=lambda each: each[0])
+        parts.append(f"best {score:.1f} ({label})")
     took = [job.seconds for job in jobs if job.status == "finished" and job.seconds]
     left = sum(job.status in ("waiting", "running") for job in jobs)
     if took and left:

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from memory.errors import ExpectedError, one_line, printable
-from training.child import Child, Outcome, last_error, status_of
+from training.child import Child, Outcome, end_with_parent, last_error, silent_end, status_of
 from training.run_directory import absolute
+from training.signals import SIGNAL_EXIT
 from training.sweep_jobs import SweepDirectory, SweepJob
 
 # What a launcher hands on to the processes it starts. Hydra sets the name around the job.
 NAME = "STEADYRL_SWEEP_JOB"
 STOP = "STEADYRL_SWEEP_STOP"  # a file that is there once nothing is to be started any more
+OWNER = "STEADYRL_SWEEP_OWNER"  # the sweep's process, where its workers end with it
 THREADS = "STEADYRL_SWEEP_THREADS"  # for each of the jobs that run side by side
 
 
@@ -50,7 +52,7 @@ def run_job(
     A failure is a line and an entry; it is not raised, so that the others are run.
     """
     stop = os.environ.get(STOP)
-    if stop is not None and Path(stop).exists():
+    if stop is not None and (Path(stop).exists() or not _ends_with_sweep()):
         return None
     with place.holding(job) as free:
         if not free:
@@ -58,7 +60,8 @@ def run_job(
             return None
         say(f"job {job.place}: {job.label}")
         job.status, job.error, job.score, job.host = "running", None, None, socket.gethostname()
-        job.pid, job.exit_code, job.seconds = os.getpid(), None, None
+        job.pid = job.runner = os.getpid()
+        job.exit_code, job.seconds = None, None
         place.write(job)
         begin = time.monotonic()
         outcome = Outcome("failed", 1, None, None, "ended without a word")
@@ -66,7 +69,10 @@ def run_job(
             outcome = _inside(in_process) if stop is None else _outside(place, job, options)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
-            outcome = Outcome(status_of(code), code)
+            outcome = Outcome(status_of(code), code) if code else silent_end(0.0)
+            if not code:
+                say(f"error: {outcome.error}")
+                return None  # a sweep does not end as if it were over
             raise
         except KeyboardInterrupt as error:
             outcome = Outcome("interrupted", getattr(error, "exit_code", 130))
@@ -77,6 +83,8 @@ def run_job(
             if job.status == "in use":
                 job.status, job.error = "failed", "another run uses its directory"
             place.write(job)
+    if stop is not None and not _ends_with_sweep():
+        os._exit(SIGNAL_EXIT + signal.SIGTERM)  # nobody waits for the score, or for this process
     return job.score
 
 
@@ -110,13 +118,27 @@ def _outside(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcom
         return child.wait(last_error(errors))
 
 
+def _ends_with_sweep() -> bool:
+    """Ask the kernel for SIGTERM when the sweep is killed that this worker is for; false if it was.
+
+    Else nobody would end the workers of joblib, nor the runs that they wait for.
+    """
+    owner = os.environ.get(OWNER)
+    if owner in (None, str(os.getpid())):
+        return True
+    end_with_parent()
+    return owner == str(os.getppid())
+
+
 @contextmanager
 def _ending_together(child: Child) -> Iterator[None]:
     """Let a signal to this process end the child first, which saves; then do what it did before.
 
     Slurm warns so before it takes a machine away, and submitit then asks for another one.
     """
-    if threading.current_thread() is not threading.main_thread():
+    # A launcher may run jobs one by one in the sweep's own process, which passes signals on.
+    own = os.environ.get(OWNER) == str(os.getpid())
+    if own or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR2)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memory.errors import ExpectedError
-from training.signals import SIGNALS, StoppedError
+from training.signals import SIGNALS, StoppedError, is_ignored
 from training.sweep_jobs import SweepDirectory, progress_line
 from training.sweep_run import say
 
@@ -35,11 +35,14 @@ def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Itera
         stop.touch()
         say("stopping: running jobs save and end; again to stop now")
         for job in place.named(names):
-            if job.status == "running" and job.pid and job.host == socket.gethostname():
+            begun = job.status == "running" and job.pid not in (None, owner)
+            if begun and job.host == socket.gethostname():
+                assert job.pid is not None
                 with suppress(OSError):
                     os.kill(job.pid, signal.SIGTERM)
 
-    before = {number: signal.signal(number, act) for number in SIGNALS}
+    heard = [number for number in SIGNALS if not is_ignored(number)]
+    before = {number: signal.signal(number, act) for number in heard}
     try:
         yield received
     finally:

@@ -37,14 +37,16 @@ from training.sweep_jobs import (
     SweepDirectory,
     SweepError,
     SweepJob,
-    identity,
+    counted,
+    digest,
+    find_known,
     progress_line,
     refuse_shared,
     swept_over,
     table,
 )
 from training.sweep_names import fixed_keys, run_name
-from training.sweep_run import NAME, STOP, THREADS, say
+from training.sweep_run import NAME, OWNER, STOP, THREADS, say
 from training.sweep_watch import passing_on, watching
 
 
@@ -119,27 +121,32 @@ class GoingOn(Sweeper):
         self, place: SweepDirectory, batch: Sequence[Sequence[str]], typed: Sequence[str]
     ) -> list[SweepJob]:
         """Name the jobs: those that are known here by what they are, the others anew."""
-        known = {job.identity: job for job in place.all()}
-        taken = {job.name for job in known.values()}
-        same = fixed_keys([text for text in typed if not text.startswith("hydra")])
-        swept = swept_over(batch)
-        jobs: dict[str, SweepJob] = {}
+        swept, fresh = swept_over(batch), []
         for number, overrides in enumerate(batch):
             config = self._compose(overrides, number)
             own = [text for text in overrides if not text.lstrip("+").startswith("hydra.")]
-            what = identity(config["values"], swept)
-            if what in jobs:
+            keys = counted(config["values"], swept)
+            where = str(config["values"].get("run_dir") or "")
+            fresh.append(SweepJob(config["subdir"], "", own, digest(keys), where, counted=keys))
+        known = find_known(place.all(), fresh)
+        taken = {job.name for job in known.values()}
+        same = fixed_keys([text for text in typed if not text.startswith("hydra")])
+        jobs: dict[str, SweepJob] = {}
+        for number, job in enumerate(fresh):
+            if job.identity in jobs:
                 continue  # typed twice
-            if what in known:
-                job = replace(known[what], overrides=own)
+            if job.identity in known:
+                before = known[job.identity]
+                job = replace(
+                    before, overrides=job.overrides, identity=job.identity, counted=job.counted
+                )
             else:
-                name = config["subdir"] or _free_name(number, len(batch), own, typed, taken)
-                where = absolute(Path(config["values"].get("run_dir") or place.path / name))
-                job = SweepJob(name, "", own, what, str(where))
+                job.name = job.name or _free_name(number, len(batch), job.overrides, typed, taken)
+                job.run_dir = str(absolute(Path(job.run_dir or place.path / job.name)))
             taken.add(job.name)
-            differing = [t for t in own if t.partition("=")[0].lstrip("+~") not in same] or own
-            job.label = " ".join(differing) or job.name
-            jobs[what] = job
+            differing = [t for t in job.overrides if t.partition("=")[0].lstrip("+~") not in same]
+            job.label = " ".join(differing or job.overrides) or job.name
+            jobs[job.identity] = job
         refuse_shared(jobs.values())
         for at, job in enumerate(jobs.values()):
             job.place = f"{at + 1}/{len(jobs)}"
@@ -181,10 +188,13 @@ class GoingOn(Sweeper):
     def _side_by_side(
         self, place: SweepDirectory, left: Sequence[SweepJob], names: Sequence[str]
     ) -> None:
+        assert self.config is not None  # Hydra has set it up
         stop = place.path / JOBS / f"stop-{os.getpid()}"
         at_once = self._at_once(len(left))
         # Launchers hand it on to their workers.
         told = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
+        if ".joblib_launcher." in self.config.hydra.launcher._target_:
+            told[OWNER] = str(os.getpid())  # jobs of Slurm go on without it
         with (
             env_override(told),
             passing_on(place, names, stop) as received,

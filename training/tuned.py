@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from memory.errors import describe
-from training.child import running
+from training.child import Child, running
 from training.resume import leaves, put
 from training.search_space import Range, job_of
-from training.settings import CONFIGS
 
 if TYPE_CHECKING:
     import optuna  # type: ignore[import-not-found]
@@ -47,28 +46,52 @@ class Plan(NamedTuple):
 
     @property
     def preset(self) -> Path:
-        """Where the best settings go."""
-        return CONFIGS / "experiment" / f"{self.name}.yaml"
+        """Where the best settings go: below a folder that --config-dir names."""
+        return self.folder / "experiment" / f"{self.name}.yaml"
 
 
 def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     """Write the best preset and the pictures, and check the best on seeds it has not seen."""
     write_preset(plan, best, study.best_value)
     draw(plan, study)
-    print(f"best: {' '.join(best)}\npreset: {plan.preset}\npictures: {plan.folder}", flush=True)
-    found: dict[str, list[float]] = {}
+    use = f"python train.py --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
+    print(
+        f"best: {' '.join(best)}\npreset: {plan.preset}\nuse: {use}\npictures: {plan.folder}",
+        flush=True,
+    )
+    found: dict[str, list[float | None]] = {}
     for group, own in (("best", [*plan.overrides, *best]), ("default", plan.overrides)):
         found[group] = []
         size = len(plan.seeds)
         for at in range(0, len(plan.check_seeds), size):
             seeds = plan.check_seeds[at : at + size]
             with running(own, seeds, plan.folder / "check" / group) as children:
-                found[group] += [child.wait().score or float("nan") for child in children]
+                found[group] += [_score(group, child) for child in children]
     (plan.folder / "check.json").write_text(json.dumps(found, indent=2) + "\n")
     print("\n| seed | best | default |\n|---|---:|---:|")
     for seed, one, other in zip(plan.check_seeds, found["best"], found["default"], strict=True):
-        print(f"| {seed} | {one:.1f} | {other:.1f} |")
-    print(f"| mean | {np.mean(found['best']):.1f} | {np.mean(found['default']):.1f} |")
+        print(f"| {seed} | {_shown(one)} | {_shown(other)} |")
+    means = [_shown(mean_score(scores)) for scores in found.values()]
+    print(f"| mean | {means[0]} | {means[1]} |")
+
+
+def _score(group: str, child: Child) -> float | None:
+    """Wait for a run that checks; say why it has no score."""
+    outcome = child.wait()
+    if outcome.score is None:
+        why = outcome.error or f"it is {outcome.status}"
+        print(f"{group}, {child.directory.name}: no score ({why})", flush=True)
+    return outcome.score
+
+
+def mean_score(scores: Sequence[float | None]) -> float | None:
+    """Return the mean of those there are, 0 among them."""
+    known = [score for score in scores if score is not None]
+    return fmean(known) if known else None
+
+
+def _shown(score: float | None) -> str:
+    return "–" if score is None else f"{score:.1f}"
 
 
 def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:

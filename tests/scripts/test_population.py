@@ -10,6 +10,7 @@ import psutil
 import pytest
 from command import ROOT, environment
 
+from memory.errors import MemoryBudgetError
 from scripts import population
 from training.manifest import CheckpointError, checked_facts, manifest_of, saved_below
 from training.members import (
@@ -37,7 +38,7 @@ OWN = [
 ]
 
 
-def written(folder, **changes):
+def written(folder, /, **changes):
     path = folder / "population.yaml"
     path.write_text(json.dumps(PLAN | {"folder": str(folder / "all")} | changes))
     return path
@@ -53,6 +54,15 @@ def written(folder, **changes):
         ({"members": 1}, 2, ["members=1", "2 or more"]),
         ({"method": "magic"}, 2, ["method=magic", "evolution"]),
         ({"quantile": 0.9}, 2, ["quantile=0.9"]),
+        ({"workers": "4"}, 2, ["workers=4", "without quotes"]),
+        ({"workers": 0}, 2, ["workers=0", "1 or more"]),
+        ({"workers": True}, 2, ["workers=true", "whole number"]),
+        ({"interval": "many"}, 2, ["interval=many", "whole number"]),
+        ({"resample": 2.0}, 2, ["resample=2.0"]),
+        ({"overrides": "agent=ppo"}, 2, ["overrides=agent=ppo", "list"]),
+        ({"address": 3}, 2, ["address=3", "text"]),
+        ({"name": "a/b"}, 2, ["name=a/b", "letters"]),
+        ({"folder": "/dev/null/a"}, 2, ["is a file"]),
         ({"members": 20_000, "workers": 20_000}, 7, ["20000 members at once", "available"]),
     ],
 )
@@ -64,6 +74,19 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, co
     for word in words:
         assert word in printed
     assert not (tmp_path / "all").exists()
+
+
+def test_memory_is_asked_for_by_the_steps_of_all_generations(tmp_path, monkeypatch):
+    """A run's replay grows with the generations of one member, however many members there are."""
+    monkeypatch.setattr("training.population.available_bytes", lambda: 2 * 452_500_000)
+    small = {"overrides": ["agent=dqn", "env=cartpole"], "interval": 10_000, "workers": 2}
+    population.read_plan(written(tmp_path, **small, members=1000, generations=3))
+    with pytest.raises(MemoryBudgetError, match="2 members at once need about"):
+        population.read_plan(written(tmp_path, **small, members=2, generations=1000))
+
+
+def test_no_more_members_run_at_once_than_there_are(tmp_path):
+    assert population.read_plan(written(tmp_path, workers=50, interval=256.0)).workers == 2
 
 
 def test_ray_that_is_missing_is_named_with_its_extra(tmp_path, capsys, monkeypatch):

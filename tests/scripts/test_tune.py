@@ -5,12 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from command import ROOT, environment
 
 from scripts import tune
+from training import child as children
+from training.command_line import main
 from training.search_space import Range, StudyError, typed
+from training.tuned import mean_score, write_preset
 
 STUDY = {
     "name": "test_study",
@@ -19,9 +24,9 @@ STUDY = {
 }
 
 
-def written(folder, **changes):
+def written(folder, /, **changes):
     path = folder / "study.yaml"
-    path.write_text(json.dumps(STUDY | {"folder": str(folder / "study")} | changes))
+    path.write_text(json.dumps(STUDY | {"folder": str(folder / "study"), **changes}))
     return path
 
 
@@ -41,6 +46,15 @@ def written(folder, **changes):
         ({"trials": "many"}, ["trials=many"]),
         ({"name": "cartpole_ppo"}, ["name=cartpole_ppo", "preset already"]),
         ({"name": "../x"}, ["name=../x", "letters"]),
+        ({"name": ["a"]}, ["name=[a]", "must be text"]),
+        ({"trials": True}, ["trials=true", "whole number"]),
+        ({"trials": "4"}, ["trials=4", "without quotes"]),
+        ({"overrides": "agent=ppo"}, ["overrides=agent=ppo", "must be a list"]),
+        ({"seeds": ["a"]}, ["seeds=[a]", "whole numbers"]),
+        ({"check_seeds": [-1]}, ["check_seeds=[-1]", "whole numbers"]),
+        ({"storage": 3}, ["storage=3", "must be text"]),
+        ({"folder": ["a"]}, ["folder=[a]", "must be text"]),
+        ({"folder": "/dev/null/a"}, ["folder=/dev/null/a", "is a file"]),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, words):
@@ -87,24 +101,112 @@ def test_a_study_that_was_killed_goes_on_to_its_end(tmp_path):
         tmp_path, trials=3, seeds=[0], check_seeds=[9], pruner="none", name="test_study_killed"
     )
     command = [sys.executable, str(ROOT / "scripts" / "tune.py"), str(study)]
-    preset = ROOT / "configs" / "experiment" / "test_study_killed.yaml"
-    try:
-        first = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path
-        )
-        assert "study: 1/3 trials done" in first.stdout.readline()
-        while not (tmp_path / "study" / "trials" / "1" / "seed-0" / "config.yaml").exists():
-            os.sched_yield()
-        first.send_signal(signal.SIGKILL)
-        first.communicate()
-        done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "trial 1 was cut short: it goes on" in done.stdout
-        assert "study: 3/3 trials done" in done.stdout
-        assert "| seed | best | default |" in done.stdout
-        assert "gamma:" in preset.read_text()
-    finally:
-        preset.unlink(missing_ok=True)
+    preset = tmp_path / "study" / "experiment" / "test_study_killed.yaml"
+    first = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert "study: 1/3 trials done" in first.stdout.readline()
+    while not (tmp_path / "study" / "trials" / "1" / "seed-0" / "config.yaml").exists():
+        os.sched_yield()
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trial 1 was cut short: it goes on" in done.stdout
+    assert "study: 3/3 trials done" in done.stdout
+    assert "| seed | best | default |" in done.stdout
+    assert "gamma:" in preset.read_text()
+    # What the last lines say is a command that trains with the best settings.
+    assert f"--config-dir {tmp_path / 'study'} experiment=test_study_killed" in done.stdout
+    assert not (ROOT / "configs" / "experiment" / "test_study_killed.yaml").exists()
     assert (tmp_path / "study" / "history.png").stat().st_size > 1000
+
+
+def test_the_preset_lies_in_the_folder_and_is_found_there(tmp_path, monkeypatch, capsys):
+    plan = tune.read_plan(written(tmp_path, overrides=["agent=ppo", "env=acrobot"]))
+    plan.preset.parent.mkdir(parents=True)
+    write_preset(plan, ["agent.gamma=0.875"], -90.0)
+    typed = ["--config-dir", str(plan.folder), "experiment=test_study", "--cfg", "job"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *typed])
+    main(lambda job: None)
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["agent"]["name"], shown["agent"]["gamma"]) == ("ppo", 0.875)
+    assert shown["env"]["id"] == "Acrobot-v1"
+    tune.read_plan(written(tmp_path))  # its own preset is no obstacle
+    plan.preset.write_text("agent: {}")
+    with pytest.raises(StudyError, match="is a preset already"):
+        tune.read_plan(written(tmp_path))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StudyError, match=r"folder=.*/study: .* cannot be written to"):
+        tune.read_plan(written(tmp_path))
+
+
+def test_seeds_without_a_score_are_left_out_of_a_mean_and_0_is_a_score():
+    assert mean_score([0.0, None, -4.0]) == -2.0
+    assert mean_score([0.0]) == 0.0
+    assert mean_score([None]) is None
+
+
+class Trial:
+    """A trial that always has the same values."""
+
+    number = 0
+
+    def suggest_float(self, key, low, high, *, log):
+        return low
+
+    def report(self, value, rung):
+        pass
+
+    def should_prune(self):
+        return False
+
+
+class Study:
+    """A study that keeps what it is told."""
+
+    def __init__(self):
+        self.trials = [SimpleNamespace(intermediate_values={})]
+        self.told = []
+
+    def tell(self, trial, value=None, state=None):
+        self.told.append(value if state is None else state.name)
+
+
+TRAINER = """import json, os, signal, sys
+from pathlib import Path
+[place] = [Path(t.partition("=")[2].strip("'")) for t in sys.argv if t.startswith("run_dir=")]
+place.mkdir(parents=True, exist_ok=True)
+with (place / "starts").open("a") as file:
+    file.write("x")
+if (place / "starts").stat().st_size <= %d:
+    %s
+(place / "summary.json").write_text(json.dumps({"status": "finished", "eval_return_mean": 0.0}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("times", "end", "told"),
+    [
+        (2, "os.kill(os.getpid(), signal.SIGKILL)", 0.0),  # goes on, and 0 is a score
+        (9, "os.kill(os.getpid(), signal.SIGKILL)", "FAIL"),
+        (1, "os._exit(143)", 0.0),
+        (1, "os._exit(0)", "FAIL"),
+        (1, "os._exit(5)", "FAIL"),
+    ],
+)
+def test_a_trial_whose_run_is_killed_goes_on_and_one_that_fails_has_failed(
+    tmp_path, monkeypatch, capsys, times, end, told
+):
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(children, "ROOT", tmp_path)
+    (tmp_path / "train.py").write_text(TRAINER % (times, end))
+    plan, study = tune.read_plan(written(tmp_path, seeds=[3])), Study()
+    tune.run_trial(plan, study, Trial())
+    assert study.told == [told]
+    printed = capsys.readouterr().out
+    assert ("cut short" in printed) == (times != 1 or "143" in end)
+    assert ("trial 0 failed: " in printed) == (told == "FAIL")

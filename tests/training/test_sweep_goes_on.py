@@ -1,14 +1,17 @@
 """A sweep survives its jobs, and knows what is left of them when it is run again."""
 
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from memory.errors import NonFiniteError
 from training.command_line import main
 from training.run_directory import SUMMARY, RunDirectory
-from training.sweep_jobs import SweepDirectory, SweepJob, progress_line
+from training.settings import completed
+from training.sweep_jobs import SweepDirectory, SweepJob, digest, identity, progress_line
 
 
 @pytest.fixture
@@ -149,3 +152,72 @@ def test_the_line_says_how_many_and_the_time_left():
     assert progress_line(jobs, at_once=2) == (
         "sweep: 1/5 done, 1 running, 1 failed, best 3.0 (a=1), about 0:01:30 left"
     )
+
+
+def test_a_job_that_ends_its_process_with_0_has_failed_and_the_others_go_on(sweep, tmp_path):
+    ran, code, printed = sweep({0: SystemExit(0)}, "seed=0,1")
+    assert ([seed for seed, _ in ran], code) == ([0, 1], 4)
+    assert statuses(tmp_path) == {"seed=0": "failed", "seed=1": "finished"}
+    assert "its process ended with 0" in printed
+
+
+def test_a_best_score_of_0_is_better_than_one_below():
+    jobs = [SweepJob("n", f"a={at}", [], "", "", status="finished", score=score, seconds=1.0)
+            for at, score in enumerate((-2.0, 0.0, -1.0))]  # fmt: skip
+    assert "best 0.0 (a=1)" in progress_line(jobs)
+
+
+def kept(tmp_path):
+    return {path: json.loads(path.read_text()) for path in (tmp_path / "all/.jobs").glob("*.json")}
+
+
+def test_another_way_to_write_a_number_makes_no_other_job(sweep, tmp_path):
+    sweep({}, "seed=0,1", "total_steps=100000", "agent.learning_rate=0.001")
+    assert sweep({}, "seed=0,1", "total_steps=1e5", "agent.learning_rate=1e-3")[:2] == ([], 0)
+
+
+def test_a_key_that_is_new_makes_no_other_job(sweep, tmp_path):
+    typed = ("seed=0,1", "precision=float32,bf16")
+    sweep({}, *typed)
+    for path, job in kept(tmp_path).items():  # as a version left them that had fewer keys
+        for key in ("agent.replay.beta_end", "env.step_timeout", "agent.noisy"):
+            job["counted"].pop(key, None)
+        path.write_text(json.dumps({**job, "identity": digest(job["counted"])}))
+    assert sweep({}, *typed)[:2] == ([], 0)
+    ran, code, _ = sweep({}, *typed, "agent.noisy=true")  # which is another run
+    assert (len(ran), code) == (4, 0)
+
+
+def test_jobs_of_a_version_that_kept_no_settings_are_known_by_their_runs(sweep, tmp_path):
+    sweep({}, "seed=0,1")
+    for path, job in kept(tmp_path).items():
+        place = tmp_path / "all" / job["run_dir"]
+        values = completed({"agent": {"name": "dqn"}, "seed": int(job["overrides"][0][5:])})
+        values["env"]["action_masks"] = "auto"
+        (place / "config.yaml").write_text(json.dumps(values))
+        del job["counted"]
+        path.write_text(json.dumps({**job, "identity": "older", "run_dir": str(place)}))
+    assert sweep({}, "seed=0,1")[:2] == ([], 0)
+
+
+def test_settings_are_completed_before_they_are_told_apart():
+    whole = completed({"agent": {"name": "ppo"}, "total_steps": "2e3"})
+    less = {**whole, "total_steps": 2000, "agent": {**whole["agent"]}}
+    del less["agent"]["clip"], less["precision"]
+    assert identity(whole) == identity(less)
+    assert identity({**whole, "seed": 7}) != identity(whole)
+
+
+@pytest.mark.parametrize("whole_paths", [False, True])
+def test_a_sweep_that_was_moved_goes_on_where_it_is(sweep, tmp_path, whole_paths):
+    sweep({1: SystemExit(143)}, "seed=0,1")
+    if whole_paths:  # as older versions kept them
+        for path, job in kept(tmp_path).items():
+            job["run_dir"] = str(tmp_path / "all" / job["run_dir"])
+            path.write_text(json.dumps(job))
+    shutil.move(tmp_path / "all", tmp_path / "moved")
+    ran, code, _ = sweep({}, "seed=0,1", "hydra.sweep.dir=moved")
+    assert (ran, code) == ([(1, "auto")], 0)
+    assert not (tmp_path / "all").exists()
+    found = json.loads((tmp_path / "moved" / "sweep.json").read_text())["jobs"]
+    assert all(Path(job["run_dir"]).parent == tmp_path / "moved" for job in found)
