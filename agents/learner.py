@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
+from agents.adam import MOST_COUNTED, AdamState, adam_, adam_state, clip_, written_out_
 from agents.batches import Padding, cut, together
 from agents.compiling import Compiled, Mode, compiled
 from agents.networks import FlatNetwork
@@ -28,6 +29,7 @@ from agents.world import World
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.recording import host_sees
+from memory.saved import COUNT, Limits
 from memory.state import Stateful
 
 
@@ -41,6 +43,7 @@ class Means(Stateful):
     """The metrics of steps, added up until somebody asks for their means."""
 
     state_names = ("sums", "summed")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
 
     def __init__(self, names: tuple[str, ...], device: torch.device, *, fresh: bool) -> None:
         self.names, self.summed = names, 0
@@ -118,6 +121,7 @@ class Learner(Stateful):
     """Holds a network's optimiser; every step changes its weights and gives the rows' reports."""
 
     state_names = ("network", "adam", "updates", "means")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"updates": COUNT}
 
     def __init__(
         self,
@@ -145,6 +149,16 @@ class Learner(Stateful):
         self.padding = self._arguments.padding  # who makes batches may use its room
         self._run = compiled(partial(self._whole, True), mode, partial(self._whole, False))
         self.ready = mode != "compiled"  # else the next step is held up by a compiler
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        steps, most = self.adam.step.item(), min(self.updates, MOST_COUNTED)
+        skips = self._recipe.limit is not None  # a step beyond the limit is none of Adam's
+        if not (0 <= steps <= most and steps % 1 == 0 and (skips or steps == most)):
+            raise ValueError(f"adam.step: is {steps:g} after {self.updates} updates")
+        if (self.adam.square < 0).any():
+            raise ValueError("adam.square: holds a number below 0, each is a mean of squares")
 
     def compute_in(self, precision: Precision) -> None:
         """Read networks in this precision; before the first step."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import override
 
 from agents.noisy import NoisyLinear
+from agents.statistics import Statistics
 from memory.state import Stateful
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -60,6 +62,13 @@ class FlatNetwork(Stateful):
         weights, gradients = self.views(self.weights), self.views(self.gradient)
         for name, parameter in named.items():
             parameter.data, parameter.grad = weights[name], gradients[name]
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for part in self.module.modules():
+            if isinstance(part, Statistics):
+                part.refuse_impossible()
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Return `weights` [P] cut into the module's parameters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import override
 
@@ -15,6 +15,7 @@ from memory.errors import MemoryBudgetError
 from memory.metrics import MetricAccumulator, Metrics
 from memory.process import MB, read_peak
 from memory.profile import block
+from memory.saved import COUNT, Limits
 from memory.state import Stateful
 from memory.watch import MemoryWatch
 from training.episodes import Episodes
@@ -46,6 +47,9 @@ class Run(Stateful):
         "_updates",
         "logged_step",
         "_kept",
+    )
+    state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
+        ("steps", "_updates", "logged_step"), COUNT
     )
 
     def __init__(
