@@ -32,6 +32,8 @@ from memory.recording import host_sees
 from memory.saved import COUNT, Limits
 from memory.state import Stateful
 
+LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vanish in float32
+
 
 @torch.no_grad()
 def told(rows: RowLoss, share: Tensor) -> Tensors:
@@ -157,8 +159,12 @@ class Learner(Stateful):
         skips = self._recipe.limit is not None  # a step beyond the limit is none of Adam's
         if not (0 <= steps <= most and steps % 1 == 0 and (skips or steps == most)):
             raise ValueError(f"adam.step: is {steps:g} after {self.updates} updates")
-        if (self.adam.square < 0).any():
-            raise ValueError("adam.square: holds a number below 0, each is a mean of squares")
+        mean, square = self.adam.mean, self.adam.square
+        if (square < 0).any() or (square > LARGEST_SQUARE).any():
+            raise ValueError(f"adam.square: holds a number that is not 0 to {LARGEST_SQUARE:g}")
+        # Of whatever gradients, by Cauchy and Schwarz: (Σ b₁^k g)² ≤ 53 · Σ b₂^k g².
+        if (mean.square() > 60 * square + SMALLEST_SQUARE).any():
+            raise ValueError("adam.mean: holds a number that no mean of such squares is")
 
     def compute_in(self, precision: Precision) -> None:
         """Read networks in this precision; before the first step."""

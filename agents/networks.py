@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from typing_extensions import override
 
 from agents.noisy import NoisyLinear
 from agents.statistics import Statistics
+from memory.saved import Limits
 from memory.state import Stateful
 
+WEIGHT = Limits(-1e9, 1e9)  # of a network that computes with larger ones nothing is left
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -52,6 +54,7 @@ class FlatNetwork(Stateful):
     """
 
     state_names = ("weights", "buffers")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"weights": WEIGHT}
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)

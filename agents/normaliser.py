@@ -64,6 +64,20 @@ class ObservationNormaliser(Statistics):
         if not (self.scale > 0).all():
             raise ValueError("normaliser.scale: holds a number that is not above 0")
 
+    def refuse_others(self, steps: int, *, settled: bool) -> None:
+        """Refuse more rows than steps, and, once `settled`, other numbers than statistics give."""
+        if not self.count <= steps or self.count % 1:
+            raise ValueError(f"normaliser.count: is {self.count:g} after {steps} steps")
+        shift, scale = self.shift.clone(), self.scale.clone()
+        try:
+            self.settle_()
+            same = torch.allclose(shift, self.shift) and torch.allclose(scale, self.scale)
+        finally:
+            self.shift.copy_(shift)
+            self.scale.copy_(scale)
+        if settled and not same:
+            raise ValueError("normaliser.shift and scale: are not those of its mean and square")
+
     def start_(self) -> None:
         """Forget all rows."""
         for buffer in self._statistics():
@@ -171,7 +185,11 @@ class RewardNormaliser(Stateful):
     """
 
     state_names = ("_return", "_count", "_mean", "_square")
-    state_limits: ClassVar[Mapping[str, Limits]] = {"_count": COUNT, "_square": Limits(0)}
+    state_limits: ClassVar[Mapping[str, Limits]] = {
+        "_count": COUNT,
+        "_mean": Limits(-1e50, 1e50),
+        "_square": Limits(0, 1e100),
+    }
 
     def __init__(self, num_envs: int, gamma: float, *, episodic: bool = True) -> None:
         self.world: World = ALONE  # whose rewards count

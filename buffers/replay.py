@@ -18,7 +18,7 @@ from buffers.room import choose_accelerator, require_room
 from buffers.settings import ReplaySettings
 from buffers.sum_tree import NO_LEVELS, SumTree, refuse_other_leaves
 from buffers.timeline import ReplayLayout, Timeline
-from memory.saved import Saved, length, set_numpy_generator
+from memory.saved import Limits, Saved, length, refuse_outside, set_numpy_generator
 from memory.state import Stateful, give
 
 NOTHING_YET = "replay: there is no complete transition to draw yet"
@@ -151,6 +151,17 @@ class ReplayBuffer(Stateful, ABC):
         finally:
             self._random.bit_generator.state = before
 
+    def refuse_others(self, actions: int, obs: NDArray | None) -> None:
+        """Raise ValueError for actions that are none of so many, and a newest frame not of `obs`."""
+        stored, rows = self._stored(), self._filled()
+        if not rows:
+            raise ValueError("replay: has no rows, though it was begun")
+        refuse_outside(stored["action"][:rows], Limits(0, actions - 1))
+        if obs is not None:
+            newest = stored["frames"][self.timeline.slot].cpu().numpy()
+            if not np.array_equal(newest, obs[:, self._newest :].reshape(newest.shape)):
+                raise ValueError("replay: its newest frames are not what the environments show")
+
     def clear(self) -> None:
         """Forget everything; the memory and the generator stay."""
         self.timeline.clear()  # rows that it does not know are never read
@@ -225,7 +236,8 @@ class ReplayBuffer(Stateful, ABC):
         index = late.raw("index")
         count = length(index)
         index = late.tensor("index", (count,), torch.int64, 0, self._layout.slots - 1)
-        error = late.tensor("error", (count,), torch.float32)
+        wide = getattr(late.raw("error"), "dtype", None) == torch.float64
+        error = late.tensor("error", (count,), torch.float64 if wide else torch.float32)
         if count:
             self.update_priorities(index, error)
 

@@ -220,6 +220,10 @@ class RolloutBuffer(Stateful):
         self.clear()
         saved = Saved(state, "rollout")
         t = saved.whole("position", 0, self._steps)
+        theirs = getattr(saved.raw("obs"), "shape", (0,))
+        if theirs[1:] != self.obs.shape[1:]:
+            here = tuple(self.obs.shape)
+            raise ValueError(f"rollout: saved observations {tuple(theirs)} do not fit into {here}")
         for name in ("obs", "action", "log_prob", "value", "reward"):
             self._take_rows(saved, name, t)
         self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)

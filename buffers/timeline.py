@@ -287,7 +287,7 @@ class Timeline(Stateful):
     def _refuse_starts(self, env: int, starts: NDArray[np.int64]) -> None:
         """Refuse starts, oldest first, that are in no order, too old, not stored or not valid."""
         ages = (self.row - starts) % self._rows
-        oldest = min(self.row, self._alive.shape[1] + self._n_step - 2)
+        oldest = min(self.row, self._alive.shape[1] + self._n_step - 1)
         opened = self.row - int(self._cursors[OPEN, env])  # age of the first that is none yet
         if len(ages) and not (
             (np.diff(ages) < 0).all()

@@ -45,6 +45,9 @@ def progress_in(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
         progress.T[:] = state.wholes("episode", envs, -1, MOST_EPISODES), state.truths("over", envs)
     elif "progress" in state:  # of earlier versions
         progress[:] = state.tensor("progress", (envs, 2), "int64", -1, MOST_EPISODES).numpy()
+    new = progress[:, 0] < 0
+    if new.any() and not (new.all() and progress[:, 1].all()):
+        raise ValueError("backend.episode: is -1 of one environment, others have begun")
     return progress
 
 

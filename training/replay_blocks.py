@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from buffers.replay import ReplayBuffer
 from buffers.timeline import ENDED, TERMINATED, VALID
 from training.archive import Existing, read_part
+from memory.saved import Saved
 from training.manifest import CheckpointError, part_names
 
 BLOCK_BYTES = 8_000_000
@@ -111,7 +112,7 @@ def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[Held
 def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     """Take back a replay from the checkpoint at `path`, one block at a time."""
     outline = read_part(path, prefix + OUTLINE)
-    size = outline.pop("block_rows")
+    size = Saved(outline, "replay").whole("block_rows", 1)
     replay.continue_from(outline)
     if replay.row < 0:
         return
@@ -120,7 +121,8 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     following = oldest
     for name in [*names, TAIL]:
         rows = read_part(path, prefix + name)
-        begin = rows.pop("begin")
+        begin = Saved(rows, name).whole("begin")
+        del rows["begin"]
         end = begin + min(len(part) for part in rows.values())
         if begin > following or end <= following:
             raise CheckpointError(f"{path}: {name} holds rows {begin} to {end}, not {following}")

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from agents.base import Agent, Decision
 from envs.types import Rows, Step
+from envs.vector import VectorEnv
 from memory.errors import MemoryBudgetError
 from memory.metrics import MetricAccumulator, Metrics
 from memory.process import MB, read_peak
@@ -82,6 +83,15 @@ class Run(Stateful):
                 due.load_state_dict({"next": self.steps + 1})
         self._instruments.filmer.continue_at(self.steps)
         self._next = self._next_event()
+
+    def refuse_contradictions(self, step: int, env: VectorEnv) -> None:
+        """Raise ValueError where run, agent and environments are not of one moment."""
+        if self.steps != step:
+            raise ValueError(f"run.steps: is {self.steps}, the checkpoint is of step {step}")
+        if not env.started:
+            raise ValueError("env.started: they never were")
+        self._kept.refuse_others(env.spec, env.observation)
+        self._agent.refuse_contradictions(self.steps, self._kept.row, env.observation)
 
     @property
     def done(self) -> bool:

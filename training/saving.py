@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.base import Agent
 from agents.world import ALONE, World
+from buffers.replay import ReplayBuffer
 from envs.vector import VectorEnv
 from memory.errors import ExpectedError, NonFiniteError, describe
-from memory.state import Stateful, give
+from memory.saved import Saved as Named
+from memory.state import give
 from training.archive import finish_replacing, read_part, replace_archive
 from training.checkpoints import Checkpoints
 from training.files import Files
@@ -23,6 +26,9 @@ from training.replay_blocks import OUTLINE, ReplaySave, load_replay
 from training.run_directory import BEST, LAST
 from training.settings import CheckpointSettings
 from training.timing import Interval
+
+if TYPE_CHECKING:
+    from training.run import Run
 
 log = logging.getLogger("steadyrl")
 
@@ -79,7 +85,7 @@ class Saver:
         self._saved = (-1, -1)  # steps and updates
         self._slow = False
 
-    def attach(self, run: Stateful, env: VectorEnv, agent: Agent) -> None:
+    def attach(self, run: Run, env: VectorEnv, agent: Agent) -> None:
         """Say what there is to save."""
         self._run, self._env, self._agent = run, env, agent
 
@@ -180,7 +186,9 @@ class Saver:
             try:
                 self._load(saved)
             except Exception as error:  # nobody knows what is in a file that only looks right
-                if isinstance(error, ExpectedError) and not isinstance(error, CheckpointError):
+                if isinstance(error, ExpectedError) and not isinstance(
+                    error, CheckpointError | NonFiniteError
+                ):
                     raise
                 log.debug("%s cannot be used", saved.path, exc_info=True)
                 reason = str(error) if isinstance(error, CheckpointError) else describe(error)
@@ -214,20 +222,29 @@ class Saver:
             regroup(saved.path, before, self._world, self._run, self._env, self._agent)
             self._foreign = saved.path
             return
-        self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent"))
+        with _told_by("agent"):
+            self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent"))
         if self._agent.replay is not None:
-            try:
-                load_replay(self._agent.replay, saved.path, prefix)
-            except CheckpointError:
-                if (saved.path / f"{prefix}{OUTLINE}.json").exists():
-                    raise
-                self._agent.lose_replay()
-                log.warning(
-                    "the checkpoint was written without the replay: the run is not what it would "
-                    "have been, and learns again once enough is collected"
-                )
-        self._env.load_state_dict(read_part(saved.path, f"{prefix}env"))
-        self._run.load_state_dict(read_part(saved.path, f"{prefix}run"))
+            self._load_replay(saved.path, self._agent.replay)
+        parts = {name: read_part(saved.path, f"{prefix}{name}") for name in ("env", "run")}
+        with _told_by("env"):
+            _refuse_other_seed(parts["env"], self._env.state_dict())
+            self._env.load_state_dict(parts["env"])
+        with _told_by("run"):
+            self._run.load_state_dict(parts["run"])
+            self._run.refuse_contradictions(saved.step, self._env)
+
+    def _load_replay(self, path: Path, replay: ReplayBuffer) -> None:
+        try:
+            load_replay(replay, path, self._prefix)
+        except CheckpointError:
+            if (path / f"{self._prefix}{OUTLINE}.json").exists():
+                raise
+            self._agent.lose_replay()
+            log.warning(
+                "the checkpoint was written without the replay: the run is not what it would "
+                "have been, and learns again once enough is collected"
+            )
 
     def _refuse(self, facts: Mapping[str, Any]) -> None:
         wrong = differences(facts, self._facts, ("agent", "spec", "weights"))
@@ -246,3 +263,21 @@ class Saver:
             replace_archive(self._files, self._directory / name, [("policy", weights)], facts)
         except OSError as error:
             log.warning("%s/ cannot be written: %s", name, error.strerror or error)
+
+
+@contextmanager
+def _told_by(part: str) -> Iterator[None]:
+    """Name the part whose state is refused."""
+    try:
+        yield
+    except ValueError as error:
+        told = str(error)
+        raise ValueError(told if told.startswith(f"{part}.") else f"{part}: {told}") from None
+
+
+def _refuse_other_seed(saved: Any, own: Mapping[str, Any]) -> None:
+    """Refuse environments that were seeded for another run."""
+    theirs = Named(Named(saved, "env").raw("backend"), "env.backend")
+    seed = own["backend"].get("seed")
+    if "seed" in theirs and theirs.raw("seed") != seed:
+        raise ValueError(f"backend.seed: is {theirs.raw('seed')!r:.40}, this run's is {seed}")
