@@ -117,7 +117,9 @@ class PPO(Agent):
         own = int(rollout.flags[2, : rollout.position].sum())
         theirs = steps - self._begun
         if not own <= theirs <= (own if alone else steps) or (theirs and not rollout.position):
-            raise ValueError(f"agent.begun: is {self._begun}, {own} of {steps} steps are since then")
+            raise ValueError(
+                f"agent.begun: is {self._begun}, {own} of {steps} steps are since then"
+            )
         limits = action_limits(self._head)
         refuse_outside(rollout.action[: rollout.position], limits)
         if self._observations is not None:

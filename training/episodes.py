@@ -39,6 +39,8 @@ class Episodes(Stateful):
             raise ValueError(
                 f"are {[len(each) for each in histories]} numbers of the same episodes"
             )
+        if not all(0 <= step < 2**53 and step % 1 == 0 for step in (*self._steps, *self._lengths)):
+            raise ValueError("steps and lengths: hold a number that counts no steps")
 
     def append(self, step: int, episode: Episode) -> None:
         """Count an episode that ended with this step."""

@@ -9,6 +9,7 @@ of a generator, an episode that is over or is not.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from training.manifest import entry_of, saved_below, seal
 MISSING = object()
 HANGS = 60  # seconds, which none of these runs takes
 COMMON = (
-    *("device=cpu", "threads=1", "agent.compile=false", "eval.every=0", "log.every=100"),
+    *("device=cpu", "threads=1", "agent.compile=false", "eval.every=0", "log.every=1000"),
     *("checkpoint.keep=9", "checkpoint.seconds=0", "resume=auto", "env.backend=kernel"),
 )
 DQN = (
@@ -48,7 +49,7 @@ CASES = {
         *("agent.normalize_obs=true", "agent.normalize_reward=true"),
     ),
     "dqn-table": ("env.id=FrozenLake-v1", *DQN, *SHORT, "agent.noisy=true"),
-    "ppo-box": ("env.id=Pendulum-v1", *PPO, *SHORT, "agent.normalize_value=true"),
+    "ppo-box": ("env.id=Pendulum-v1", *PPO, *SHORT, "agent.value_norm=true"),
     "dqn-image": ("env.id=MinAtar/Breakout-v1", *DQN, *SHORT, "env.frame_stack=2"),
     "ppo-image": ("env.id=MinAtar/Seaquest-v1", *PPO, *SHORT),
     "ppo-memory": ("env.id=MinAtar/Asterix-v1", *PPO, *SHORT, "agent.recurrent=gru"),
@@ -106,7 +107,12 @@ def in_place_of(value: Any) -> list[Any]:
     if isinstance(value, int):
         floats = [1.5, number("nan"), number("inf"), True]
         # PCG64's are twice as long as others.
-        return [*OTHERS, -1 if value >= 0 else -2, *([-(2**130)] if value > 2**64 else HUGE), *floats]
+        return [
+            *OTHERS,
+            -1 if value >= 0 else -2,
+            *([-(2**130)] if value > 2**64 else HUGE),
+            *floats,
+        ]
     if isinstance(value, float):
         return [*OTHERS, True, number("nan"), number("inf"), number("-inf"), 10**400, 1e308]
     return [None, 5, True, [], {}, "no such thing", "x" * 1000]
@@ -160,7 +166,9 @@ def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
         "of one number": lambda t: torch.zeros((1, 1, 1, 1), dtype=t.dtype),
     }
     if tensor.ndim:
-        changes["longer"] = lambda t: torch.cat((t, t[:1] if len(t) else t.new_zeros((1, *t.shape[1:]))))
+        changes["longer"] = lambda t: torch.cat(
+            (t, t[:1] if len(t) else t.new_zeros((1, *t.shape[1:])))
+        )
     if len(tensor.shape) and len(tensor):
         changes["shorter"] = lambda t: t[:-1]
         changes["empty"] = lambda t: t[:0]
@@ -188,7 +196,9 @@ def wrong_numbers(name: str, tensor: torch.Tensor) -> dict[str, Change]:
             changes["others"] = lambda t: t + 1
     elif tensor.dtype == torch.bool:
         changes["of byte 2"] = lambda t: torch.full(t.shape, 2, dtype=torch.uint8).view(torch.bool)
-        changes["of byte 255"] = lambda t: torch.full(t.shape, 255, dtype=torch.uint8).view(torch.bool)
+        changes["of byte 255"] = lambda t: torch.full(t.shape, 255, dtype=torch.uint8).view(
+            torch.bool
+        )
     elif tensor.dtype == torch.uint8:
         if len(tensor) == 5056:
             changes |= {"zeros": every(0), "of 255": every(255), "out of words": one(255, 17)}
@@ -237,6 +247,9 @@ class Poisoned:
                 shutil.rmtree(saved.path)
         self._whole = folder / "whole"
         shutil.copytree(self._run, self._whole)
+        self._job = job(folder, *self._chosen, quick=False)  # what is poisoned says nothing of it
+        gc.collect()
+        gc.freeze()  # children need not look at what all of them have
         self.poisons = poisons(self.checkpoint)
 
     def _weights(self) -> Any:
@@ -254,7 +267,9 @@ class Poisoned:
         child = os.fork()
         if not child:
             signal.alarm(HANGS)  # ends it whatever it does
-            os.dup2(os.open(self._folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            said = os.open(self._folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
             os._exit(self._continued())
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
@@ -267,7 +282,7 @@ class Poisoned:
     def _continued(self) -> int:
         try:
             with in_a_line():
-                train(job(self._folder, *self._chosen, quick=False))
+                train(self._job)
         except ExpectedError as error:
             print(error, file=sys.stderr, flush=True)
             return error.exit_code
@@ -278,5 +293,3 @@ class Poisoned:
     def said(self) -> str:
         """Return the last words of the last one."""
         return (self._folder / "said").read_text()[-600:]
-
-
