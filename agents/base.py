@@ -163,7 +163,7 @@ class Agent(Stateful, ABC):
         afterwards: it is shared out anew.
         """
 
-    def refuse_contradictions(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
         """Raise ValueError where what was taken back cannot be after so many steps.
 
         `obs` [N, …] is what the environments show now, and `kept` the row that led to it, if that

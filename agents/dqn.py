@@ -126,7 +126,7 @@ class DQN(Agent):
         self._taken = 0  # there is nothing to take the others on
 
     @override
-    def refuse_contradictions(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
         s, learned = self._settings, self._learned
         starts = s.learning_starts
         if self._steps != steps:
@@ -142,7 +142,7 @@ class DQN(Agent):
         if not 0 <= self._taken <= (s.updates_per_train if due else 0):
             raise ValueError(f"agent.taken: is {self._taken}, which is not due at {learned + 1}")
         if self._started:
-            self._replay.refuse_others(self._actions, None if kept else obs)
+            self._replay.check_current(self._actions, None if kept else obs)
 
     @override
     def lose_replay(self) -> None:

@@ -72,7 +72,7 @@ class HostNetwork:
         *,
         scaled: bool = False,
     ) -> None:
-        _refuse_misfits(layers)
+        _check_shapes(layers)
         self._layers = layers  # which keeps the memory that the plan points to
         self.plan: NDArray[np.int64] = np.array([_row(layer) for layer in layers], np.int64)
         self.plan[0, SCALED] = scaled
@@ -89,12 +89,13 @@ class HostNetwork:
         return y
 
 
-def _refuse_misfits(layers: Sequence[Layer | Convolution]) -> None:
+def _check_shapes(layers: Sequence[Layer | Convolution]) -> None:
     """Refuse layers whose arrays are not of the sizes that compiled code reads them with."""
     before: int | None = None
     for number, layer in enumerate(layers):
         inputs, outputs = _row(layer)[INPUTS], _row(layer)[OUTPUTS]
-        norms, biases = (), outputs
+        norms: tuple[Floats, ...] = ()
+        biases = outputs
         if isinstance(layer, Convolution):
             biases = len(layer.weight)
             height, width = layer.board

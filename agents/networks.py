@@ -71,7 +71,7 @@ class FlatNetwork(Stateful):
         super().load_state_dict(state)
         for part in self.module.modules():
             if isinstance(part, Statistics):
-                part.refuse_impossible()
+                part.check_ranges()
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Return `weights` [P] cut into the module's parameters."""

@@ -57,14 +57,14 @@ class ObservationNormaliser(Statistics):
         self.start_()
 
     @override
-    def refuse_impossible(self) -> None:
+    def check_ranges(self) -> None:
         for name in ("count", "square"):
             if (getattr(self, name) < 0).any():
                 raise ValueError(f"normaliser.{name}: holds a number below 0")
         if not (self.scale > 0).all():
             raise ValueError("normaliser.scale: holds a number that is not above 0")
 
-    def refuse_others(self, steps: int, *, settled: bool) -> None:
+    def check_current(self, steps: int, *, settled: bool) -> None:
         """Refuse more rows than steps, and, once `settled`, other numbers than statistics give."""
         if not self.count <= steps or self.count % 1:
             raise ValueError(f"normaliser.count: is {self.count:g} after {steps} steps")

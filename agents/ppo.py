@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
@@ -42,7 +43,7 @@ from buffers.sequences import SequenceRollout
 from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
-from memory.saved import COUNT, Limits, refuse_outside, tensor
+from memory.saved import COUNT, Limits, check_limits, tensor
 
 
 class PPO(Agent):
@@ -110,7 +111,7 @@ class PPO(Agent):
         self._begun = self._steps
 
     @override
-    def refuse_contradictions(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
         if self._steps != steps:
             raise ValueError(f"agent.steps: is {self._steps}, the run's are {steps}")
         rollout, alone = self._rollout, self._world.alone
@@ -121,9 +122,9 @@ class PPO(Agent):
                 f"agent.begun: is {self._begun}, {own} of {steps} steps are since then"
             )
         limits = action_limits(self._head)
-        refuse_outside(rollout.action[: rollout.position], limits)
+        check_limits(rollout.action[: rollout.position], limits)
         if self._observations is not None:
-            self._observations.refuse_others(steps, settled=kept is None)
+            self._observations.check_current(steps, settled=kept is None)
         if kept is None:
             if steps and not np.array_equal(self._next_obs, obs):
                 raise ValueError("agent.next_obs: is not what the environments show")

@@ -11,5 +11,5 @@ class Statistics(nn.Module):
     """A layer with running statistics as its buffers."""
 
     @abstractmethod
-    def refuse_impossible(self) -> None:
+    def check_ranges(self) -> None:
         """Raise ValueError where they are those of no rows."""

@@ -30,7 +30,7 @@ class ValueUnits(Statistics):
         self.register_buffer("moments", torch.empty(3, dtype=torch.float64))
 
     @override
-    def refuse_impossible(self) -> None:
+    def check_ranges(self) -> None:
         share, _, second = self.moments.tolist()
         if not (0 <= share <= 1 and second >= 0):
             raise ValueError(f"units.moments: are {self.moments.tolist()}, which no returns have")

@@ -16,9 +16,9 @@ from typing_extensions import override
 from buffers.block_sums import BlockSums
 from buffers.room import choose_accelerator, require_room
 from buffers.settings import ReplaySettings
-from buffers.sum_tree import NO_LEVELS, SumTree, refuse_other_leaves
+from buffers.sum_tree import NO_LEVELS, SumTree, check_leaves
 from buffers.timeline import ReplayLayout, Timeline
-from memory.saved import Limits, Saved, length, refuse_outside, set_numpy_generator
+from memory.saved import Limits, Saved, check_limits, length, set_numpy_generator
 from memory.state import Stateful, give
 
 NOTHING_YET = "replay: there is no complete transition to draw yet"
@@ -151,12 +151,12 @@ class ReplayBuffer(Stateful, ABC):
         finally:
             self._random.bit_generator.state = before
 
-    def refuse_others(self, actions: int, obs: NDArray | None) -> None:
-        """Raise ValueError for actions that are none of so many, and a newest frame not of `obs`."""
+    def check_current(self, actions: int, obs: NDArray | None) -> None:
+        """Raise ValueError for actions that are none of so many, and another newest frame."""
         stored, rows = self._stored(), self._filled()
         if not rows:
             raise ValueError("replay: has no rows, though it was begun")
-        refuse_outside(stored["action"][:rows], Limits(0, actions - 1))
+        check_limits(stored["action"][:rows], Limits(0, actions - 1))
         if obs is not None:
             newest = stored["frames"][self.timeline.slot].cpu().numpy()
             if not np.array_equal(newest, obs[:, self._newest :].reshape(newest.shape)):
@@ -226,7 +226,7 @@ class ReplayBuffer(Stateful, ABC):
         if self._priorities is not None:
             leaves = saved.inside("priorities").raw("leaves")
             self._priorities.load_state_dict(saved.raw("priorities"))
-            refuse_other_leaves(leaves, self.timeline.live)
+            check_leaves(leaves, self.timeline.live)
         set_numpy_generator(self._random, saved.raw("random"))
         if "late" in saved and saved.raw("late") is not None:
             self._take_late(saved.inside("late"))

@@ -187,7 +187,7 @@ def priorities_in(state: Any, slots: int, alpha: float) -> tuple[float, Tensor]:
     return peak, saved.tensor("leaves", (count,), torch.float64, 0.0, most)
 
 
-def refuse_other_leaves(leaves: Tensor, live: NDArray[np.int64]) -> None:
+def check_leaves(leaves: Tensor, live: NDArray[np.int64]) -> None:
     """Refuse priorities of what cannot be drawn, and none of what can."""
     found = np.flatnonzero(leaves.cpu().numpy() > 0)
     if not np.array_equal(found, np.sort(live)):

@@ -260,12 +260,12 @@ class Timeline(Stateful):
         """Take the state back, if no kernel would be led outside of the arrays by it."""
         try:
             super().load_state_dict(state)
-            self._refuse_impossible()
+            self._check_ranges()
         except ValueError as error:
             self.clear()
             raise ValueError(f"replay: its cursors lead nowhere: {error}") from None
 
-    def _refuse_impossible(self) -> None:
+    def _check_ranges(self) -> None:
         envs, span = self._alive.shape
         opened, first, count = self._cursors[OPEN], self._cursors[FIRST], self._cursors[COUNT]
         _within("row", np.array([self.row]), -1, LARGEST - 2 * self._rows)
@@ -282,9 +282,9 @@ class Timeline(Stateful):
             raise ValueError(f"count: is {self.count}, those of its environments {count.tolist()}")
         for env in range(envs):
             places = (first[env] + np.arange(count[env])) % span
-            self._refuse_starts(env, self._alive[env, places].astype(np.int64))
+            self._check_starts(env, self._alive[env, places].astype(np.int64))
 
-    def _refuse_starts(self, env: int, starts: NDArray[np.int64]) -> None:
+    def _check_starts(self, env: int, starts: NDArray[np.int64]) -> None:
         """Refuse starts, oldest first, that are in no order, too old, not stored or not valid."""
         ages = (self.row - starts) % self._rows
         oldest = min(self.row, self._alive.shape[1] + self._n_step - 1)

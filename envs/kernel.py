@@ -28,10 +28,10 @@ ANY_WHOLE: Range = (-(2**63), 2**63 - 1)
 class Kernel:
     """One compiled function that steps N environments, and the sizes of what it works on.
 
-    `step(sim, action, row)` is described in `envs/kernel_steps.py`. State comes back from files, and
-    compiled code leaves indices unchecked: what anything is looked up by says its range. A mere
-    count of numbers says that each may be any. `refuse(reals, wholes)` may raise ValueError for
-    numbers [R] and [W] of one environment that contradict one another.
+    `step(sim, action, row)` is described in `envs/kernel_steps.py`. State comes back from files,
+    and compiled code leaves indices unchecked: what anything is looked up by says its range. A
+    mere count of numbers says that each may be any. `validate(reals, wholes)` may raise ValueError
+    for numbers [R] and [W] of one environment that contradict one another.
     """
 
     step: Callable[..., None]
@@ -42,7 +42,7 @@ class Kernel:
     constants: Sequence[float] | NDArray[np.float64] = ()  # what its keywords decide
     images: bool = False  # frames are bytes, channels first
     generator_words: int = 6
-    refuse: Callable[[NDArray[np.float64], NDArray[np.int64]], None] | None = None
+    validate: Callable[[NDArray[np.float64], NDArray[np.int64]], None] | None = None
 
     def __post_init__(self) -> None:
         axes = 3 if self.images else 1

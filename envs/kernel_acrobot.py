@@ -59,7 +59,7 @@ GRAVITY, SECONDS = 9.8, 0.2
 COM, INERTIA = 0.5, 1.0  # both links are alike: length and mass 1
 FASTEST_1, FASTEST_2 = 4 * math.pi, 9 * math.pi
 SQUARE = 0  # the constant
-# `_wrapped` turns an angle back one circle at a time, for ever where that is less than its last bit.
+# `_wrapped` turns angles back circle by circle: for ever where one is less than their last bit.
 RANGES = ((-math.pi, math.pi),) * 2 + ((-FASTEST_1, FASTEST_1), (-FASTEST_2, FASTEST_2))
 
 

@@ -45,7 +45,7 @@ RANGES = (
 )
 
 
-def refuse(_: NDArray[Any], state: NDArray[Any]) -> None:
+def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
     """Refuse somebody beside the board; who has left it is not there."""
     for slot in range(SLOTS):
         entity = state[FIRST + WIDTH * slot : FIRST + WIDTH * (slot + 1)]

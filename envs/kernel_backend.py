@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from envs.faults import Faults
 from envs.kernel import Kernel, Range, find_kernel
-from envs.kernel_generators import TWISTER_WORDS, refuse_generators, refuse_twisters
+from envs.kernel_generators import TWISTER_WORDS, check_generators, check_twisters
 from envs.kernel_steps import (
     ELAPSED,
     EPISODE,
@@ -136,16 +136,16 @@ class KernelBackend(Backend):
         )
         # What has not begun yet is zeros, which need not be any state of an episode.
         new = (progress[:, 1] > 0) & ~wholes.any(axis=1) & ~reals.any(axis=1)
-        _refuse_outside("reals", reals[~new], self.kernel.real_ranges)
-        _refuse_outside("wholes", wholes[~new], self.kernel.whole_ranges)
+        _check_limits("reals", reals[~new], self.kernel.real_ranges)
+        _check_limits("wholes", wholes[~new], self.kernel.whole_ranges)
         most = limit - 1 + progress[:, 1] if limit else np.full(len(elapsed), LARGEST)
         if ((elapsed < 0) | (elapsed > most)).any():
             raise ValueError(f"elapsed: is {elapsed.tolist()}, it can be 0 to {most.tolist()}")
-        refuse = refuse_twisters if sim.generators.shape[1] == TWISTER_WORDS else refuse_generators
+        refuse = check_twisters if sim.generators.shape[1] == TWISTER_WORDS else check_generators
         refuse(generators.view(np.uint64))
-        if self.kernel.refuse is not None:
+        if self.kernel.validate is not None:
             for env in np.flatnonzero(~new):
-                self.kernel.refuse(reals[env], wholes[env])
+                self.kernel.validate(reals[env], wholes[env])
         return reals, wholes, elapsed, generators
 
     def cut(self, env: int) -> None:
@@ -158,7 +158,7 @@ def _spec(settings: EnvSettings, kernel: Kernel) -> EnvSpec:
     return EnvSpec.of(settings, encoder, action_decoder(kernel.action).spec)
 
 
-def _refuse_outside(name: str, numbers: NDArray[Any], ranges: Sequence[Range]) -> None:
+def _check_limits(name: str, numbers: NDArray[Any], ranges: Sequence[Range]) -> None:
     """Refuse numbers [N, R] outside of their ranges."""
     least, most = np.array(ranges, numbers.dtype).reshape(-1, 2).T
     wrong = np.argwhere((numbers < least) | (numbers > most))

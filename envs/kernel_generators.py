@@ -1,4 +1,4 @@
-"""Which words a kernel's generators can consist of: compiled code looks the next one up unchecked."""
+"""What a kernel's generators can consist of: compiled code looks their words up unchecked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TWISTER_WORDS = WORDS
 WORD_32 = 2**32 - 1
 
 
-def refuse_twisters(twisters: NDArray[np.uint64]) -> None:
+def check_twisters(twisters: NDArray[np.uint64]) -> None:
     """Refuse Mersenne twisters [N, 625] whose next word is none of theirs."""
     for env, twister in enumerate(twisters):
         begun = bool(twister.any())  # not before the first episode
@@ -25,7 +25,7 @@ def refuse_twisters(twisters: NDArray[np.uint64]) -> None:
             raise ValueError(f"generators: the words of environment {env} are no twister's")
 
 
-def refuse_generators(generators: NDArray[np.uint64]) -> None:
+def check_generators(generators: NDArray[np.uint64]) -> None:
     """Refuse NumPy's default generators [N, 6] that could not have come to these words."""
     for env, words in enumerate(generators):
         begun = bool(words.any())

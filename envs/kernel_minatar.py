@@ -41,7 +41,7 @@ def minatar(
         constants=(sticky_action_prob, difficulty_ramping, *actions),
         images=True,
         generator_words=WORDS,
-        refuse=getattr(module, "refuse", None),
+        validate=getattr(module, "validate", None),
     )
 
 

@@ -82,7 +82,7 @@ RANGES = (
 )
 
 
-def refuse(_: NDArray[Any], state: NDArray[Any]) -> None:
+def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
     """Refuse what is said to be there and is beside the board."""
     rows = state[TABLE:].reshape(ROWS, WIDTH)
     for begin, count in zip(BEGIN, state[COUNTS:TABLE], strict=True):

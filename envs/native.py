@@ -16,7 +16,7 @@ from envs.row import Row
 from envs.settings import EnvSettings
 from envs.spaces import encoders
 from memory.errors import SettingError
-from memory.saved import FINITE, Saved, refuse_outside
+from memory.saved import FINITE, Saved, check_limits
 from memory.state import take
 
 
@@ -84,7 +84,7 @@ def _taken(current: Any, saved: Any) -> Any:
         # Between a reset and a step a simulator may keep numbers of other types and shapes.
         if saved.ndim != current.ndim or len(saved) != len(current):
             raise ValueError(f"saved with shape {list(saved.shape)}, not {list(current.shape)}")
-        refuse_outside(saved, FINITE)
+        check_limits(saved, FINITE)
         return saved.numpy().copy()
     if current is None and (saved is None or hasattr(saved, "numpy")):
         return None if saved is None else saved.numpy().copy()

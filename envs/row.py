@@ -42,7 +42,10 @@ def progress_in(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
     progress = np.array([[-1, 1]] * envs)
     state = Saved(saved, "backend")
     if "episode" in state or made_by(state) in PLAYING:
-        progress.T[:] = state.wholes("episode", envs, -1, MOST_EPISODES), state.truths("over", envs)
+        progress.T[:] = (
+            state.wholes("episode", envs, -1, MOST_EPISODES),
+            state.booleans("over", envs),
+        )
     elif "progress" in state:  # of earlier versions
         progress[:] = state.tensor("progress", (envs, 2), "int64", -1, MOST_EPISODES).numpy()
     new = progress[:, 0] < 0

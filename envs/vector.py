@@ -211,7 +211,7 @@ class VectorEnv(Stateful):
         saved = given.tensor("frames", row.obs.shape, dtype).numpy()
         valid = given.tensor("valid", (num_envs,), "bool").numpy()
         past = [self._past_in(given, env) for env in range(num_envs)]
-        step, started = given.whole("step"), given.truth("started")
+        step, started = given.whole("step"), given.boolean("started")
         stack = None if self._stack is None else self._stack_in(given, saved)
         self._statistics.load_state_dict(given.raw("statistics"))
         if self._statistics.rows != step:
@@ -231,7 +231,7 @@ class VectorEnv(Stateful):
         """Return the saved stacks [N, k·C, …], which end with the saved frames."""
         shape, dtype = (len(frames), *self.spec.observation_shape), self.spec.dtype
         stack: NDArray[Any] = given.tensor("stack", shape, dtype).numpy()
-        if given.truth("started") and not (stack[:, -frames.shape[1] :] == frames).all():
+        if given.boolean("started") and not (stack[:, -frames.shape[1] :] == frames).all():
             raise ValueError("env.stack: does not end with env.frames")
         return stack
 

@@ -7,12 +7,14 @@ each part says what its numbers may be, and what lies outside is a ValueError th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+Read = TypeVar("Read")
 
 LARGEST = 2**63 - 1
 LARGEST_SEED = 2**128
@@ -61,8 +63,8 @@ def real(value: Any, limits: Limits = FINITE) -> float:
     return number
 
 
-def truth(value: Any) -> bool:
-    """Return what is true or false."""
+def boolean(value: Any) -> bool:
+    """Return a boolean."""
     if not isinstance(value, bool):
         raise ValueError(f"saved as {type(value).__name__}, here it is bool")
     return value
@@ -85,12 +87,12 @@ def tensor(
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if value.dtype != dtype:
         raise ValueError(f"saved as {value.dtype}, here it is {dtype}")
-    refuse_outside(value, limits)
+    check_limits(value, limits)
     checked: torch.Tensor = value
     return checked
 
 
-def refuse_outside(values: torch.Tensor, limits: Limits) -> None:
+def check_limits(values: torch.Tensor, limits: Limits) -> None:
     """Refuse a tensor with a number that is none, or lies outside of the limits."""
     import torch
 
@@ -145,17 +147,17 @@ class Saved:
             key, lambda value: [whole(each, limits) for each in _list(value, length)]
         )
 
-    def truths(self, key: str, length: int) -> list[bool]:
-        """Return so many truths under a key."""
-        return self._of_key(key, lambda value: [truth(each) for each in _list(value, length)])
+    def booleans(self, key: str, length: int) -> list[bool]:
+        """Return so many booleans under a key."""
+        return self._of_key(key, lambda value: [boolean(each) for each in _list(value, length)])
 
     def real(self, key: str, least: float = -math.inf, most: float = math.inf) -> float:
         """Return the number under a key."""
         return self._of_key(key, lambda value: real(value, Limits(least, most)))
 
-    def truth(self, key: str) -> bool:
-        """Return the truth under a key."""
-        return self._of_key(key, truth)
+    def boolean(self, key: str) -> bool:
+        """Return the boolean under a key."""
+        return self._of_key(key, boolean)
 
     def tensor(
         self,
@@ -173,7 +175,7 @@ class Saved:
         """Return the state of a generator of NumPy's under a key."""
         return self._of_key(key, numpy_generator)
 
-    def _of_key(self, key: str, read: Any) -> Any:
+    def _of_key(self, key: str, read: Callable[[Any], Read]) -> Read:
         value = self.raw(key)
         try:
             return read(value)

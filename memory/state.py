@@ -15,11 +15,11 @@ from memory.saved import (
     ANY_WHOLE,
     FINITE,
     Limits,
+    boolean,
     real,
     set_numpy_generator,
     tensor,
     torch_generator,
-    truth,
     whole,
 )
 
@@ -130,7 +130,7 @@ def _of_kind(current: Any, saved: Any, limits: Limits | None) -> Any:
     if limits is not None and limits.optional:
         return None if saved is None else real(saved, limits)
     if isinstance(current, bool):
-        return truth(saved)
+        return boolean(saved)
     if isinstance(current, int):
         return whole(saved, limits or ANY_WHOLE)
     if isinstance(current, float):

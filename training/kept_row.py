@@ -13,7 +13,7 @@ from typing_extensions import override
 from agents.base import Decision
 from envs.row import action_form
 from envs.types import DiscreteActions, EnvSpec, Episode, Step
-from memory.saved import FINITE, Limits, Saved, length, real, refuse_outside, tensor
+from memory.saved import FINITE, Limits, Saved, check_limits, length, real, tensor
 from memory.state import Stateful, give
 
 
@@ -62,9 +62,9 @@ class KeptRow(Stateful):
                 numbers = decision.raw(name)
                 if not isinstance(numbers, torch.Tensor) or length(numbers) != envs:
                     raise ValueError(f"kept.decision.{name}: is not of {envs} environments")
-                refuse_outside(numbers, FINITE)
+                check_limits(numbers, FINITE)
 
-    def refuse_others(self, spec: EnvSpec, shown: NDArray[Any]) -> None:
+    def check_current(self, spec: EnvSpec, shown: NDArray[Any]) -> None:
         """Refuse a row that is not of these environments, which now show `shown` [N, …]."""
         if self.row is None:
             return
@@ -75,7 +75,7 @@ class KeptRow(Stateful):
         if sent.is_floating_point() != (dtype.kind == "f"):
             raise ValueError(f"kept.decision.action: saved as {sent.dtype}, here it is {dtype}")
         if isinstance(spec.action, DiscreteActions):
-            refuse_outside(sent, Limits(0, spec.action.n - 1))
+            check_limits(sent, Limits(0, spec.action.n - 1))
         if not np.array_equal(step.obs, shown):
             raise ValueError("kept.step.obs: is not what the environments show")
 

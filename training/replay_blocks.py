@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from buffers.replay import ReplayBuffer
 from buffers.timeline import ENDED, TERMINATED, VALID
-from training.archive import Existing, read_part
 from memory.saved import Saved
+from training.archive import Existing, read_part
 from training.manifest import CheckpointError, part_names
 
 BLOCK_BYTES = 8_000_000

@@ -84,14 +84,14 @@ class Run(Stateful):
         self._instruments.filmer.continue_at(self.steps)
         self._next = self._next_event()
 
-    def refuse_contradictions(self, step: int, env: VectorEnv) -> None:
+    def check_consistency(self, step: int, env: VectorEnv) -> None:
         """Raise ValueError where run, agent and environments are not of one moment."""
         if self.steps != step:
             raise ValueError(f"run.steps: is {self.steps}, the checkpoint is of step {step}")
         if not env.started:
             raise ValueError("env.started: they never were")
-        self._kept.refuse_others(env.spec, env.observation)
-        self._agent.refuse_contradictions(self.steps, self._kept.row, env.observation)
+        self._kept.check_current(env.spec, env.observation)
+        self._agent.check_consistency(self.steps, self._kept.row, env.observation)
 
     @property
     def done(self) -> bool:

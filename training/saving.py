@@ -14,7 +14,7 @@ from agents.world import ALONE, World
 from buffers.replay import ReplayBuffer
 from envs.vector import VectorEnv
 from memory.errors import ExpectedError, NonFiniteError, describe
-from memory.saved import Saved as Named
+from memory.saved import Saved as SavedState
 from memory.state import give
 from training.archive import finish_replacing, read_part, replace_archive
 from training.checkpoints import Checkpoints
@@ -222,17 +222,17 @@ class Saver:
             regroup(saved.path, before, self._world, self._run, self._env, self._agent)
             self._foreign = saved.path
             return
-        with _told_by("agent"):
+        with _prefixed_by("agent"):
             self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent"))
         if self._agent.replay is not None:
             self._load_replay(saved.path, self._agent.replay)
         parts = {name: read_part(saved.path, f"{prefix}{name}") for name in ("env", "run")}
-        with _told_by("env"):
-            _refuse_other_seed(parts["env"], self._env.state_dict())
+        with _prefixed_by("env"):
+            _check_seed(parts["env"], self._env.state_dict())
             self._env.load_state_dict(parts["env"])
-        with _told_by("run"):
+        with _prefixed_by("run"):
             self._run.load_state_dict(parts["run"])
-            self._run.refuse_contradictions(saved.step, self._env)
+            self._run.check_consistency(saved.step, self._env)
 
     def _load_replay(self, path: Path, replay: ReplayBuffer) -> None:
         try:
@@ -266,7 +266,7 @@ class Saver:
 
 
 @contextmanager
-def _told_by(part: str) -> Iterator[None]:
+def _prefixed_by(part: str) -> Iterator[None]:
     """Name the part whose state is refused."""
     try:
         yield
@@ -275,9 +275,9 @@ def _told_by(part: str) -> Iterator[None]:
         raise ValueError(told if told.startswith(f"{part}.") else f"{part}: {told}") from None
 
 
-def _refuse_other_seed(saved: Any, own: Mapping[str, Any]) -> None:
+def _check_seed(saved: Any, own: Mapping[str, Any]) -> None:
     """Refuse environments that were seeded for another run."""
-    theirs = Named(Named(saved, "env").raw("backend"), "env.backend")
+    theirs = SavedState(SavedState(saved, "env").raw("backend"), "env.backend")
     seed = own["backend"].get("seed")
     if "seed" in theirs and theirs.raw("seed") != seed:
         raise ValueError(f"backend.seed: is {theirs.raw('seed')!r:.40}, this run's is {seed}")

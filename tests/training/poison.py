@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -180,43 +181,59 @@ def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
     yield from (Poison(file, (name,), what, change) for what, change in changes.items())
 
 
+NONE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+NEVER_BELOW_0 = ("adam.square", "leaves", "count", "square", "scale", "adam.step")
+NEVER_LARGE = ("adam.step", "noise", "weights", "adam.mean", "simulation.reals")
+AT_ODDS = ("frames", "stack", "next_obs")  # of a row, with those that other parts have
+
+
 def wrong_numbers(name: str, tensor: torch.Tensor) -> dict[str, Change]:
     """Return changes to numbers that are none, or none of those that can be there."""
     changes: dict[str, Change] = {}
     if tensor.is_floating_point():
-        for number in (float("nan"), float("inf"), float("-inf")):
-            changes[f"one {number}"] = one(number)
-            changes[f"the first {number}"] = one(number, 0)
-            changes[f"all {number}"] = every(number)
-        if name.endswith(("adam.square", "leaves", "count", "square", "scale", "adam.step")):
+        for word, value in NONE.items():
+            changes[f"one {word}"], changes[f"the first {word}"] = one(value), one(value, 0)
+            changes[f"all {word}"] = every(value)
+        if name.endswith(NEVER_BELOW_0):
             changes["one -1"], changes["all -1"] = one(-1), every(-1)
-        if name.endswith(("adam.step", "noise", "weights", "adam.mean", "simulation.reals")):
+        if name.endswith(NEVER_LARGE):
             changes["one 1e20"], changes["all 1e30"] = one(1e20, 0), every(1e30)
-        if name.endswith(("env.frames", "next_obs")):
+        if name in AT_ODDS and len(tensor) == 2:
             changes["others"] = lambda t: t + 1
     elif tensor.dtype == torch.bool:
-        changes["of byte 2"] = lambda t: torch.full(t.shape, 2, dtype=torch.uint8).view(torch.bool)
-        changes["of byte 255"] = lambda t: torch.full(t.shape, 255, dtype=torch.uint8).view(
-            torch.bool
-        )
+        changes["of byte 2"], changes["of byte 255"] = of_byte(2), of_byte(255)
     elif tensor.dtype == torch.uint8:
-        if len(tensor) == 5056:
-            changes |= {"zeros": every(0), "of 255": every(255), "out of words": one(255, 17)}
-            changes["more words than there are"] = one(2, 9)
-        elif "flags" in name:
-            changes |= {"of 2": every(2), "one 255": one(255), "of 8": every(8)}
-        elif name in ("frames", "stack", "next_obs") and tensor.shape[0] == 2:
-            changes["others"] = lambda t: t ^ 255
+        changes |= wrong_bytes(name, tensor)
     else:
-        for number in (-1, -2, 2**31 - 1):
-            changes[f"all {number}"] = every(number)
+        changes |= {f"all {value}": every(value) for value in (-1, -2, 2**31 - 1)}
         if tensor.dtype == torch.int64:
-            changes["one 2^62"], changes["one -2^63"] = one(2**62), one(-(2**63))
-            if name.endswith("wholes"):
-                row = tensor.shape[1]
-                for column in range(0, row, max(1, row // 40)):
-                    changes[f"number {column} 10**6"] = one(10**6, column)
-                    changes[f"number {column} -10"] = one(-10, row + column)
+            changes |= wrong_wholes(name, tensor)
+    return changes
+
+
+def of_byte(value: int) -> Change:
+    """Let truths be bytes that are neither 0 nor 1."""
+    return lambda tensor: torch.full(tensor.shape, value, dtype=torch.uint8).view(torch.bool)
+
+
+def wrong_bytes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
+    if len(tensor) == 5056:  # a generator of torch's
+        changes = {"zeros": every(0), "of 255": every(255), "out of words": one(255, 17)}
+        return changes | {"more words than there are": one(2, 9)}
+    if "flags" in name:
+        return {"of 2": every(2), "one 255": one(255), "of 8": every(8)}
+    if name in AT_ODDS and len(tensor) == 2:
+        return {"others": lambda t: t ^ 255}
+    return {}
+
+
+def wrong_wholes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
+    changes = {"one 2^62": one(2**62), "one -2^63": one(-(2**63))}
+    if name.endswith("wholes"):
+        row = tensor.shape[1]
+        for column in range(0, row, max(1, row // 40)):
+            changes[f"number {column} 10**6"] = one(10**6, column)
+            changes[f"number {column} -10"] = one(-10, row + column)
     return changes
 
 
@@ -230,6 +247,15 @@ def poisons(checkpoint: Path) -> list[Poison]:
         elif path.name != "manifest.json":
             found += in_document(path.name, json.loads(path.read_text()))
     return found
+
+
+def some_of_each(found: list[Poison], count: int) -> list[Poison]:
+    """Return so many poisons of every leaf, branch and tensor."""
+    of_place: dict[tuple[Any, ...], list[Poison]] = {}
+    for poison in found:
+        of_place.setdefault((poison.file, *poison.where), []).append(poison)
+    draw = random.Random(0).sample
+    return [each for some in of_place.values() for each in draw(some, min(count, len(some)))]
 
 
 class Poisoned:

@@ -1,25 +1,33 @@
-"""A value that cannot be is refused with 3, or nothing learned depends on it; nothing else happens."""
+"""A value that cannot be is refused with 3, or nothing that is learned depends on it."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from opened import job
-from poison import CASES, COMMON, Poison, Poisoned, poisons
+from poison import CASES, COMMON, Poison, Poisoned, poisons, some_of_each
 from test_hostile_state import outcome, resumable
 
 from agents.host_network import Convolution, HostNetwork, Layer
 from agents.host_policy import q_on_host
-from envs.factory import build_env
+from agents.trunks import QNetwork
 from envs.kernel import Kernel
+from envs.kernel_backend import KernelBackend
 from envs.settings import EnvSettings
 from memory.saved import numpy_generator, set_numpy_generator, torch_generator
+from memory.state import give
 
+IN_PROCESS = (
+    *(each for each in COMMON if not each.startswith(("resume", "checkpoint.keep"))),
+    "checkpoint.keep=1",
+)
+OF_EACH = 2  # values for every leaf, branch and tensor of a checkpoint
 PLACES = {  # whole numbers of a kernel's state: in which column, and what is beyond its range
     "FrozenLake-v1": [(0, 16), (0, 1_000_000), (0, -1)],
     "CliffWalking-v1": [(0, 48)],
@@ -33,54 +41,75 @@ PLACES = {  # whole numbers of a kernel's state: in which column, and what is be
 
 
 def settings(env_id: str) -> EnvSettings:
-    return EnvSettings(id=env_id, backend="kernel", num_envs=2, frame_stack=1)
+    nothing: dict[str, Any] = {"kwargs": {}, "wrappers": (), "info_metrics": ()}
+    return EnvSettings(
+        id=env_id,
+        num_envs=2,
+        frame_stack=1,
+        backend="kernel",
+        action_masks="auto",
+        step_timeout=60.0,
+        max_restarts=0,
+        **nothing,
+    )
+
+
+def restored(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Restore two environments in the middle of an episode, once their state is changed.
+
+    Their numbers are the least that they can be: no code is compiled for that.
+    """
+    if env_id.startswith("MinAtar"):
+        pytest.importorskip("minatar")
+    backend = KernelBackend(settings(env_id), seed=1)
+    state = give(backend.snapshot()) | {"episode": [3, 4], "over": [False, False]}
+    simulation = state["simulation"]
+    for kind, ranges in (("wholes", "whole_ranges"), ("reals", "real_ranges")):
+        limits = torch.tensor(getattr(backend.kernel, ranges), dtype=simulation[kind].dtype)
+        if len(limits):
+            simulation[kind].clamp_(*limits.T)
+    change(simulation)
+    backend.restore(state, [None, None], backend.rows()[0])
 
 
 @pytest.mark.parametrize("env_id", PLACES)
 def test_a_kernels_number_beyond_its_range_is_refused_by_name(env_id: str) -> None:
-    if env_id.startswith("MinAtar"):
-        pytest.importorskip("minatar")
-    with build_env(settings(env_id), seed=1) as env:
-        env.reset()
-        for column, value in PLACES[env_id]:
-            state = env.state_dict()
-            state["backend"]["simulation"]["wholes"][1, column] = value
-            with pytest.raises(ValueError, match=rf"wholes: number {column} of environment 1 is"):
-                env.load_state_dict(state)
-        env.load_state_dict(env.state_dict())
+    restored(env_id, lambda simulation: None)
+    for column, value in PLACES[env_id]:
+
+        def change(simulation: dict[str, torch.Tensor]) -> None:
+            simulation["wholes"][1, column] = value  # noqa: B023 - called at once
+
+        with pytest.raises(ValueError, match=rf"wholes: number {column} of environment 1 is"):
+            restored(env_id, change)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e20])
 def test_a_kernels_real_number_that_is_none_is_refused(env_id: str, value: float) -> None:
-    with build_env(settings(env_id), seed=1) as env:
-        env.reset()
-        state = env.state_dict()
-        state["backend"]["simulation"]["reals"][0, 1] = value
-        with pytest.raises(ValueError, match="reals"):
-            env.load_state_dict(state)
+    with pytest.raises(ValueError, match="reals"):
+        restored(env_id, lambda simulation: simulation["reals"][0, 1].fill_(value))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MinAtar/Breakout-v1"])
-def test_a_kernels_generator_that_is_none_is_refused(env_id: str) -> None:
+@pytest.mark.parametrize(("place", "value"), [(-1, 2**40), (-1, -1), (-2, 2**40)])
+def test_a_kernels_generator_that_is_none_is_refused(env_id: str, place: int, value: int) -> None:
+    with pytest.raises(ValueError, match="generators"):
+        restored(env_id, lambda simulation: simulation["generators"][0, place].fill_(value))
+
+
+@pytest.mark.parametrize("value", [-1, 10**6])
+def test_steps_of_an_episode_beyond_its_limit_are_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="elapsed"):
+        restored("CartPole-v1", lambda simulation: simulation["elapsed"].fill_(value))
+
+
+@pytest.mark.parametrize("env_id", PLACES)
+def test_every_whole_number_of_our_kernels_has_a_range(env_id: str) -> None:
     if env_id.startswith("MinAtar"):
         pytest.importorskip("minatar")
-    with build_env(settings(env_id), seed=1) as env:
-        env.reset()
-        for place, value in ((-1, 2**40), (-1, -1), (-2, 2**40)):
-            state = env.state_dict()
-            state["backend"]["simulation"]["generators"][0, place] = value
-            with pytest.raises(ValueError, match="generators"):
-                env.load_state_dict(state)
-
-
-def test_every_whole_number_of_our_kernels_has_a_range() -> None:
-    for env_id in PLACES:
-        if env_id.startswith("MinAtar"):
-            pytest.importorskip("minatar")
-        with build_env(settings(env_id), seed=1) as env:
-            kernel = env._backend.kernel  # type: ignore[attr-defined]
-            assert all(most - least < 2**33 for least, most in kernel.whole_ranges), env_id
+    kernel = KernelBackend(settings(env_id), seed=1).kernel
+    assert all(most - least < 2**33 for least, most in kernel.whole_ranges)
 
 
 def test_a_kernel_whose_range_is_empty_is_refused() -> None:
@@ -149,10 +178,7 @@ def test_inputs_of_another_size_are_refused() -> None:
 
 @pytest.mark.parametrize("change", [{"stride": (2, 2)}, {"padding": (1, 1)}, {"dilation": (2, 2)}])
 def test_a_convolution_with_strides_or_margins_is_left_to_torch(change: dict[str, object]) -> None:
-    from agents.network_settings import NetworkSettings
-    from agents.trunks import QNetwork
-
-    network = QNetwork((4, 10, 10), "uint8", 3, hidden=(8,), network=NetworkSettings())
+    network = QNetwork((4, 10, 10), "uint8", 3, (8,), False)
     convolutions = [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
     assert q_on_host(network) is not None and len(convolutions) == 1
     for name, value in change.items():
@@ -162,7 +188,7 @@ def test_a_convolution_with_strides_or_margins_is_left_to_torch(change: dict[str
 
 @pytest.mark.parametrize("name", ["dqn", "ppo"])
 def test_some_values_that_cannot_be(tmp_path: Path, name: str) -> None:
-    with resumable(tmp_path, (*CASES[name], *COMMON[:-2]), quick=False) as (saver, path):
+    with resumable(tmp_path, (*CASES[name], *IN_PROCESS), quick=False) as (saver, path):
         whole = {each.name: each.read_bytes() for each in path.iterdir()}
         outcomes = Counter()
         for poison in random.Random(0).sample(poisons(path), 100):
@@ -204,10 +230,11 @@ def test_every_value_that_cannot_be(tmp_path: Path, name: str) -> None:
     poisoned = Poisoned(tmp_path, name)
     assert poisoned.end(None) == "same", poisoned.said()
     outcomes, wrong = Counter(), []
-    for poison in poisoned.poisons:
+    some = some_of_each(poisoned.poisons, OF_EACH)
+    for poison in some:
         found = poisoned.end(poison)
         outcomes[found] += 1
         if found not in ("same", "refused"):
             wrong.append(f"{found}: {poison}: {poisoned.said()}")
-    print(f"{name}: {len(poisoned.poisons)} poisoned states: {dict(outcomes)}")
+    print(f"{name}: {len(some)} poisoned states: {dict(outcomes)}")
     assert not wrong, "\n".join(wrong[:20])
