@@ -25,10 +25,12 @@ from agents.masking import RANKS, Masks
 from agents.noisy import draw_noise
 from buffers.arrays import send
 from memory.recording import Recorded
+from memory.saved import COUNT, Limits, Saved, set_numpy_generator
 from memory.state import give
 
 Observations = NDArray[Any]  # [N, …]
 HOST = torch.device("cpu")
+NOISE = Limits(-110, 110)  # log E, u and z of float32 are all nearer to 0
 ROWS_DRAWN = 256  # coins are drawn for so many rows at once
 
 
@@ -166,8 +168,8 @@ class EpsilonGreedy(Actor):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._generator.bit_generator.state = state["generator"]
-        self.next, self._stale = state.get("next", 0), True
+        set_numpy_generator(self._generator, Saved(state, "actor").raw("generator"))
+        self.next, self._stale = Saved(state, "actor").whole("next", 0, ROWS_DRAWN - 1), True
 
 
 class Perturbed(Actor):
@@ -199,6 +201,7 @@ class Sampling(Actor):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("_generator", "noise", "next")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"next": COUNT, "noise": NOISE}
 
     def __init__(
         self,
@@ -294,3 +297,5 @@ class Sampling(Actor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._there = None
+        if self.next >= len(self.noise):
+            raise ValueError(f"next: is {self.next}, it can be 0 to {len(self.noise) - 1}")

@@ -33,6 +33,9 @@ class Decision(NamedTuple):
     carry: Tensor | None = None  # [N, …] what was remembered of the episode before
 
 
+Kept = tuple[Decision, Step]
+
+
 class Actor(Stateful, ABC):
     """Decides for one set of N environments, by the weights of this moment.
 
@@ -158,6 +161,13 @@ class Agent(Stateful, ABC):
 
         This one takes over what it can of the states of ranks that are `lost`. A replay is empty
         afterwards: it is shared out anew.
+        """
+
+    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
+        """Raise ValueError where what was taken back cannot be after so many steps.
+
+        `obs` [N, …] is what the environments show now, and `kept` the row that led to it, if that
+        is still to be observed.
         """
 
     def lose_replay(self) -> None:

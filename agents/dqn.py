@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
 from agents.actors import Greedy
-from agents.base import Actor, Agent, Decision
+from agents.base import Actor, Agent, Decision, Kept
 from agents.dqn_building import (
     acting,
     build_network,
@@ -32,9 +33,10 @@ from agents.stopping import CutShortError
 from agents.trunks import QNetwork
 from agents.world import World
 from buffers.replay import ReplayBatch, ReplayBuffer
-from envs.types import EnvSpec, Rows, RunRows, Step
+from envs.types import DiscreteActions, EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
+from memory.saved import COUNT, Limits
 
 log = logging.getLogger("steadyrl")
 
@@ -56,6 +58,9 @@ class DQN(Agent):
         "_learns_after",
         "target_updates",
     )
+    state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
+        ("_steps", "_learned", "_taken", "_learns_after", "target_updates"), COUNT
+    )
 
     def __init__(
         self,
@@ -73,7 +78,8 @@ class DQN(Agent):
                 f"nothing will be learned: the run has {total_steps:,} steps, learning starts "
                 f"after {settings.learning_starts:,} (agent.learning_starts)"
             )
-        self._settings = settings
+        assert isinstance(spec.action, DiscreteActions)
+        self._settings, self._actions = settings, spec.action.n
         self._schedules = settings.schedules(total_steps)
         online, self._target = (start_network(settings, spec, device, seeds[1]) for _ in range(2))
         mode = mode_of(settings, spec, device, total_steps)
@@ -117,6 +123,25 @@ class DQN(Agent):
         self._replay.clear()
         self._started = False
         self._taken = 0  # there is nothing to take the others on
+
+    @override
+    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
+        s, learned = self._settings, self._learned
+        starts = s.learning_starts
+        if self._steps != steps:
+            raise ValueError(f"agent.steps: is {self._steps}, the run's are {steps}")
+        if not starts <= self._learns_after <= steps + starts:
+            most = f"{starts} to {steps + starts}"
+            raise ValueError(f"agent.learns_after: is {self._learns_after}, it can be {most}")
+        # What is left to learn is of the last row, or of the rows since learning was due.
+        left = steps - max(learned, min(steps, self._learns_after))
+        if learned > steps or left > s.train_every + 2 * len(obs) * self._world.size:
+            raise ValueError(f"agent.learned: is {learned}, after {steps} steps it cannot be")
+        due = learned < steps and (learned + 1) % s.train_every == 0
+        if not 0 <= self._taken <= (s.updates_per_train if due else 0):
+            raise ValueError(f"agent.taken: is {self._taken}, which is not due at {learned + 1}")
+        if self._started:
+            self._replay.check_current(self._actions, None if kept else obs)
 
     @override
     def lose_replay(self) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
 from envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
+from memory.saved import FINITE, Limits
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -84,6 +85,15 @@ class DiscreteHead(Head):
         log_p = F.log_softmax(parameters, -1)  # [B, n]
         entropy = -(log_p.exp() * log_p).sum(-1)
         return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def action_limits(head: Head) -> Limits:
+    """Return what the numbers of an action can be, in the policy's own units."""
+    if isinstance(head, MultiBinaryHead):
+        return Limits(0, 1)
+    if isinstance(head, DiscreteHead):
+        return Limits(0, head.noise_shape[-1] - 1)
+    return FINITE
 
 
 class MultiDiscreteHead(DiscreteHead):

@@ -72,17 +72,42 @@ class HostNetwork:
         *,
         scaled: bool = False,
     ) -> None:
+        _check_shapes(layers)
         self._layers = layers  # which keeps the memory that the plan points to
         self.plan: NDArray[np.int64] = np.array([_row(layer) for layer in layers], np.int64)
         self.plan[0, SCALED] = scaled
         self.activation = CODES[activation]
-        self.outputs = int(self.plan[-1, OUTPUTS])
+        self.inputs, self.outputs = int(self.plan[0, INPUTS]), int(self.plan[-1, OUTPUTS])
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the last layer's output [N, K] for inputs [N, …]."""
-        y = np.empty((len(x), self.outputs), np.float32)
-        forward(self.plan, self.activation, np.ascontiguousarray(x).reshape(len(x), -1), y)
+        y, rows = np.empty((len(x), self.outputs), np.float32), np.ascontiguousarray(x)
+        rows = rows.reshape(len(x), -1)
+        if rows.shape[1] != self.inputs:
+            raise ValueError(f"a network of {self.inputs} inputs was given {rows.shape[1]}")
+        forward(self.plan, self.activation, rows, y)
         return y
+
+
+def _check_shapes(layers: Sequence[Layer | Convolution]) -> None:
+    """Refuse layers whose arrays are not of the sizes that compiled code reads them with."""
+    before: int | None = None
+    for number, layer in enumerate(layers):
+        inputs, outputs = _row(layer)[INPUTS], _row(layer)[OUTPUTS]
+        norms: tuple[Floats, ...] = ()
+        biases = outputs
+        if isinstance(layer, Convolution):
+            biases = len(layer.weight)
+            height, width = layer.board
+            fits = layer.weight.shape[2] <= height and layer.weight.shape[3] <= width
+        else:
+            norms, fits = layer.norm or (), layer.weight.ndim == 2
+        fits = fits and layer.bias.shape == (biases,)
+        fits = fits and all(norm.shape == (outputs,) for norm in norms)
+        if not fits or min(inputs, outputs) < 1 or before not in (None, inputs):
+            given = "" if before is None else f" after {before} outputs"
+            raise ValueError(f"layer {number} of {inputs} inputs and {outputs} outputs{given}")
+        before = outputs
 
 
 def _row(layer: Layer | Convolution) -> list[int]:

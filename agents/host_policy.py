@@ -207,10 +207,11 @@ def _half(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | No
 def _network(trunk: nn.Module, last: nn.Module, shape: tuple[int, ...]) -> HostNetwork | None:
     """Return a trunk for observations of this shape with what comes last."""
     *before, dense = trunk if isinstance(trunk, nn.Sequential) else (trunk,)
-    known = all(isinstance(part, Scale | nn.Conv2d | nn.ReLU | nn.Flatten) for part in before)
+    order = [type(part) for part in before if not isinstance(part, Scale)]
     convolutions = [part for part in before if isinstance(part, nn.Conv2d)]
-    # The one convolution that stands alone has neither strides nor margins.
-    if not (known and isinstance(dense, Dense) and len(convolutions) < 2 and _is_here(last)):
+    known = order in ([], [nn.Flatten], [nn.Conv2d, nn.ReLU, nn.Flatten])
+    plain = all(_is_plain(part) for part in convolutions)
+    if not (known and plain and isinstance(dense, Dense) and _is_here(last)):
         return None
     if is_large_image(shape):
         return None
@@ -219,6 +220,12 @@ def _network(trunk: nn.Module, last: nn.Module, shape: tuple[int, ...]) -> HostN
     hidden = [_layer(layer, norm) for layer, norm in zip(dense.layers, norms, strict=True)]
     scaled = any(isinstance(part, Scale) for part in before)
     return HostNetwork([*boards, *hidden, _layer(last)], dense.activation, scaled=scaled)
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    """Tell whether a convolution goes by single places, within the board, over all channels."""
+    steps = layer.stride == (1, 1) and layer.dilation == (1, 1)
+    return steps and layer.padding in ((0, 0), "valid") and layer.groups == 1
 
 
 def _is_here(layer: nn.Module) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from agents.adam import AdamState, adam_, adam_state, clip_, written_out_
+from agents.adam import MOST_COUNTED, AdamState, adam_, adam_state, clip_, written_out_
 from agents.batches import Padding, cut, together
 from agents.compiling import Compiled, Mode, compiled
 from agents.networks import FlatNetwork
@@ -28,7 +29,10 @@ from agents.world import World
 from memory.errors import NonFiniteError
 from memory.metrics import Metrics
 from memory.recording import host_sees
+from memory.saved import COUNT, Limits
 from memory.state import Stateful
+
+LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vanish in float32
 
 
 @torch.no_grad()
@@ -41,6 +45,7 @@ class Means(Stateful):
     """The metrics of steps, added up until somebody asks for their means."""
 
     state_names = ("sums", "summed")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
 
     def __init__(self, names: tuple[str, ...], device: torch.device, *, fresh: bool) -> None:
         self.names, self.summed = names, 0
@@ -116,6 +121,7 @@ class Learner(Stateful):
     """Holds a network's optimiser; every step changes its weights and gives the rows' reports."""
 
     state_names = ("network", "adam", "updates", "means")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"updates": COUNT}
 
     def __init__(
         self,
@@ -145,6 +151,20 @@ class Learner(Stateful):
         whole = partial(self._whole, True), mode, partial(self._whole, False)
         self._run = compiled(*whole, only_read=(3,))  # the batch: PPO's may be a whole rollout
         self.ready = mode != "compiled"  # else the next step is held up by a compiler
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        steps, most = self.adam.step.item(), min(self.updates, MOST_COUNTED)
+        skips = self._recipe.limit is not None  # a step beyond the limit is none of Adam's
+        if not (0 <= steps <= most and steps % 1 == 0 and (skips or steps == most)):
+            raise ValueError(f"adam.step: is {steps:g} after {self.updates} updates")
+        mean, square = self.adam.mean, self.adam.square
+        if (square < 0).any() or (square > LARGEST_SQUARE).any():
+            raise ValueError(f"adam.square: holds a number that is not 0 to {LARGEST_SQUARE:g}")
+        # Of whatever gradients, by Cauchy and Schwarz: (Σ b₁^k g)² ≤ 53 · Σ b₂^k g².
+        if (mean.square() > 60 * square + SMALLEST_SQUARE).any():
+            raise ValueError("adam.mean: holds a number that no mean of such squares is")
 
     def compute_in(self, precision: Precision) -> None:
         """Read networks in this precision; before the first step."""

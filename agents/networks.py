@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import override
 
 from agents.noisy import NoisyLinear
+from agents.statistics import Statistics
 from agents.world import World
+from memory.saved import Limits
 from memory.state import Stateful
 
+WEIGHT = Limits(-1e9, 1e9)  # of a network that computes with larger ones nothing is left
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -51,6 +55,7 @@ class FlatNetwork(Stateful):
     """
 
     state_names = ("weights", "buffers")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"weights": WEIGHT}
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.module = module.to(device)
@@ -62,6 +67,13 @@ class FlatNetwork(Stateful):
         weights, gradients = self.views(self.weights), self.views(self.gradient)
         for name, parameter in named.items():
             parameter.data, parameter.grad = weights[name], gradients[name]
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for part in self.module.modules():
+            if isinstance(part, Statistics):
+                part.check_ranges()
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Return `weights` [P] cut into the module's parameters."""

@@ -12,23 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
 from agents.masking import Masks
+from agents.statistics import Statistics
 from agents.world import ALONE, World
 from memory.compiled import compiled
+from memory.saved import COUNT, Limits
 from memory.state import Stateful
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
 EPSILON = 1e-8
 
 
-class ObservationNormaliser(nn.Module):
+class ObservationNormaliser(Statistics):
     """The first layer of the network: (x − mean) / std, clipped; the identity before any row.
 
     Masks that stand behind what is seen stay as they are, and count in nothing.
@@ -52,6 +55,28 @@ class ObservationNormaliser(nn.Module):
         self.register_buffer("shift", torch.empty(shape))
         self.register_buffer("scale", torch.empty(shape))
         self.start_()
+
+    @override
+    def check_ranges(self) -> None:
+        for name in ("count", "square"):
+            if (getattr(self, name) < 0).any():
+                raise ValueError(f"normaliser.{name}: holds a number below 0")
+        if not (self.scale > 0).all():
+            raise ValueError("normaliser.scale: holds a number that is not above 0")
+
+    def check_current(self, steps: int, *, settled: bool) -> None:
+        """Refuse more rows than steps, and, once `settled`, other numbers than statistics give."""
+        if not self.count <= steps or self.count % 1:
+            raise ValueError(f"normaliser.count: is {self.count:g} after {steps} steps")
+        shift, scale = self.shift.clone(), self.scale.clone()
+        try:
+            self.settle_()
+            same = torch.allclose(shift, self.shift) and torch.allclose(scale, self.scale)
+        finally:
+            self.shift.copy_(shift)
+            self.scale.copy_(scale)
+        if settled and not same:
+            raise ValueError("normaliser.shift and scale: are not those of its mean and square")
 
     def start_(self) -> None:
         """Forget all rows."""
@@ -183,6 +208,11 @@ class RewardNormaliser(Stateful):
     """
 
     state_names = ("_return", "_count", "_mean", "_square")
+    state_limits: ClassVar[Mapping[str, Limits]] = {
+        "_count": COUNT,
+        "_mean": Limits(-1e50, 1e50),
+        "_square": Limits(0, 1e100),
+    }
 
     def __init__(self, num_envs: int, gamma: float, *, episodic: bool = True) -> None:
         self.world: World = ALONE  # whose rewards count

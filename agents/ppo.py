@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from agents.actor_critic import ActorCritic
-from agents.base import Actor, Agent, Decision
+from agents.base import Actor, Agent, Decision, Kept
 from agents.batches import places
-from agents.heads import build_head
+from agents.heads import action_limits, build_head
 from agents.learner import Learner
 from agents.normaliser import CLIP, RewardNormaliser
 from agents.ppo_building import (
@@ -42,6 +43,7 @@ from buffers.sequences import SequenceRollout
 from envs.types import EnvSpec, Rows, RunRows, Step
 from memory.cache import reclaim
 from memory.metrics import Metrics
+from memory.saved import COUNT, Limits, check_limits, tensor
 
 
 class PPO(Agent):
@@ -50,6 +52,7 @@ class PPO(Agent):
     state_names: ClassVar[tuple[str, ...]] = (
         "_learner", "_actor", "_rollout", "_rewards", "_next_obs", "_shuffling", "_steps", "_begun",
     )  # fmt: skip
+    state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(("_steps", "_begun"), COUNT)
     of_one_rank = ("actor", "shuffling", "rollout", "rewards", "next_obs")
 
     def __init__(
@@ -106,6 +109,34 @@ class PPO(Agent):
         if self._observations is not None:
             self._observations.settle_()
         self._begun = self._steps
+
+    @override
+    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
+        if self._steps != steps:
+            raise ValueError(f"agent.steps: is {self._steps}, the run's are {steps}")
+        rollout, alone = self._rollout, self._world.alone
+        own = int(rollout.flags[2, : rollout.position].sum())
+        theirs = steps - self._begun
+        if not own <= theirs <= (own if alone else steps) or (theirs and not rollout.position):
+            raise ValueError(
+                f"agent.begun: is {self._begun}, {own} of {steps} steps are since then"
+            )
+        limits = action_limits(self._head)
+        check_limits(rollout.action[: rollout.position], limits)
+        if self._observations is not None:
+            self._observations.check_current(steps, settled=kept is None)
+        if kept is None:
+            if steps and not np.array_equal(self._next_obs, obs):
+                raise ValueError("agent.next_obs: is not what the environments show")
+            return
+        decision, rows = kept[0], len(self._next_obs)
+        action = rollout.action
+        tensor(decision.chosen, (rows, *action.shape[2:]), action.dtype, limits)
+        for numbers in (decision.log_prob, decision.value):
+            if numbers is not None or self._actor.complete:
+                tensor(numbers, (rows,), torch.float32)
+        if isinstance(self._actor, RecurrentSampling):
+            tensor(decision.carry, tuple(self._actor.carry.shape), torch.float32)
 
     @property
     @override

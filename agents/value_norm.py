@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
+from agents.statistics import Statistics
 from agents.world import World
 from buffers.rollout import RolloutBuffer
 
@@ -17,7 +19,7 @@ DECAY = 0.9  # of what a rollout counts for, with every later one
 SMALLEST = 1e-4  # a standard deviation: what never varies must not be blown up
 
 
-class ValueUnits(nn.Module):
+class ValueUnits(Statistics):
     """Running mean and standard deviation of the returns, without the bias of an empty start."""
 
     moments: Tensor
@@ -26,6 +28,12 @@ class ValueUnits(nn.Module):
         super().__init__()
         # What all rollouts count for together, and the sums of their mean R and mean R².
         self.register_buffer("moments", torch.empty(3, dtype=torch.float64))
+
+    @override
+    def check_ranges(self) -> None:
+        share, _, second = self.moments.tolist()
+        if not (0 <= share <= 1 and second >= 0):
+            raise ValueError(f"units.moments: are {self.moments.tolist()}, which no returns have")
 
     def start_(self) -> None:
         """Forget all returns."""

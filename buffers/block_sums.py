@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from buffers.sum_tree import EPSILON, check_shapes, refuse
+from buffers.sum_tree import EPSILON, check_shapes, priorities_in, refuse
 from memory.recording import Recorded, host_sees
 
 
@@ -154,9 +154,9 @@ class BlockSums:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave; sums are recomputed, bit for bit."""
         self.clear()
-        leaves = state["leaves"]
+        peak, leaves = priorities_in(state, self.slots, self.alpha)
         self._flat[: len(leaves)] = leaves.to(self._device)
-        self._peak.fill_(state["peak"])
+        self._peak.fill_(peak)
         self._refresh(torch.arange(0, len(leaves), self._width, device=self._device))
 
     def _refresh(self, index: Tensor) -> None:

@@ -16,8 +16,9 @@ from typing_extensions import override
 from buffers.block_sums import BlockSums
 from buffers.room import choose_accelerator, require_room
 from buffers.settings import ReplaySettings
-from buffers.sum_tree import NO_LEVELS, SumTree
+from buffers.sum_tree import NO_LEVELS, SumTree, check_leaves
 from buffers.timeline import ReplayLayout, Timeline
+from memory.saved import Limits, Saved, check_limits, length, set_numpy_generator
 from memory.state import Stateful, give
 
 NOTHING_YET = "replay: there is no complete transition to draw yet"
@@ -41,6 +42,8 @@ class ReplayBuffer(Stateful, ABC):
     One class keeps the rows on the host, one on an accelerator. They give and take the same
     state and draw the same transitions, so what one saved the other can continue.
     """
+
+    may_be_left_out = True
 
     def __init__(
         self, layout: ReplayLayout, priorities: SumTree | BlockSums | None, seed: int
@@ -148,6 +151,17 @@ class ReplayBuffer(Stateful, ABC):
         finally:
             self._random.bit_generator.state = before
 
+    def check_current(self, actions: int, obs: NDArray | None) -> None:
+        """Raise ValueError for actions that are none of so many, and another newest frame."""
+        stored, rows = self._stored(), self._filled()
+        if not rows:
+            raise ValueError("replay: has no rows, though it was begun")
+        check_limits(stored["action"][:rows], Limits(0, actions - 1))
+        if obs is not None:
+            newest = stored["frames"][self.timeline.slot].cpu().numpy()
+            if not np.array_equal(newest, obs[:, self._newest :].reshape(newest.shape)):
+                raise ValueError("replay: its newest frames are not what the environments show")
+
     def clear(self) -> None:
         """Forget everything; the memory and the generator stay."""
         self.timeline.clear()  # rows that it does not know are never read
@@ -169,7 +183,7 @@ class ReplayBuffer(Stateful, ABC):
         self.continue_from(state)
         rows = self._filled()
         for name, part in self._stored().items():
-            part[:rows].copy_(state[name])
+            part[:rows].copy_(self._rows_in(state, name, rows))
 
     # The same in pieces, for those who save it while it goes on: all but the rows, and rows by
     # their number, which counts from the run's start. Complete rows never change.
@@ -196,7 +210,10 @@ class ReplayBuffer(Stateful, ABC):
 
     def continue_from(self, outline: Mapping[str, Any]) -> None:
         """Take back all that is no row."""
-        theirs, ours = outline["layout"], self._layout.to_plain()
+        saved = Saved(outline, "replay")
+        theirs, ours = saved.raw("layout"), self._layout.to_plain()
+        if not isinstance(theirs, Mapping):
+            raise ValueError("replay: its layout is no mapping")
         wrong = [
             f"{key}={theirs.get(key)} (here {ours[key]})"
             for key in ours
@@ -205,13 +222,24 @@ class ReplayBuffer(Stateful, ABC):
         if wrong:
             raise ValueError(f"replay: saved with another shape: {', '.join(wrong)}")
         self.clear()
-        self.timeline.load_state_dict(outline["timeline"])
+        self.timeline.load_state_dict(saved.raw("timeline"))
         if self._priorities is not None:
-            self._priorities.load_state_dict(outline["priorities"])
-        self._random.bit_generator.state = outline["random"]
-        late = outline.get("late")
-        if late is not None and len(late["index"]):
-            self.update_priorities(late["index"], late["error"])
+            leaves = saved.inside("priorities").raw("leaves")
+            self._priorities.load_state_dict(saved.raw("priorities"))
+            check_leaves(leaves, self.timeline.live)
+        set_numpy_generator(self._random, saved.raw("random"))
+        if "late" in saved and saved.raw("late") is not None:
+            self._take_late(saved.inside("late"))
+
+    def _take_late(self, late: Saved) -> None:
+        """Take back errors that were on their way."""
+        index = late.raw("index")
+        count = length(index)
+        index = late.tensor("index", (count,), torch.int64, 0, self._layout.slots - 1)
+        wide = getattr(late.raw("error"), "dtype", None) == torch.float64
+        error = late.tensor("error", (count,), torch.float64 if wide else torch.float32)
+        if count:
+            self.update_priorities(index, error)
 
     def read_rows(self, begin: int, end: int) -> dict[str, Tensor]:
         """Return a copy of rows begin … end − 1, [rows, N, …] each, on the host."""
@@ -224,8 +252,14 @@ class ReplayBuffer(Stateful, ABC):
     def write_rows(self, begin: int, rows: Mapping[str, Tensor]) -> None:
         """Put back rows that `read_rows` gave, the first of them as number `begin`."""
         for name, part in self._stored().items():
+            self._rows_in(rows, name, len(rows[name]))
             slots = torch.arange(begin, begin + len(rows[name])) % self._layout.rows
             part.index_copy_(0, slots.to(part.device), rows[name].to(part.device))
+
+    def _rows_in(self, state: Mapping[str, Any], name: str, rows: int) -> Tensor:
+        """Return so many saved rows, if they are such as are stored."""
+        part = self._stored()[name]
+        return Saved(state, "replay").tensor(name, (rows, *part.shape[1:]), part.dtype)
 
     def _about(self) -> dict[str, Any]:
         state = {

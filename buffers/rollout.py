@@ -18,6 +18,7 @@ from torch import Tensor
 from buffers.arrays import send
 from memory.budget import require
 from memory.compiled import compiled
+from memory.saved import Saved
 from memory.state import Stateful
 
 HOST = torch.device("cpu")
@@ -217,14 +218,21 @@ class RolloutBuffer(Stateful):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; advantages are computed anew by `finish`."""
         self.clear()
-        t = int(state["position"])
-        if not 0 <= t <= self._steps or state["obs"].shape[1:] != self.obs.shape[1:]:
-            saved, here = tuple(state["obs"].shape), tuple(self.obs.shape)
-            raise ValueError(f"rollout: saved observations {saved} do not fit into {here}")
+        saved = Saved(state, "rollout")
+        t = saved.whole("position", 0, self._steps)
+        theirs = getattr(saved.raw("obs"), "shape", (0,))
+        if theirs[1:] != self.obs.shape[1:]:
+            here = tuple(self.obs.shape)
+            raise ValueError(f"rollout: saved observations {tuple(theirs)} do not fit into {here}")
         for name in ("obs", "action", "log_prob", "value", "reward"):
-            getattr(self, name)[:t] = state[name]
-        self.flags[:, :t] = state["flags"]
+            self._take_rows(saved, name, t)
+        self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)
         self.position = t
+
+    def _take_rows(self, saved: Saved, name: str, rows: int) -> None:
+        """Take back the first so many rows of one kind."""
+        part: Tensor = getattr(self, name)
+        part[:rows] = saved.tensor(name, (rows, *part.shape[1:]), part.dtype)
 
 
 def pick(flat: Batch, rows: Tensor, room: Room | None = None) -> Batch:

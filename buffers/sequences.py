@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from buffers.arrays import send
 from buffers.rollout import RolloutBuffer, pick, touched
+from memory.saved import Saved
 
 
 class SequenceBatch(NamedTuple):
@@ -122,7 +123,7 @@ class SequenceRollout(RolloutBuffer):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.carry[: self._begun] = state["carry"]
+        self._take_rows(Saved(state, "rollout"), "carry", self._begun)
 
     @property
     def _begun(self) -> int:

@@ -19,9 +19,11 @@ from torch import Tensor
 from buffers.arrays import prefetch, touched_zeros
 from memory.compiled import compiled
 from memory.errors import NonFiniteError
+from memory.saved import Saved, length
 
 EPSILON = 1e-6  # keeps a transition without error drawable; ε in Schaul et al. 2016, §3.3
 
+LARGEST_ERROR = 4e38  # beyond float32, in which errors are computed
 WIDTH = 8  # children of a node
 BITS = 3  # log2(WIDTH)
 
@@ -174,6 +176,27 @@ def set_priorities(nodes, minima, offsets, slots, index, error, alpha, peak):  #
     return -1, peak
 
 
+def priorities_in(state: Any, slots: int, alpha: float) -> tuple[float, Tensor]:
+    """Return the largest error seen, and the priorities, if these are what such errors gave."""
+    saved = Saved(state, "priorities")
+    peak, leaves = saved.real("peak", 1.0, LARGEST_ERROR), saved.raw("leaves")
+    count = length(leaves)
+    if count > slots:
+        raise ValueError(f"priorities.leaves: are {count:,}, there is room for {slots:,}")
+    most = peak**alpha * (1 + 1e-9)  # of two machines one may round otherwise
+    return peak, saved.tensor("leaves", (count,), torch.float64, 0.0, most)
+
+
+def check_leaves(leaves: Tensor, live: NDArray[np.int64]) -> None:
+    """Refuse priorities of what cannot be drawn, and none of what can."""
+    found = np.flatnonzero(leaves.cpu().numpy() > 0)
+    if not np.array_equal(found, np.sort(live)):
+        raise ValueError(
+            f"priorities.leaves: {len(found):,} are above 0, not those of the {len(live):,} "
+            "transitions that can be drawn"
+        )
+
+
 class SumTree:
     """Ids to draw in proportion to their priorities; compiled code draws, and sets the leaves."""
 
@@ -236,7 +259,8 @@ class SumTree:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave; parents are recomputed, bit for bit."""
         self.clear()
-        leaves = state["leaves"].cpu().numpy()
+        peak, kept = priorities_in(state, self.slots, self.alpha)
+        leaves = kept.cpu().numpy()
         self.leaves[: len(leaves)] = leaves
-        self.peak = float(state["peak"])
+        self.peak = peak
         refresh(*self.levels, np.arange(0, len(leaves), WIDTH))

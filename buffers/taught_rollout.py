@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from buffers.rollout import RolloutBuffer, touched
 from buffers.sequences import SequenceRollout
+from memory.saved import Saved
 
 
 class TaughtBatch(NamedTuple):
@@ -72,7 +73,7 @@ class TaughtRollout(RolloutBuffer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for name in ("lesson", "own"):
-            getattr(self, name)[: self.position] = state[name]
+            self._take_rows(Saved(state, "rollout"), name, self.position)
 
 
 class TaughtSequenceRollout(TaughtRollout, SequenceRollout):

@@ -19,10 +19,12 @@ from typing_extensions import override
 from buffers.arrays import touched_zeros
 from buffers.sum_tree import NO_LEVELS, Levels, set_leaves
 from memory.compiled import compiled
+from memory.saved import ANY_WHOLE, LARGEST, Limits
 from memory.state import Stateful
 
 VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a row's flags
 OPEN, FIRST, COUNT = 0, 1, 2  # rows of `cursors`
+FLAGS = (0, VALID, VALID | ENDED, VALID | ENDED | TERMINATED)
 IS_TERMINATED, IS_TRUNCATED, IS_VALID = 0, 1, 2  # rows of `given`
 
 
@@ -175,6 +177,7 @@ class Timeline(Stateful):
     """Flags, episode cursors and the sampleable rows of a replay; always on the host."""
 
     state_names: ClassVar[tuple[str, ...]] = ("row", "count", "flags", "_alive", "_cursors")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"row": ANY_WHOLE, "count": Limits(0)}
 
     def __init__(self, layout: ReplayLayout, levels: Levels = NO_LEVELS) -> None:
         """Keep what belongs to a row; a tree of these levels lets starts in and out with it."""
@@ -255,19 +258,56 @@ class Timeline(Stateful):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back, if no kernel would be led outside of the arrays by it."""
-        super().load_state_dict(state)
-        span, first, count = self._alive.shape[1], self._cursors[FIRST], self._cursors[COUNT]
-        fits = (
-            isinstance(self.row, int)
-            and self.row >= -1
-            and self.count == count.sum()
-            and ((first >= 0) & (first < span) & (count >= 0) & (count <= span)).all()
-            and ((self._alive >= 0) & (self._alive < self._rows)).all()
-            and ((self._cursors[OPEN] >= 0) & (self._cursors[OPEN] <= self.row + self._rows)).all()
-        )
-        if not fits:
+        try:
+            super().load_state_dict(state)
+            self._check_ranges()
+        except ValueError as error:
             self.clear()
-            raise ValueError("replay: its cursors lead nowhere")
+            raise ValueError(f"replay: its cursors lead nowhere: {error}") from None
+
+    def _check_ranges(self) -> None:
+        envs, span = self._alive.shape
+        opened, first, count = self._cursors[OPEN], self._cursors[FIRST], self._cursors[COUNT]
+        _within("row", np.array([self.row]), -1, LARGEST - 2 * self._rows)
+        _within("flags", self.flags, 0, VALID | TERMINATED | ENDED)
+        if not np.isin(self.flags, FLAGS).all():
+            raise ValueError(f"flags: a row is valid, ended or terminated: one of {FLAGS}")
+        _within("alive", self._alive, 0, self._rows - 1)
+        _within("cursors (first)", first, 0, span - 1)
+        _within("cursors (count)", count, 0, span)
+        # What is held back is a stack of frames at most, which the ring has room for.
+        least, most = max(0, self.row + 1 - self._n_step), self.row + self._rows
+        _within("cursors (open)", opened, 0 if self.row < 0 else least, max(0, most))
+        if self.count != count.sum():
+            raise ValueError(f"count: is {self.count}, those of its environments {count.tolist()}")
+        for env in range(envs):
+            places = (first[env] + np.arange(count[env])) % span
+            self._check_starts(env, self._alive[env, places].astype(np.int64))
+
+    def _check_starts(self, env: int, starts: NDArray[np.int64]) -> None:
+        """Refuse starts, oldest first, that are in no order, too old, not stored or not valid."""
+        ages = (self.row - starts) % self._rows
+        oldest = min(self.row, self._alive.shape[1] + self._n_step - 1)
+        opened = self.row - int(self._cursors[OPEN, env])  # age of the first that is none yet
+        if len(ages) and not (
+            (np.diff(ages) < 0).all()
+            and ages[0] <= oldest
+            and ages[-1] > max(0, opened)
+            and (self.flags[starts, env] & VALID).all()
+        ):
+            raise ValueError(
+                f"alive: rows {starts.tolist()[:8]} of environment {env} were no starts"
+            )
+
+    @property
+    def live(self) -> NDArray[np.int64]:
+        """The ids of all transitions that can be drawn."""
+        envs, span = self._alive.shape
+        places = (self._cursors[FIRST][:, None] + np.arange(span)) % span
+        living = np.arange(span) < self._cursors[COUNT][:, None]
+        ids = np.take_along_axis(self._alive.astype(np.int64), places, 1) * envs
+        found: NDArray[np.int64] = (ids + np.arange(envs)[:, None])[living]
+        return found
 
     def clear(self) -> None:
         """Forget everything; the memory stays."""
@@ -275,3 +315,9 @@ class Timeline(Stateful):
         self.count = 0
         for array in (self.flags, self._alive, self._cursors):
             array.fill(0)
+
+
+def _within(name: str, numbers: NDArray[Any], least: int, most: int) -> None:
+    if ((numbers < least) | (numbers > most)).any():
+        found = f"{numbers.min()} to {numbers.max()}"
+        raise ValueError(f"{name}: holds {found}, it can be {least} to {most}")

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from envs.faults import Faults
 from envs.info import read_infos
-from envs.row import Row
+from envs.row import Row, made_by
 from envs.settings import EnvSettings
 from envs.single import Remarks, episode_seed
 from envs.types import ActionSpec, Encoder, EnvSpec
 from envs.vector import Backend
+from memory.saved import LARGEST_SEED, Saved
 
 
 class BatchBackend(Backend):
@@ -120,6 +121,7 @@ class BatchBackend(Backend):
         """Return the plain state: of the simulator itself where it can be taken."""
         idle = self._cut or not self._starts
         return {
+            "made_by": "batch",
             "seed": self._seed,
             "starts": self._starts,
             "done": self._done,
@@ -131,9 +133,12 @@ class BatchBackend(Backend):
     ) -> NDArray[np.bool_]:
         """Put a snapshot back; where there is none all start anew."""
         # Of a backend that knows its environments one by one only the seed is of use.
-        self._seed, self._starts = saved["seed"], saved.get("starts", 1)
-        self._done[:] = saved["done"].numpy() if "done" in saved else True
-        snapshot = saved.get("simulator")
+        state, n = Saved(saved, "backend"), self.spec.num_envs
+        known = made_by(state) == "batch" or "starts" in state
+        self._seed = state.whole("seed", 0, LARGEST_SEED)
+        self._starts = state.whole("starts") if known else 1
+        self._done[:] = state.tensor("done", (n,), "bool").numpy() if known else True
+        snapshot = state.raw("simulator") if known else None
         self._cut = snapshot is None or not self._load(snapshot)
         return np.full(self.spec.num_envs, not self._cut)
 

@@ -59,13 +59,15 @@ GRAVITY, SECONDS = 9.8, 0.2
 COM, INERTIA = 0.5, 1.0  # both links are alike: length and mass 1
 FASTEST_1, FASTEST_2 = 4 * math.pi, 9 * math.pi
 SQUARE = 0  # the constant
+# `_wrapped` turns angles back circle by circle: for ever where one is less than their last bit.
+RANGES = ((-math.pi, math.pi),) * 2 + ((-FASTEST_1, FASTEST_1), (-FASTEST_2, FASTEST_2))
 
 
 def acrobot() -> Kernel:
     """Return the kernel of Acrobot."""
     # The exponent is no literal, so that it stays the power that NumPy takes of a number: that
     # differs from the product in the last bit of every thousandth.
-    return Kernel(step, (6,), spaces.Discrete(3), reals=4, constants=(2.0,))
+    return Kernel(step, (6,), spaces.Discrete(3), reals=RANGES, constants=(2.0,))
 
 
 @compiled

@@ -9,13 +9,17 @@ from numpy.typing import NDArray
 
 from envs.kernel_mersenne import rand, randint
 from envs.kernel_minatar import (
+    ACTION,
     DOWN,
     LEFT,
     LIT,
     NOTHING,
     RAMPING,
     RIGHT,
+    SIDE,
+    SIZE,
     UP,
+    YES_NO,
     begin_game,
     clear,
     played,
@@ -33,6 +37,20 @@ SLOTS = 8  # one in each row but the first and the last
 _, X, Y, SPAWN, SPAWN_IN, MOVE, MOVE_IN, RAMP_IN, RAMP, FIRST = range(10)
 THERE, PLACE, TO_RIGHT, IS_GOLD, WIDTH = range(5)
 WHOLES = FIRST + SLOTS * WIDTH
+RANGES = (
+    *(ACTION, SIDE, (1, SLOTS)),
+    *((1, SPAWN_SPEED), (0, SPAWN_SPEED), (1, MOVE_SPEED), (0, MOVE_SPEED)),
+    *((-1, RAMP_INTERVAL), (0, 100)),  # it gets no harder long before
+    *(YES_NO, (-1, SIZE), YES_NO, YES_NO) * SLOTS,
+)
+
+
+def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
+    """Refuse somebody beside the board; who has left it is not there."""
+    for slot in range(SLOTS):
+        entity = state[FIRST + WIDTH * slot : FIRST + WIDTH * (slot + 1)]
+        if entity[THERE] and not 0 <= entity[PLACE] < SIZE:
+            raise ValueError(f"wholes: in row {slot + 1} somebody is at {entity[PLACE]}, beside it")
 
 
 @compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,22 +10,25 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.faults import Faults
-from envs.kernel import Kernel, find_kernel
+from envs.kernel import Kernel, Range, find_kernel
+from envs.kernel_generators import TWISTER_WORDS, check_generators, check_twisters
 from envs.kernel_steps import (
     ELAPSED,
     EPISODE,
+    LIMIT,
     OVER,
     Outcome,
     new_simulation,
     seed_words,
     within,
 )
-from envs.row import Row, action_form
+from envs.row import Row, action_form, made_by, progress_in
 from envs.settings import EnvSettings
 from envs.spaces import action_decoder
 from envs.types import Encoder, EnvSpec
 from envs.vector import Backend
 from memory.compiled import address_of
+from memory.saved import LARGEST, LARGEST_SEED, Saved
 
 
 class KernelBackend(Backend):
@@ -88,6 +92,7 @@ class KernelBackend(Backend):
         """Return the plain state: what `sync` would say, and the arrays of the simulation."""
         sim = self.sim
         return {
+            "made_by": "kernel",
             "seed": self._seed,
             "episode": sim.clock[:, EPISODE].tolist(),
             "over": (sim.clock[:, OVER] > 0).tolist(),
@@ -103,16 +108,46 @@ class KernelBackend(Backend):
         self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
     ) -> NDArray[np.bool_]:
         """Put a snapshot back; where another backend made it, all start their next episodes."""
-        self._seed, arrays = saved["seed"], saved.get("simulation")
-        self.sim = sim = self.sim._replace(seed=seed_words(self._seed))
-        sim.clock[:, EPISODE] = saved.get("episode", 0)
-        sim.clock[:, OVER] = saved["over"] if arrays else True
-        if arrays:
-            sim.reals[:] = arrays["reals"].numpy()
-            sim.wholes[:] = arrays["wholes"].numpy()
-            sim.clock[:, ELAPSED] = arrays["elapsed"].numpy()
-            sim.generators.view(np.int64)[:] = arrays["generators"].numpy()
-        return np.full(self.spec.num_envs, bool(arrays))
+        state = Saved(saved, "backend")
+        whole = made_by(state) == "kernel" or "simulation" in state
+        seed = state.whole("seed", 0, LARGEST_SEED)
+        progress = progress_in(saved, self.spec.num_envs)
+        if whole:  # looked at before anything is changed
+            arrays = self._arrays_in(state.inside("simulation"), progress)
+        self._seed = seed
+        self.sim = sim = self.sim._replace(seed=seed_words(seed))
+        sim.clock[:, EPISODE] = progress[:, 0]
+        sim.clock[:, OVER] = progress[:, 1] if whole else True
+        if whole:
+            sim.reals[:], sim.wholes[:], sim.clock[:, ELAPSED], generators = arrays
+            sim.generators.view(np.int64)[:] = generators
+        return np.full(self.spec.num_envs, whole)
+
+    def _arrays_in(self, saved: Saved, progress: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Return the saved arrays of the simulation, if its code cannot be led astray by them."""
+        sim, limit = self.sim, int(self.sim.clock[0, LIMIT])
+        reals, wholes, elapsed, generators = (
+            saved.tensor(name, array.shape, dtype).numpy()
+            for name, array, dtype in (
+                ("reals", sim.reals, "float64"),
+                ("wholes", sim.wholes, "int64"),
+                ("elapsed", sim.clock[:, ELAPSED], "int64"),
+                ("generators", sim.generators, "int64"),
+            )
+        )
+        # What has not begun yet is zeros, which need not be any state of an episode.
+        new = (progress[:, 1] > 0) & ~wholes.any(axis=1) & ~reals.any(axis=1)
+        _check_limits("reals", reals[~new], self.kernel.real_ranges)
+        _check_limits("wholes", wholes[~new], self.kernel.whole_ranges)
+        most = limit - 1 + progress[:, 1] if limit else np.full(len(elapsed), LARGEST)
+        if ((elapsed < 0) | (elapsed > most)).any():
+            raise ValueError(f"elapsed: is {elapsed.tolist()}, it can be 0 to {most.tolist()}")
+        refuse = check_twisters if sim.generators.shape[1] == TWISTER_WORDS else check_generators
+        refuse(generators.view(np.uint64))
+        if self.kernel.validate is not None:
+            for env in np.flatnonzero(~new):
+                self.kernel.validate(reals[env], wholes[env])
+        return reals, wholes, elapsed, generators
 
     def cut(self, env: int) -> None:
         """Let the next row of an environment be a reset."""
@@ -122,6 +157,16 @@ class KernelBackend(Backend):
 def _spec(settings: EnvSettings, kernel: Kernel) -> EnvSpec:
     encoder = Encoder(kernel.frame, kernel.dtype, _nothing)
     return EnvSpec.of(settings, encoder, action_decoder(kernel.action).spec)
+
+
+def _check_limits(name: str, numbers: NDArray[Any], ranges: Sequence[Range]) -> None:
+    """Refuse numbers [N, R] outside of their ranges."""
+    least, most = np.array(ranges, numbers.dtype).reshape(-1, 2).T
+    wrong = np.argwhere((numbers < least) | (numbers > most))
+    if len(wrong):
+        env, column = wrong[0].tolist()
+        where = f"{name}: number {column} of environment {env} is {numbers[env, column]}"
+        raise ValueError(f"{where}, it can be {least[column]} to {most[column]}")
 
 
 def _nothing(*_: Any) -> None:

@@ -7,7 +7,20 @@ from typing import Any
 from numpy.typing import NDArray
 
 from envs.kernel_mersenne import randint
-from envs.kernel_minatar import LEFT, LIT, NOTHING, RIGHT, SIZE, begin_game, clear, played, wipe
+from envs.kernel_minatar import (
+    ACTION,
+    LEFT,
+    LIT,
+    NOTHING,
+    RIGHT,
+    SIDE,
+    SIZE,
+    YES_NO,
+    begin_game,
+    clear,
+    played,
+    wipe,
+)
 from envs.kernel_steps import OVER, Outcome, Simulation, finish
 from memory.compiled import compiled
 
@@ -17,6 +30,7 @@ CHANNELS = 4
 # The state; directions are 0 … 3: up left, up right, down right, down left.
 _, X, Y, DIRECTION, PLACE, STRUCK, LAST_X, LAST_Y, BRICKS = range(9)
 WHOLES = BRICKS + SIZE * SIZE
+RANGES = (ACTION, SIDE, SIDE, (0, 3), SIDE, YES_NO, SIDE, SIDE) + (YES_NO,) * (SIZE * SIZE)
 TOP, BOTTOM = 1, 4  # the rows of bricks
 MOVE_X, MOVE_Y = (-1, 1, 1, -1), (-1, -1, 1, 1)
 

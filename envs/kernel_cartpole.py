@@ -18,13 +18,19 @@ LENGTH = 0.5  # half of the pole's
 TOTAL = POLE + CART
 POLE_LENGTH = POLE * LENGTH
 FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
+# The last step goes beyond where the pole falls; nothing gets as fast as that on the way.
+FARTHER, STEEPER, FASTEST = FARTHEST + 1, STEEPEST + 1, 100.0
+RANGES = (
+    *((-FARTHER, FARTHER), (-FASTEST, FASTEST)),
+    *((-STEEPER, STEEPER), (-FASTEST, FASTEST)),
+)
 STANDING, FALLING = 0, 1  # the constants: the reward of a step, and of the last one
 
 
 def cartpole(sutton_barto_reward: bool = False) -> Kernel:
     """Return the kernel of CartPole."""
     rewards = (0.0, -1.0) if sutton_barto_reward else (1.0, 1.0)
-    return Kernel(step, (4,), spaces.Discrete(2), reals=4, constants=rewards)
+    return Kernel(step, (4,), spaces.Discrete(2), reals=RANGES, constants=rewards)
 
 
 @compiled

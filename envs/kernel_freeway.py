@@ -8,7 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.kernel_mersenne import rand, randint
-from envs.kernel_minatar import DOWN, LIT, NOTHING, UP, begin_game, clear, played, wipe
+from envs.kernel_minatar import (
+    ACTION,
+    DOWN,
+    LIT,
+    NOTHING,
+    SIDE,
+    UP,
+    begin_game,
+    clear,
+    played,
+    wipe,
+)
 from envs.kernel_steps import OVER, Outcome, Simulation, finish
 from memory.compiled import compiled
 
@@ -16,11 +27,16 @@ ACTIONS = (NOTHING, UP, DOWN)
 CHICKEN, CAR, SLOWEST = range(3)  # then one channel for each speed, as the trail of a car
 CHANNELS = 7
 PLAYER_SPEED, TIME_LIMIT, COLUMN = 3, 2500, 4
+FASTEST = 5  # rows that the slowest one waits
 CARS = 8  # one in each row but the first and the last
 # The state, and at its end of each car: where, in how many rows it moves, and its signed speed.
 _, Y, MOVE_IN, TIME, FIRST = range(5)
 PLACE, WAIT, SPEED, WIDTH = range(4)
 WHOLES = FIRST + CARS * WIDTH
+RANGES = (
+    *(ACTION, SIDE, (0, PLAYER_SPEED), (-1, TIME_LIMIT)),
+    *(SIDE, (0, FASTEST), (-FASTEST, FASTEST)) * CARS,
+)
 
 
 @compiled

@@ -18,6 +18,7 @@ NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
 STICKY, RAMPING, FIRST_ACTION = range(3)  # the constants: chance, yes or no, and the actions
 LAST = 0  # the first whole number of every game's state: its last action
 SIZE, LIT = 10, 255  # a board's sides, and the byte of what is there
+ACTION, SIDE, YES_NO = (0, FIRE), (0, SIZE - 1), (0, 1)  # what numbers of a state can be
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
@@ -36,10 +37,11 @@ def minatar(
         module.step,
         (module.CHANNELS, SIZE, SIZE),
         spaces.Discrete(len(actions)),
-        wholes=module.WHOLES,
+        wholes=module.RANGES,
         constants=(sticky_action_prob, difficulty_ramping, *actions),
         images=True,
         generator_words=WORDS,
+        validate=getattr(module, "validate", None),
     )
 
 

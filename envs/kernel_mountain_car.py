@@ -18,6 +18,8 @@ LEFT, RIGHT, FASTEST = -1.2, 0.6, 0.07
 FORCE, GRAVITY, GOAL = 0.001, 0.0025, 0.5
 POWER, SLOPE = 0.0015, 0.0025
 GOAL_VELOCITY = 0  # the constant
+MARGIN = 1e-6  # bounds of float32 are a little beyond those of float64
+RANGES = ((LEFT - MARGIN, RIGHT + MARGIN), (-FASTEST - MARGIN, FASTEST + MARGIN))
 F32 = np.float32
 DOUBLES = (LEFT, RIGHT, FASTEST, 0.45, 3.0, 0.0)
 SINGLES = (F32(LEFT), F32(RIGHT), F32(FASTEST), F32(0.45), F32(3.0), F32(0.0))
@@ -25,13 +27,13 @@ SINGLES = (F32(LEFT), F32(RIGHT), F32(FASTEST), F32(0.45), F32(3.0), F32(0.0))
 
 def mountain_car(goal_velocity: float = 0) -> Kernel:
     """Return the kernel of MountainCar."""
-    return Kernel(step, (2,), spaces.Discrete(3), reals=2, constants=(goal_velocity,))
+    return Kernel(step, (2,), spaces.Discrete(3), reals=RANGES, constants=(goal_velocity,))
 
 
 def mountain_car_continuous(goal_velocity: float = 0) -> Kernel:
     """Return the kernel of MountainCarContinuous."""
     action = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    return Kernel(step_continuous, (2,), action, reals=2, constants=(goal_velocity,))
+    return Kernel(step_continuous, (2,), action, reals=RANGES, constants=(goal_velocity,))
 
 
 @compiled

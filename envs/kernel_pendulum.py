@@ -15,6 +15,8 @@ from envs.kernel_steps import OVER, Outcome, Simulation, begin, finish
 from memory.compiled import compiled
 
 SECONDS, FASTEST, STRONGEST = 0.05, 8.0, np.float32(2.0)
+# An angle is never turned back: it is as far as the fastest comes in the longest run.
+RANGES = ((-1e15, 1e15), (-FASTEST, FASTEST))
 PULL, SQUARE = 0, 1  # the constants
 COST, GAIN = np.float32(0.001), np.float32(3.0)  # a torque is float32, and so what it is times
 
@@ -24,7 +26,7 @@ def pendulum(g: float = 10.0) -> Kernel:
     # The exponent is no literal, so that it stays the power that NumPy takes of a number: that
     # differs from the product in the last bit of every thousandth.
     action = spaces.Box(-STRONGEST, STRONGEST, (1,), np.float32)
-    return Kernel(step, (3,), action, reals=2, constants=(3 * g / (2 * 1.0), 2.0))
+    return Kernel(step, (3,), action, reals=RANGES, constants=(3 * g / (2 * 1.0), 2.0))
 
 
 @compiled

@@ -8,13 +8,17 @@ from numpy.typing import NDArray
 
 from envs.kernel_mersenne import rand, randint
 from envs.kernel_minatar import (
+    ACTION,
     DOWN,
     FIRE,
     LEFT,
     LIT,
     RAMPING,
     RIGHT,
+    SIDE,
+    SIZE,
     UP,
+    YES_NO,
     begin_game,
     clear,
     played,
@@ -26,6 +30,7 @@ from envs.kernel_seaquest_lists import (
     FISH,
     LISTS,
     OUR_BULLETS,
+    ROOM,
     ROWS,
     SUBS,
     THEIR_BULLETS,
@@ -67,6 +72,25 @@ CHANNELS = 10
 MAX_OXYGEN, SPAWN_SPEED, DIVER_SPAWN_SPEED, MOVE_SPEED, COOL_DOWN = 200, 20, 30, 5, 5
 TABLE = COUNTS + LISTS
 WHOLES = TABLE + ROWS * WIDTH
+DEEPEST = SIZE - 2
+RANGES = (
+    *(ACTION, SIDE, (0, DEEPEST), YES_NO, (-1, MAX_OXYGEN), (-(2**31), MOST_ABOARD), YES_NO),
+    *((2, MOVE_SPEED), (1, SPAWN_SPEED), (0, SPAWN_SPEED)),
+    *((0, DIVER_SPAWN_SPEED), (0, COOL_DOWN), (0, 100)),  # it gets no harder long before
+    *((0, room) for room in ROOM),
+    *((-1, SIZE), (0, DEEPEST), YES_NO, (0, MOVE_SPEED), (0, SHOT_INTERVAL)) * ROWS,
+)
+
+
+def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
+    """Refuse what is said to be there and is beside the board."""
+    rows = state[TABLE:].reshape(ROWS, WIDTH)
+    for begin, count in zip(BEGIN, state[COUNTS:TABLE], strict=True):
+        there = rows[begin : begin + count, X]
+        if ((there < 0) | (there >= SIZE)).any():
+            raise ValueError(f"wholes: a list has places {there.tolist()}, some beside the board")
+    if state[SUB_X] == (0 if state[SUB_RIGHT] else SIZE - 1):
+        raise ValueError(f"wholes: the submarine's end at {state[SUB_X]} is beside the board")
 
 
 @compiled

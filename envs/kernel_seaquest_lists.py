@@ -19,11 +19,17 @@ X, Y, TO_RIGHT, MOVE_IN, SHOOT_IN, WIDTH = range(6)
 # which outlives it by 10 rows at most. We shoot every fifth row, divers come every thirtieth.
 BEGIN = (0, 8, 136, 200, 264)
 ROWS = 272
+ROOM = (8, 128, 64, 64, 8)
 
 
 @compiled
 def append(counts: NDArray[Any], rows: NDArray[Any], which: int, part: Any) -> None:
-    """Put a part (x, y, to the right?, moves in, shoots in) at the end of a list."""
+    """Put a part (x, y, to the right?, moves in, shoots in) at the end of a list, if not full.
+
+    No game fills one; a state out of a file may.
+    """
+    if counts[which] >= ROOM[which]:
+        return
     at = BEGIN[which] + counts[which]
     rows[at, X], rows[at, Y], rows[at, TO_RIGHT] = part[X], part[Y], part[TO_RIGHT]
     rows[at, MOVE_IN], rows[at, SHOOT_IN] = part[MOVE_IN], part[SHOOT_IN]

@@ -7,13 +7,16 @@ from typing import Any
 from numpy.typing import NDArray
 
 from envs.kernel_minatar import (
+    ACTION,
     FIRE,
     LEFT,
     LIT,
     NOTHING,
     RAMPING,
     RIGHT,
+    SIDE,
     SIZE,
+    YES_NO,
     begin_game,
     clear,
     played,
@@ -30,6 +33,11 @@ SHOT_INTERVAL, MOVE_INTERVAL, ENEMY_SHOT_INTERVAL, FASTEST = 5, 12, 10, 6
 _, X, DIRECTION, MOVE, MOVE_IN, ENEMY_SHOT_IN, SHOT_IN, FIRST = range(8)
 ALIENS, OURS, THEIRS = range(3)
 WHOLES = FIRST + 3 * SIZE * SIZE
+RANGES = (
+    *(ACTION, SIDE, (-1, 1), (FASTEST, MOVE_INTERVAL), (-1, MOVE_INTERVAL)),
+    *((-1, ENEMY_SHOT_INTERVAL), (0, SHOT_INTERVAL)),
+    *(YES_NO,) * (3 * SIZE * SIZE),
+)
 
 
 @compiled

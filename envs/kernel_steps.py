@@ -47,8 +47,8 @@ def new_simulation(kernel: Kernel, num_envs: int, limit: int, seed: int | None) 
     clock = np.zeros((num_envs, 4), np.int64)
     clock[:] = (True, limit, 0, -1)
     return Simulation(
-        reals=np.zeros((num_envs, kernel.reals)),
-        wholes=np.zeros((num_envs, kernel.wholes), np.int64),
+        reals=np.zeros((num_envs, len(kernel.real_ranges))),
+        wholes=np.zeros((num_envs, len(kernel.whole_ranges)), np.int64),
         constants=np.array(kernel.constants, np.float64),
         clock=clock,
         generators=np.zeros((num_envs, kernel.generator_words), np.uint64),

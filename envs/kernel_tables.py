@@ -51,7 +51,8 @@ def _table(env: Any) -> Kernel:
             table[state, action, : len(outcomes)] = outcomes
     starts = np.cumsum(env.initial_state_distrib)
     constants = np.concatenate([[most, actions], starts, table.reshape(-1)])
-    return Kernel(step, (states,), spaces.Discrete(actions), wholes=1, constants=constants)
+    here = ((0, states - 1),)
+    return Kernel(step, (states,), spaces.Discrete(actions), wholes=here, constants=constants)
 
 
 @compiled

@@ -16,6 +16,8 @@ from envs.row import Row
 from envs.settings import EnvSettings
 from envs.spaces import encoders
 from memory.errors import SettingError
+from memory.saved import FINITE, Saved, check_limits
+from memory.state import take
 
 
 class NativeBackend(BatchBackend):
@@ -68,15 +70,27 @@ class NativeBackend(BatchBackend):
     def _load(self, saved: dict[str, Any]) -> bool:
         self._env.reset(seed=0)  # makes the generator that the snapshot is put into
         env = self._env.unwrapped
-        for name, value in saved.items():
-            current = getattr(env, name)
-            if isinstance(current, np.random.Generator):
-                current.bit_generator.state = value
-            elif isinstance(current, np.ndarray):
-                setattr(env, name, value.numpy().copy())
-            else:
-                setattr(env, name, value)
+        state = Saved(saved, "simulator")
+        for name, current in vars(env).items():
+            if not isinstance(current, gym.Space | gym.envs.registration.EnvSpec):
+                try:
+                    setattr(env, name, _taken(current, state.raw(name)))
+                except ValueError as error:
+                    raise ValueError(f"simulator.{name}: {error}") from None
         return True
+
+
+def _taken(current: Any, saved: Any) -> Any:
+    """Return a saved value that can stand where one of a simulator's stands."""
+    if isinstance(current, np.ndarray) and hasattr(saved, "numpy"):
+        # Between a reset and a step a simulator may keep numbers of other types and shapes.
+        if saved.ndim != current.ndim or len(saved) != len(current):
+            raise ValueError(f"saved with shape {list(saved.shape)}, not {list(current.shape)}")
+        check_limits(saved, FINITE)
+        return saved.numpy().copy()
+    if current is None and (saved is None or hasattr(saved, "numpy")):
+        return None if saved is None else saved.numpy().copy()
+    return take(current, saved)
 
 
 def _make(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:

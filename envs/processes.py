@@ -30,6 +30,7 @@ from envs.worker_handle import (
     read_description,
 )
 from memory.errors import NonFiniteError
+from memory.saved import LARGEST_SEED, Saved
 
 REPLAY_ACTIONS = 64  # replayed per message, so that the time limit can stay that of a step
 
@@ -164,13 +165,14 @@ class ProcessBackend(Backend):
     def snapshot(self) -> dict[str, Any]:
         """Return the plain state: seeds and episodes, which their actions lead to again."""
         episode, over = self._shared.progress.T
-        return {"seed": self._seed, "episode": episode.tolist(), "over": (over > 0).tolist()}
+        known = {"episode": episode.tolist(), "over": (over > 0).tolist()}
+        return {"made_by": "single", "seed": self._seed, **known}
 
     def restore(
         self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
     ) -> NDArray[np.bool_]:
         """Play the episodes under way again; return whose goes on [N]."""
-        self._seed = saved["seed"]
+        self._seed = Saved(saved, "backend").whole("seed", 0, LARGEST_SEED)
         progress = progress_in(saved, len(past))
         able = np.array([actions is not None for actions in past])
         for env in np.flatnonzero(able).tolist():

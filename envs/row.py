@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from envs.types import (
     ActionSpec,
@@ -17,7 +18,11 @@ from envs.types import (
     MultiBinaryActions,
     MultiDiscreteActions,
 )
+from memory.saved import COUNT, Limits, Saved
 from memory.state import Stateful
+
+MOST_EPISODES = 2**62
+PLAYING = ("kernel", "single")  # backends that know their environments one by one
 
 
 class Ends(NamedTuple):
@@ -35,11 +40,27 @@ def progress_in(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
     Where it knows of a batch only, all begin anew.
     """
     progress = np.array([[-1, 1]] * envs)
-    if "episode" in saved:
-        progress.T[:] = saved["episode"], saved["over"]
-    elif "progress" in saved:  # of earlier versions
-        progress[:] = saved["progress"].numpy()
+    state = Saved(saved, "backend")
+    if "episode" in state or made_by(state) in PLAYING:
+        progress.T[:] = (
+            state.wholes("episode", envs, -1, MOST_EPISODES),
+            state.booleans("over", envs),
+        )
+    elif "progress" in state:  # of earlier versions
+        progress[:] = state.tensor("progress", (envs, 2), "int64", -1, MOST_EPISODES).numpy()
+    new = progress[:, 0] < 0
+    if new.any() and not (new.all() and progress[:, 1].all()):
+        raise ValueError("backend.episode: is -1 of one environment, others have begun")
     return progress
+
+
+def made_by(saved: Saved) -> str | None:
+    """Return the kind of backend that gave a snapshot; None of earlier versions."""
+    found = saved.raw("made_by") if "made_by" in saved else None
+    if found not in (None, *PLAYING, "batch"):
+        raise ValueError("backend.made_by: no backend is called so")
+    name: str | None = found
+    return name
 
 
 class Row:
@@ -154,12 +175,19 @@ class EpisodeStatistics(Stateful):
     """Running return and length of each environment's episode, of valid rows only."""
 
     state_names = ("_return", "rows", "_begin")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"rows": COUNT, "_begin": COUNT}
 
     def __init__(self, num_envs: int, info_metrics: Sequence[str] = ()) -> None:
         self._names = info_metrics
         self._return = np.zeros(num_envs)
         self.rows = 0  # rows recorded
         self._begin = np.zeros(num_envs, np.int64)  # rows recorded before the episode's first
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if (self._begin > self.rows).any():
+            raise ValueError(f"begin: an episode begins after all {self.rows} rows")
 
     @property
     def under_way(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -14,6 +14,7 @@ from envs.settings import EnvSettings
 from envs.single import Remarks, SingleEnv
 from envs.vector import Backend
 from memory.errors import NonFiniteError
+from memory.saved import LARGEST_SEED, Saved
 
 log = logging.getLogger("steadyrl")
 
@@ -105,6 +106,7 @@ class SyncBackend(Backend):
     def snapshot(self) -> dict[str, Any]:
         """Return the plain state: seeds and episodes, which their actions lead to again."""
         return {
+            "made_by": "single",
             "seed": self._seed,
             "episode": [env.episode for env in self._envs],
             "over": [env.over for env in self._envs],
@@ -114,7 +116,7 @@ class SyncBackend(Backend):
         self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
     ) -> NDArray[np.bool_]:
         """Play the episodes under way again; return whose goes on [N]."""
-        self._seed = saved["seed"]
+        self._seed = Saved(saved, "backend").whole("seed", 0, LARGEST_SEED)
         able = np.zeros(len(self._envs), np.bool_)
         played = progress_in(saved, len(self._envs)).tolist()
         for env, (episode, over) in zip(self._envs, played, strict=True):

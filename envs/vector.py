@@ -13,11 +13,12 @@ from typing_extensions import override
 
 from envs.action_log import ActionLog
 from envs.faults import Faults
-from envs.row import EpisodeStatistics, FrameStack, Row
+from envs.row import EpisodeStatistics, FrameStack, Row, action_form
 from envs.row_clock import RowClock
 from envs.types import EnvSpec, RunRows, Step
 from envs.used_levels import UsedLevels
 from memory.errors import NonFiniteError
+from memory.saved import Saved, length
 from memory.state import Stateful, give
 
 log = logging.getLogger("steadyrl")
@@ -112,6 +113,11 @@ class VectorEnv(Stateful):
     def observation(self) -> NDArray[Any]:
         """The current observations [N, …], which the next action is decided on."""
         return self._rows[self._turn].obs if self._stack is None else self._stack.now
+
+    @property
+    def started(self) -> bool:
+        """Whether there are episodes under way."""
+        return self._started
 
     @property
     def starts(self) -> NDArray[np.bool_]:
@@ -228,22 +234,50 @@ class VectorEnv(Stateful):
 
     @override
     def load_state_dict(self, state: Any) -> None:
-        num_envs, saved = self.spec.num_envs, state["frames"].numpy()
-        if len(saved) != num_envs:
-            raise ValueError(f"the state is of {len(saved)} environments, there are {num_envs}")
-        self._faults.step, self._started = state["step"], state["started"]
-        self._under_way = False
-        self._statistics.load_state_dict(state["statistics"])
-        row = self._next()
+        given, num_envs = Saved(state, "env"), self.spec.num_envs
+        theirs = given.raw("frames")
+        if length(theirs) not in (0, num_envs):
+            raise ValueError(f"the state is of {length(theirs)} environments, there are {num_envs}")
+        row = self._rows[1 - self._turn]
+        dtype = self.spec.dtype
+        saved = given.tensor("frames", row.obs.shape, dtype).numpy()
+        valid = given.tensor("valid", (num_envs,), "bool").numpy()
+        past = [self._past_in(given, env) for env in range(num_envs)]
+        step, started = given.whole("step"), given.boolean("started")
+        stack = None if self._stack is None else self._stack_in(given, saved)
+        self._statistics.load_state_dict(given.raw("statistics"))
+        if self._statistics.rows != step:
+            raise ValueError(f"env.step: is {step}, its statistics have {self._statistics.rows}")
+        self._faults.step, self._started, self._under_way = step, started, False
+        self._turn = row.turn
         row.obs[...] = saved
-        actions = (state["actions"].get(str(env)) for env in range(num_envs))
-        past = [None if known is None else known.numpy() for known in actions]
-        self._go_on(self._backend.restore(state["backend"], past, row), past, saved)
+        backend = given.raw("backend")
+        self._go_on(self._backend.restore(backend, past, row), past, saved)
         row.set_all_reset()
-        row.valid[:] = state["valid"].numpy()
+        row.valid[:] = valid
         row.obs[...] = saved
         if self._stack is not None:
-            self._stack.now[...] = state["stack"].numpy()
+            self._stack.now[...] = stack
+
+    def _stack_in(self, given: Saved, frames: NDArray[Any]) -> NDArray[Any]:
+        """Return the saved stacks [N, k·C, …], which end with the saved frames."""
+        shape, dtype = (len(frames), *self.spec.observation_shape), self.spec.dtype
+        stack: NDArray[Any] = given.tensor("stack", shape, dtype).numpy()
+        if given.boolean("started") and not (stack[:, -frames.shape[1] :] == frames).all():
+            raise ValueError("env.stack: does not end with env.frames")
+        return stack
+
+    def _past_in(self, given: Saved, env: int) -> NDArray[Any] | None:
+        """Return the actions of an environment's episode under way, where they are known."""
+        actions = given.inside("actions")
+        if str(env) not in actions:
+            return None
+        dtype, shape = action_form(self.spec.action)
+        count = length(actions.raw(str(env)))
+        if not count and hasattr(actions.raw(str(env)), "numpy"):
+            return np.zeros((0, *shape), dtype)  # of an episode that begins: as yet of no shape
+        found: NDArray[Any] = actions.tensor(str(env), (count, *shape), dtype.name).numpy()
+        return found
 
     def _go_on(
         self, able: NDArray[np.bool_], past: list[NDArray[Any] | None], saved: NDArray[Any]

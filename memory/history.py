@@ -9,6 +9,7 @@ from typing import Any, SupportsFloat
 
 from typing_extensions import override
 
+from memory.saved import Saved, real
 from memory.state import Stateful
 
 
@@ -46,5 +47,9 @@ class History(Stateful):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the numbers back; a shorter history than the saved one keeps the newest."""
+        values = Saved(state, "a history").raw("values")
+        if not isinstance(values, list):
+            raise ValueError(f"values: saved as {type(values).__name__}, here it is a list")
+        found = [real(value) for value in values]
         self._values.clear()
-        self._values.extend(float(value) for value in state["values"])
+        self._values.extend(found)

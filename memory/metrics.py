@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from memory.errors import NonFiniteError
+from memory.saved import Saved
 from memory.state import Stateful
 
 
@@ -103,7 +104,16 @@ class MetricAccumulator(Stateful):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sums = {
-            tuple(saved["names"]): _Sum(saved["total"].clone(), saved["count"])
-            for saved in state["sums"]
-        }
+        saved = Saved(state, "metrics").raw("sums")
+        if not isinstance(saved, list):
+            raise ValueError(f"sums: saved as {type(saved).__name__}, here it is a list")
+        self._sums = dict(_sum_in(Saved(each, "sums")) for each in saved)
+
+
+def _sum_in(saved: Saved) -> tuple[tuple[str, ...], _Sum]:
+    """Return the names of a saved sum, and the sum."""
+    names = saved.raw("names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("sums.names: are no list of names")
+    total = saved.tensor("total", (len(names),), torch.float64)
+    return tuple(names), _Sum(total.clone(), saved.whole("count", 1))

@@ -11,11 +11,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from memory.saved import (
+    ANY_WHOLE,
+    FINITE,
+    Limits,
+    boolean,
+    real,
+    set_numpy_generator,
+    tensor,
+    torch_generator,
+    whole,
+)
+
 
 class Stateful:
-    """A part that can be saved and continued: numbers, text, lists, dicts and tensors only."""
+    """A part that can be saved and continued: numbers, text, lists, dicts and tensors only.
+
+    What comes back is of the kind, shape and type that is here, finite, and within its limits.
+    """
 
     state_names: ClassVar[tuple[str, ...]] = ()
+    state_limits: ClassVar[Mapping[str, Limits]] = {}  # of the numbers under some of these names
+    may_be_left_out: ClassVar[bool] = False  # a checkpoint may be written without this part
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the future, as plain values of this moment."""
@@ -25,7 +42,8 @@ class Stateful:
         """Take back what `state_dict` gave; raise ValueError for what does not fit."""
         for name in self.state_names:
             current = getattr(self, name)
-            taken = _take_inside(current, state, key_of(name), type(self).__name__)
+            limits = self.state_limits.get(name)
+            taken = _take_inside(current, state, key_of(name), type(self).__name__, limits)
             if taken is not current:
                 setattr(self, name, taken)
 
@@ -66,58 +84,59 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no plain state")
 
 
-def take(current: Any, saved: Any) -> Any:
+def take(current: Any, saved: Any, limits: Limits | None = None) -> Any:
     """Put a saved value in the place of `current`: in place where it can be, returned where not."""
     import torch
 
     if isinstance(current, Stateful):
-        if saved is not None:  # None: left out on purpose, the part stays as it is
+        if saved is not None or not current.may_be_left_out:
             current.load_state_dict(saved)
     elif isinstance(current, torch.Tensor):
         with torch.no_grad():
-            current.copy_(_of_shape(current.shape, saved))
+            current.copy_(tensor(saved, tuple(current.shape), current.dtype, limits or FINITE))
     elif isinstance(current, np.ndarray):
-        current[...] = _of_shape(current.shape, saved).numpy(force=True)
+        dtype = torch.from_numpy(current[:0] if current.ndim else current).dtype
+        current[...] = tensor(saved, current.shape, dtype, limits or FINITE).numpy(force=True)
     elif isinstance(current, np.random.Generator):
-        current.bit_generator.state = saved
+        set_numpy_generator(current, saved)
     elif isinstance(current, torch.Generator):
-        current.set_state(saved)
+        current.set_state(torch_generator(saved, current.get_state()))
     elif isinstance(current, tuple) and hasattr(current, "_asdict"):
         kind = type(current).__name__
         items = current._asdict().items()
-        return type(current)(**{key: _take_inside(item, saved, key, kind) for key, item in items})
+        return type(current)(
+            **{key: _take_inside(item, saved, key, kind, limits) for key, item in items}
+        )
     elif isinstance(current, dict):
         for key in current:
-            current[key] = _take_inside(current[key], saved, key, "a mapping")
+            current[key] = _take_inside(current[key], saved, key, "a mapping", limits)
     else:
-        return _of_kind(current, saved)
+        return _of_kind(current, saved, limits)
     return current
 
 
-def _take_inside(current: Any, saved: Any, key: str, of: str) -> Any:
+def _take_inside(current: Any, saved: Any, key: str, of: str, limits: Limits | None) -> Any:
     """Take `saved[key]`, naming the key of whatever does not fit."""
     if not isinstance(saved, Mapping) or key not in saved:
         raise ValueError(f"the saved state of {of} has no {key}")
     try:
-        return take(current, saved[key])
+        return take(current, saved[key], limits)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _of_kind(current: Any, saved: Any) -> Any:
-    """Return `saved`, a plain value that can stand where `current` does; None can anywhere."""
-    for kinds in ((bool,), (int, float), (str,), (list, tuple)):
-        if isinstance(current, kinds) and saved is not None:
-            if not isinstance(saved, kinds) or (isinstance(saved, bool) and bool not in kinds):
-                found, here = type(saved).__name__, type(current).__name__
-                raise ValueError(f"saved as {found}, here it is {here}")
-            break
-    return saved
-
-
-def _of_shape(shape: Any, saved: Any) -> Any:
-    """Return `saved`, a tensor of this shape."""
-    found = list(getattr(saved, "shape", ["not a tensor"]))
-    if found != list(shape):
-        raise ValueError(f"saved with shape {found}, here it is {list(shape)}")
+def _of_kind(current: Any, saved: Any, limits: Limits | None) -> Any:
+    """Return `saved`, a plain value that can stand where `current` does."""
+    if limits is not None and limits.optional:
+        return None if saved is None else real(saved, limits)
+    if isinstance(current, bool):
+        return boolean(saved)
+    if isinstance(current, int):
+        return whole(saved, limits or ANY_WHOLE)
+    if isinstance(current, float):
+        return real(saved, limits or FINITE)
+    for kinds in ((str,), (list, tuple)):
+        if isinstance(current, kinds) and not isinstance(saved, kinds):
+            found, here = type(saved).__name__, type(current).__name__
+            raise ValueError(f"saved as {found}, here it is {here}")
     return saved

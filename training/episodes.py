@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from envs.types import Episode
 from memory.history import History
+from memory.saved import COUNT, Limits
 from memory.state import Stateful
 
 # `rollout/return_mean` is over this many episodes, as published learning curves are.
@@ -18,6 +22,7 @@ class Episodes(Stateful):
     """The last finished episodes of training."""
 
     state_names = ("_returns", "_lengths", "_infos", "_steps", "_new")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"_new": COUNT}
 
     def __init__(self, history: int, info_metrics: Sequence[str] = ()) -> None:
         self._infos = {name: History(min(IN_MEAN, history)) for name in info_metrics}
@@ -25,6 +30,17 @@ class Episodes(Stateful):
         self._lengths = History(min(IN_MEAN, history))
         self._steps = History(min(SHOWN, history))
         self._new = 0  # since they were shown
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        histories = (self._returns, self._lengths, *self._infos.values())
+        if not len(self._returns) == len(self._lengths) >= len(self._steps):
+            raise ValueError(
+                f"are {[len(each) for each in histories]} numbers of the same episodes"
+            )
+        if not all(0 <= step < 2**53 and step % 1 == 0 for step in (*self._steps, *self._lengths)):
+            raise ValueError("steps and lengths: hold a number that counts no steps")
 
     def append(self, step: int, episode: Episode) -> None:
         """Count an episode that ended with this step."""

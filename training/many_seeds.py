@@ -42,7 +42,7 @@ def each_seed(
     With `again`, as with resume=…, those that were begun are continued.
     """
     assert run.seeds is not None
-    _refuse_contradictions(run.seeds, typed)
+    _check_consistency(run.seeds, typed)
     again = again or run.resume is not None
     begun = [seed for seed in run.seeds if (_folder(directory, seed) / CONFIG).exists()]
     if (directory / CONFIG).exists():
@@ -90,7 +90,7 @@ def _keys(typed: Sequence[str]) -> set[str]:
     return {text.partition("=")[0].lstrip("+~") for text in typed}
 
 
-def _refuse_contradictions(seeds: Sequence[int], typed: Sequence[str]) -> None:
+def _check_consistency(seeds: Sequence[int], typed: Sequence[str]) -> None:
     if "seed" in _keys(typed):
         raise SettingError("seeds", show(seeds), "cannot be combined with seed=…: leave one out")
     if place().size > 1:

@@ -10,10 +10,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from agents.world import World
 from memory.errors import ExpectedError, describe
+from memory.saved import COUNT, Limits
 from memory.state import Stateful
 from training.heartbeat import Heartbeat, Told
 from training.launch import Place
@@ -46,6 +47,7 @@ class Ranks(World, Stateful):
     """One of several processes; see `World` for what they do together."""
 
     state_names = ("_pending",)
+    state_limits: ClassVar[Mapping[str, Limits]] = {"_pending": COUNT}
 
     def __init__(self, place: Place, device: torch.device, step_timeout: float) -> None:
         """Wait for all others, who are started at the same time."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from buffers.replay import ReplayBuffer
 from buffers.timeline import ENDED, TERMINATED, VALID
+from memory.saved import Saved
 from training.archive import Existing, read_part
 from training.manifest import CheckpointError, part_names
 from training.plain import nbytes_of
@@ -114,7 +115,7 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     """Take back a replay from the checkpoint at `path`, one block at a time."""
     most = SPARE + 2 * nbytes_of(replay.outline())
     outline = read_part(path, prefix + OUTLINE, most=most)
-    size = outline.pop("block_rows")
+    size = Saved(outline, "replay").whole("block_rows", 1)
     replay.continue_from(outline)
     if replay.row < 0:
         return
@@ -123,7 +124,8 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     following, most = oldest, SPARE + 2 * block_rows(replay) * replay.row_nbytes
     for name in [*names, TAIL]:
         rows = read_part(path, prefix + name, most=most)
-        begin = rows.pop("begin")
+        begin = Saved(rows, name).whole("begin")
+        del rows["begin"]
         end = begin + min(len(part) for part in rows.values())
         if begin > following or end <= following:
             raise CheckpointError(f"{path}: {name} holds rows {begin} to {end}, not {following}")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import override
 
 from agents.base import Agent, Decision
 from envs.types import Rows, Step
+from envs.vector import VectorEnv
 from memory.errors import MemoryBudgetError
 from memory.metrics import MetricAccumulator, Metrics
 from memory.process import MB, read_peak
 from memory.profile import block
+from memory.saved import COUNT, Limits
 from memory.state import Stateful
 from memory.watch import MemoryWatch
 from training.episodes import Episodes
@@ -47,6 +49,9 @@ class Run(Stateful):
         "_updates",
         "logged_step",
         "_kept",
+    )
+    state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
+        ("steps", "_updates", "logged_step"), COUNT
     )
 
     def __init__(
@@ -81,6 +86,15 @@ class Run(Stateful):
                 due.load_state_dict({"next": self.steps + 1})
         self._instruments.filmer.continue_at(self.steps)
         self._next = self._next_event()
+
+    def check_consistency(self, step: int, env: VectorEnv) -> None:
+        """Raise ValueError where run, agent and environments are not of one moment."""
+        if self.steps != step:
+            raise ValueError(f"run.steps: is {self.steps}, the checkpoint is of step {step}")
+        if not env.started:
+            raise ValueError("env.started: they never were")
+        self._kept.check_current(env.spec, env.observation)
+        self._agent.check_consistency(self.steps, self._kept.row, env.observation)
 
     @property
     def done(self) -> bool:

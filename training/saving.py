@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from agents.base import Agent
 from agents.world import ALONE, World
+from buffers.replay import ReplayBuffer
 from envs.vector import VectorEnv
 from memory.errors import ExpectedError, NonFiniteError, describe
-from memory.state import Stateful, give
+from memory.saved import Saved as SavedState
+from memory.state import give
 from training.archive import Existing, finish_replacing, read_part, replace_archive
 from training.checkpoints import Checkpoints
 from training.files import Files
@@ -26,6 +29,9 @@ from training.run_directory import BEST, LAST
 from training.settings import CheckpointSettings
 from training.timing import Interval
 from training.unsaved import CHECKPOINT
+
+if TYPE_CHECKING:
+    from training.run import Run
 
 log = logging.getLogger("steadyrl")
 
@@ -94,7 +100,7 @@ class Saver:
         self._unwritten: dict[str, _Policy] = {}  # by their names, to be tried again
         self._slow = False
 
-    def attach(self, run: Stateful, env: VectorEnv, agent: Agent) -> None:
+    def attach(self, run: Run, env: VectorEnv, agent: Agent) -> None:
         """Say what there is to save."""
         self._run, self._env, self._agent = run, env, agent
 
@@ -231,7 +237,9 @@ class Saver:
             try:
                 self._load(saved)
             except Exception as error:  # nobody knows what is in a file that only looks right
-                if isinstance(error, ExpectedError) and not isinstance(error, CheckpointError):
+                if isinstance(error, ExpectedError) and not isinstance(
+                    error, CheckpointError | NonFiniteError
+                ):
                     raise
                 log.debug("%s cannot be used", saved.path, exc_info=True)
                 reason = str(error) if isinstance(error, CheckpointError) else describe(error)
@@ -267,20 +275,29 @@ class Saver:
             return
         own = {**self._agent.state_dict(), "replay": None}
         most = SPARE + LARGER * nbytes_of(own)
-        self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent", most=most))
+        with _prefixed_by("agent"):
+            self._agent.load_state_dict(read_part(saved.path, f"{prefix}agent", most=most))
         if self._agent.replay is not None:
-            try:
-                load_replay(self._agent.replay, saved.path, prefix)
-            except CheckpointError:
-                if (saved.path / f"{prefix}{OUTLINE}.json").exists():
-                    raise
-                self._agent.lose_replay()
-                log.warning(
-                    "the checkpoint was written without the replay: the run is not what it would "
-                    "have been, and learns again once enough is collected"
-                )
-        self._env.load_state_dict(read_part(saved.path, f"{prefix}env"))
-        self._run.load_state_dict(read_part(saved.path, f"{prefix}run"))
+            self._load_replay(saved.path, self._agent.replay)
+        parts = {name: read_part(saved.path, f"{prefix}{name}") for name in ("env", "run")}
+        with _prefixed_by("env"):
+            _check_seed(parts["env"], self._env.state_dict())
+            self._env.load_state_dict(parts["env"])
+        with _prefixed_by("run"):
+            self._run.load_state_dict(parts["run"])
+            self._run.check_consistency(saved.step, self._env)
+
+    def _load_replay(self, path: Path, replay: ReplayBuffer) -> None:
+        try:
+            load_replay(replay, path, self._prefix)
+        except CheckpointError:
+            if (path / f"{self._prefix}{OUTLINE}.json").exists():
+                raise
+            self._agent.lose_replay()
+            log.warning(
+                "the checkpoint was written without the replay: the run is not what it would "
+                "have been, and learns again once enough is collected"
+            )
 
     def _refuse(self, facts: Mapping[str, Any]) -> None:
         wrong = differences(facts, self._facts, ("agent", "spec", "weights"))
@@ -314,3 +331,21 @@ class Saver:
             return False
         self._unwritten.pop(name, None)
         return True
+
+
+@contextmanager
+def _prefixed_by(part: str) -> Iterator[None]:
+    """Name the part whose state is refused."""
+    try:
+        yield
+    except ValueError as error:
+        told = str(error)
+        raise ValueError(told if told.startswith(f"{part}.") else f"{part}: {told}") from None
+
+
+def _check_seed(saved: Any, own: Mapping[str, Any]) -> None:
+    """Refuse environments that were seeded for another run."""
+    theirs = SavedState(SavedState(saved, "env").raw("backend"), "env.backend")
+    seed = own["backend"].get("seed")
+    if "seed" in theirs and theirs.raw("seed") != seed:
+        raise ValueError(f"backend.seed: is {theirs.raw('seed')!r:.40}, this run's is {seed}")

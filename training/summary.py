@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor
 
+from memory.saved import COUNT, UNKNOWN_YET, Limits
 from memory.state import Stateful
 from training.files import write_whole
 from training.run_directory import SUMMARY
@@ -31,6 +33,14 @@ class Summary(Stateful):
         "eval_episodes",
         "best_eval_return_mean",
     )
+
+    state_limits: ClassVar[Mapping[str, Limits]] = {
+        "episodes": COUNT,
+        "eval_return_mean": UNKNOWN_YET,
+        "eval_return_std": UNKNOWN_YET,
+        "eval_episodes": COUNT,
+        "best_eval_return_mean": UNKNOWN_YET,
+    }
 
     status: str
     run_dir: str

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
+from memory.saved import COUNT, Limits, Saved
 from memory.state import Stateful
+
+LONGEST = 1e11  # seconds of a run: thousands of years
 
 
 class Interval(Stateful):
@@ -35,15 +38,17 @@ class Interval(Stateful):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the next step back; with another `every` it is the next multiple of that."""
-        saved = state["next"]
-        if self.next is not None and saved is not None:
-            self.next = self._every * -(-saved // self._every)
+        saved = Saved(state, "an interval")
+        following = None if saved.raw("next") is None else saved.whole("next")
+        if self.next is not None and following is not None:
+            self.next = self._every * -(-following // self._every)
 
 
 class Pace(Stateful):
     """Let so many through at once, and of the rest one a second: what runs for days stays small."""
 
     state_names = ("passed",)
+    state_limits: ClassVar[Mapping[str, Limits]] = {"passed": COUNT}
 
     def __init__(self, at_once: int = 10_000) -> None:
         self._at_once = at_once
@@ -69,6 +74,7 @@ class Speed(Stateful):
     """Steps and updates a second since it was asked last."""
 
     state_names = ("_mark",)
+    state_limits: ClassVar[Mapping[str, Limits]] = {"_mark": COUNT}
 
     def __init__(self) -> None:
         self._mark = Mark(0.0, 0, 0)
@@ -122,7 +128,9 @@ class Stopwatch(Stateful):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        saved = Saved(state, "a stopwatch")
         self._begin = time.perf_counter()
-        self._before, self._paused = state["seconds"], state["paused"]
-        self._pace.load_state_dict(state["pace"])
-        self._speed.load_state_dict(state["speed"])
+        self._before = saved.real("seconds", 0, LONGEST)
+        self._paused = saved.real("paused", 0, LONGEST)
+        self._pace.load_state_dict(saved.raw("pace"))
+        self._speed.load_state_dict(saved.raw("speed"))

@@ -16,7 +16,8 @@ MARKS = 2**22  # so many marks tell episodes apart, and float32 holds them
 
 
 def counted(length=0):
-    return Kernel(step, (3,), spaces.Discrete(3), wholes=3, constants=(length,))
+    ranges = ((0, 2**31), (1, 2**31), (0, MARKS - 1))
+    return Kernel(step, (3,), spaces.Discrete(3), wholes=ranges, constants=(length,))
 
 
 @compiled

@@ -1,0 +1,321 @@
+"""Checkpoints with one value that cannot be, under hashes that fit, and how a run ends with them.
+
+Each value put there is one that no run has (of another kind, shape or type, no number, out of
+range, at odds with another that is there), or one that nothing learned depends on. So there are two
+ways to end: refused with 3, or with the weights of the run that nobody poisoned. Left out is what
+another run may well have: another finite weight, reward or observation of the past, another seed
+of a generator, an episode that is over or is not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from opened import job
+from safetensors.torch import load_file, save_file
+
+from memory.errors import ExpectedError
+from train import train
+from training.failures import in_a_line
+from training.manifest import entry_of, saved_below, seal
+
+MISSING = object()
+HANGS = 60  # seconds, which none of these runs takes
+COMMON = (
+    *("device=cpu", "threads=1", "agent.compile=false", "eval.every=0", "log.every=1000"),
+    *("checkpoint.keep=9", "checkpoint.seconds=0", "resume=auto", "env.backend=kernel"),
+)
+DQN = (
+    *("agent=dqn", "agent.hidden=[8]", "agent.learning_starts=40", "agent.batch_size=8"),
+    *("agent.train_every=4", "agent.replay.prioritized=true", "agent.replay.capacity=64"),
+    *("agent.n_step=3", "agent.updates_per_train=1", "agent.target_every=20"),
+)
+PPO = ("agent=ppo", "agent.hidden=[8]", "agent.rollout_steps=32", "agent.minibatches=2",
+       "agent.epochs=1")  # fmt: skip
+SHORT = ("total_steps=240", "checkpoint.every=150", "env.num_envs=2")
+CASES = {
+    "dqn": ("env=cartpole", *DQN, *SHORT),
+    "ppo": (
+        *("env=cartpole", *PPO, *SHORT),
+        *("agent.normalize_obs=true", "agent.normalize_reward=true"),
+    ),
+    "dqn-table": ("env.id=FrozenLake-v1", *DQN, *SHORT, "agent.noisy=true"),
+    "ppo-box": ("env.id=Pendulum-v1", *PPO, *SHORT, "agent.value_norm=true"),
+    "dqn-image": ("env.id=MinAtar/Breakout-v1", *DQN, *SHORT, "env.frame_stack=2"),
+    "ppo-image": ("env.id=MinAtar/Seaquest-v1", *PPO, *SHORT),
+    "ppo-memory": ("env.id=MinAtar/Asterix-v1", *PPO, *SHORT, "agent.recurrent=gru"),
+}
+
+
+class Poison(NamedTuple):
+    """What is put where: a path within a document, or a tensor's name."""
+
+    file: str
+    where: tuple[Any, ...]
+    what: str
+    value: Any  # of a tensor: what makes another of it
+
+    def __str__(self) -> str:
+        return f"{self.file}: {'.'.join(map(str, self.where))} {self.what}"
+
+    def spoil(self, checkpoint: Path) -> None:
+        """Put it into a checkpoint, with a hash that fits."""
+        path = checkpoint / self.file
+        if path.suffix == ".json":
+            document = json.loads(path.read_text())
+            inside = document
+            for key in self.where[:-1]:
+                inside = inside[key]
+            if self.value is MISSING:
+                del inside[self.where[-1]]
+            else:
+                inside[self.where[-1]] = self.value
+            path.write_text(json.dumps(document))
+        else:
+            tensors = load_file(path)
+            tensors[self.where[0]] = self.value(tensors[self.where[0]]).contiguous()
+            save_file(tensors, path)
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest["files"][self.file] = entry_of(path.read_bytes())
+        manifest["sha256"] = seal(manifest)
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def number(name: str) -> dict[str, str]:
+    return {"$number": name}
+
+
+OTHERS: list[Any] = [None, "7", [], {}, [[0]], {"$tensor": "none"}]
+HUGE = [2**63, -(2**70), 10**30]
+
+
+def in_place_of(value: Any) -> list[Any]:
+    """Return what a value of this kind can never be."""
+    if value is None:
+        return [["x"], {"x": 1}, {"$tensor": "none"}]
+    if isinstance(value, bool):
+        return [*OTHERS, 0, 1, number("nan")]
+    if isinstance(value, int):
+        floats = [1.5, number("nan"), number("inf"), True]
+        # PCG64's are twice as long as others.
+        return [
+            *OTHERS,
+            -1 if value >= 0 else -2,
+            *([-(2**130)] if value > 2**64 else HUGE),
+            *floats,
+        ]
+    if isinstance(value, float):
+        return [*OTHERS, True, number("nan"), number("inf"), number("-inf"), 10**400, 1e308]
+    return [None, 5, True, [], {}, "no such thing", "x" * 1000]
+
+
+def in_document(file: str, value: Any, path: tuple[Any, ...] = ()) -> Iterator[Poison]:
+    """Yield poisons for every leaf and every branch below a document's root."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        here = (*path, key)
+        if isinstance(item, dict | list):
+            known = "$tensor" in item or "$number" in item
+            other = [[], "x", 5, {"$tensor": "none"}] if item else ["x", 5]
+            other = [each for each in other if each != item]
+            yield from (Poison(file, here, f"= {each!r}", each) for each in [None, *other])
+            if not known:
+                yield from in_document(file, item, here)
+        else:
+            for each in in_place_of(item):
+                if each != item or type(each) is not type(item):
+                    yield Poison(file, here, f"= {str(each)[:40]} (was {item!r:.40})", each)
+        if isinstance(value, dict):
+            yield Poison(file, here, "missing", MISSING)
+
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def one(value: Any, place: int = -1) -> Change:
+    """Change one number of a tensor."""
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        flat = tensor.clone().reshape(-1)
+        flat[place] = value
+        return flat.view(tensor.shape)
+
+    return changed
+
+
+def every(value: Any) -> Change:
+    return lambda tensor: torch.full_like(tensor, value)
+
+
+def of_type(dtype: torch.dtype) -> Change:
+    return lambda tensor: tensor.to(dtype)
+
+
+def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
+    """Yield poisons for a tensor: other types and shapes, and numbers that are none."""
+    changes: dict[str, Change] = {
+        "with an axis more": lambda t: t.unsqueeze(0),
+        "of one number": lambda t: torch.zeros((1, 1, 1, 1), dtype=t.dtype),
+    }
+    if tensor.ndim:
+        changes["longer"] = lambda t: torch.cat(
+            (t, t[:1] if len(t) else t.new_zeros((1, *t.shape[1:])))
+        )
+    if len(tensor.shape) and len(tensor):
+        changes["shorter"] = lambda t: t[:-1]
+        changes["empty"] = lambda t: t[:0]
+    for dtype in (torch.float64, torch.float32, torch.int64, torch.int16, torch.uint8):
+        if tensor.dtype != dtype:
+            changes[f"as {dtype}"] = of_type(dtype)
+    if tensor.numel():
+        changes |= wrong_numbers(name, tensor)
+    yield from (Poison(file, (name,), what, change) for what, change in changes.items())
+
+
+NONE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+NEVER_BELOW_0 = ("adam.square", "leaves", "count", "square", "scale", "adam.step")
+NEVER_LARGE = ("adam.step", "noise", "weights", "adam.mean", "simulation.reals")
+AT_ODDS = ("frames", "stack", "next_obs")  # of a row, with those that other parts have
+
+
+def wrong_numbers(name: str, tensor: torch.Tensor) -> dict[str, Change]:
+    """Return changes to numbers that are none, or none of those that can be there."""
+    changes: dict[str, Change] = {}
+    if tensor.is_floating_point():
+        for word, value in NONE.items():
+            changes[f"one {word}"], changes[f"the first {word}"] = one(value), one(value, 0)
+            changes[f"all {word}"] = every(value)
+        if name.endswith(NEVER_BELOW_0):
+            changes["one -1"], changes["all -1"] = one(-1), every(-1)
+        if name.endswith(NEVER_LARGE):
+            changes["one 1e20"], changes["all 1e30"] = one(1e20, 0), every(1e30)
+        if name in AT_ODDS and len(tensor) == 2:
+            changes["others"] = lambda t: t + 1
+    elif tensor.dtype == torch.bool:
+        changes["of byte 2"], changes["of byte 255"] = of_byte(2), of_byte(255)
+    elif tensor.dtype == torch.uint8:
+        changes |= wrong_bytes(name, tensor)
+    else:
+        changes |= {f"all {value}": every(value) for value in (-1, -2, 2**31 - 1)}
+        if tensor.dtype == torch.int64:
+            changes |= wrong_wholes(name, tensor)
+    return changes
+
+
+def of_byte(value: int) -> Change:
+    """Let truths be bytes that are neither 0 nor 1."""
+    return lambda tensor: torch.full(tensor.shape, value, dtype=torch.uint8).view(torch.bool)
+
+
+def wrong_bytes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
+    if len(tensor) == 5056:  # a generator of torch's
+        changes = {"zeros": every(0), "of 255": every(255), "out of words": one(255, 17)}
+        return changes | {"more words than there are": one(2, 9)}
+    if "flags" in name:
+        return {"of 2": every(2), "one 255": one(255), "of 8": every(8)}
+    if name in AT_ODDS and len(tensor) == 2:
+        return {"others": lambda t: t ^ 255}
+    return {}
+
+
+def wrong_wholes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
+    changes = {"one 2^62": one(2**62), "one -2^63": one(-(2**63))}
+    if name.endswith("wholes"):
+        row = tensor.shape[1]
+        for column in range(0, row, max(1, row // 40)):
+            changes[f"number {column} 10**6"] = one(10**6, column)
+            changes[f"number {column} -10"] = one(-10, row + column)
+    return changes
+
+
+def poisons(checkpoint: Path) -> list[Poison]:
+    """Return all poisons for a checkpoint, in an order of no meaning but always the same."""
+    found: list[Poison] = []
+    for path in sorted(checkpoint.iterdir()):
+        if path.suffix == ".safetensors":
+            for name, tensor in sorted(load_file(path).items()):
+                found += in_tensor(path.name, name, tensor)
+        elif path.name != "manifest.json":
+            found += in_document(path.name, json.loads(path.read_text()))
+    return found
+
+
+def some_of_each(found: list[Poison], count: int) -> list[Poison]:
+    """Return so many poisons of every leaf, branch and tensor."""
+    of_place: dict[tuple[Any, ...], list[Poison]] = {}
+    for poison in found:
+        of_place.setdefault((poison.file, *poison.where), []).append(poison)
+    draw = random.Random(0).sample
+    return [each for some in of_place.values() for each in draw(some, min(count, len(some)))]
+
+
+class Poisoned:
+    """A run that went to its end, its checkpoint in the middle, and what becomes of it poisoned."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._chosen, self._folder = (*CASES[name], *COMMON), folder
+        train(job(folder, *self._chosen, quick=False))
+        self._run = folder / "run"
+        self.weights = self._weights()
+        _, *others = reversed(saved_below(self._run / "checkpoints"))
+        self.checkpoint = others[0].path  # of the middle
+        for saved in saved_below(self._run / "checkpoints"):
+            if saved.path != self.checkpoint:
+                shutil.rmtree(saved.path)
+        self._whole = folder / "whole"
+        shutil.copytree(self._run, self._whole)
+        self._job = job(folder, *self._chosen, quick=False)  # what is poisoned says nothing of it
+        gc.collect()
+        gc.freeze()  # children need not look at what all of them have
+        self.poisons = poisons(self.checkpoint)
+
+    def _weights(self) -> Any:
+        return json.loads((self._run / "summary.json").read_text())["weights_sha256"]
+
+    def end(self, poison: Poison | None) -> str:
+        """Continue the run in a process of its own; return "same", "refused", or what it was."""
+        shutil.rmtree(self._run)
+        shutil.copytree(self._whole, self._run)
+        (self._run / "summary.json").unlink()
+        if poison is not None:
+            poison.spoil(self.checkpoint)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if not child:
+            signal.alarm(HANGS)  # ends it whatever it does
+            said = os.open(self._folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            os._exit(self._continued())
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            return f"signal {os.WTERMSIG(status)}"
+        code = os.WEXITSTATUS(status)
+        if code == 0:
+            return "same" if self._weights() == self.weights else "other weights"
+        return "refused" if code == 3 else f"exit {code}"
+
+    def _continued(self) -> int:
+        try:
+            with in_a_line():
+                train(self._job)
+        except ExpectedError as error:
+            print(error, file=sys.stderr, flush=True)
+            return error.exit_code
+        except SystemExit as error:
+            return int(error.code or 0)
+        return 0
+
+    def said(self) -> str:
+        """Return the last words of the last one."""
+        return (self._folder / "said").read_text()[-600:]
