@@ -23,6 +23,8 @@ from memory.state import Stateful, give
 
 log = logging.getLogger("steadyrl")
 
+WHOLE = ("uint8", "int8", "int16", "int32", "int64")  # types that discrete actions come in
+
 
 class Backend(ABC):
     """What runs N environments; it fills rows and knows nothing else of the timeline."""
@@ -273,9 +275,13 @@ class VectorEnv(Stateful):
         if str(env) not in actions:
             return None
         dtype, shape = action_form(self.spec.action)
-        count = length(actions.raw(str(env)))
-        if not count and hasattr(actions.raw(str(env)), "numpy"):
+        raw = actions.raw(str(env))
+        count = length(raw)
+        if not count and hasattr(raw, "numpy"):
             return np.zeros((0, *shape), dtype)  # of an episode that begins: as yet of no shape
+        sent = str(getattr(raw, "dtype", "")).removeprefix("torch.")
+        if dtype.kind == "i" and sent in WHOLE:  # kept as whoever acted had them
+            dtype = np.dtype(sent)
         found: NDArray[Any] = actions.tensor(str(env), (count, *shape), dtype.name).numpy()
         return found
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import sys
@@ -225,8 +226,8 @@ def command(arguments: Sequence[str] | None = None) -> None:
         for remark in policy.remarks:
             print(f"note: {one_line(remark)}", file=sys.stderr)
         settings = settings_of(policy, args.env)
-        # Remarks go where errors go, as lines: tracebacks are for a run's log.
-        with _printing_aside(), to_terminal(Stream(sys.stderr)):
+        # Warnings go where errors go, as lines: tracebacks are for a run's log.
+        with _printing_aside(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
             policy, found = evaluate(args, settings)
         if found.remark:
             print(f"note: {found.remark}", file=sys.stderr)

@@ -17,7 +17,7 @@ def torch():
 
 def fail_now_and_then_with_an_escape_sequence():
     """Fail in a quarter of the steps, with a message that would clear the screen."""
-    if np.random.default_rng().random() < 0.25:
+    if np.random.default_rng().random() < 0.1:
         raise RuntimeError("\x1b[2J\x1b]0;owned\x07")
 
 

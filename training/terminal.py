@@ -92,8 +92,10 @@ def answering() -> Iterator[None]:
 
 
 @contextmanager
-def to_terminal(screen: Console | Stream, *, silent: bool = False) -> Iterator[None]:
-    """Show messages on the terminal, above the progress bar where there is one."""
+def to_terminal(
+    screen: Console | Stream, *, least: int = logging.INFO, silent: bool = False
+) -> Iterator[None]:
+    """Show messages of a level on the terminal, above the progress bar where there is one."""
     handler: logging.Handler
     if isinstance(screen, Stream) or not screen.is_terminal:
         handler = _Terminal(cast(TextIO, screen.file))
@@ -102,7 +104,7 @@ def to_terminal(screen: Console | Stream, *, silent: bool = False) -> Iterator[N
 
         handler = AboveTheBar(screen)
     handler.setFormatter(_ForTerminal())
-    handler.setLevel(NEVER if silent else logging.INFO)
+    handler.setLevel(NEVER if silent else least)
     with attached(handler):
         yield
 

@@ -47,7 +47,7 @@ def run_probe(folder: Path, *, writable: bool) -> str:
         (package / "__pycache__").touch()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA")}
     env = {**kept, "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
-    env["PYTHONPATH"] = str(folder)
+    env["PYTHONPATH"] = f"{folder}{os.pathsep}{ROOT}"
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=env, cwd="/", capture_output=True, text=True, check=True
     )

@@ -83,9 +83,9 @@ def test_what_environments_print_is_no_part_of_the_report(tmp_path, capfd, backe
 def test_what_environments_fail_by_is_a_line_without_escape_sequences(dqn, capfd, backend):
     told = ["id=hostile_envs:Hostile-v0", "kwargs.where=step", "kwargs.harm=escape"]
     told += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
-    command([str(dqn[0]), *(f"--env={each}" for each in told), "--episodes=1", "--json"])
+    command([str(dqn[0]), *(f"--env={each}" for each in told), "--episodes=8", "--json"])
     out, err = capfd.readouterr()
-    assert json.loads(out)["episodes"] == 1
+    assert json.loads(out)["episodes"] == 8
     assert "it is built anew" in err and "owned" in err
     assert "Traceback" not in err and not set("\x1b\x07") & set(out + err)
 

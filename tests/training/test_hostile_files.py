@@ -104,14 +104,14 @@ def test_yaml_that_stands_for_much_is_refused(tmp_path, text):
     with pytest.raises(ValueError):
         read_yaml(tmp_path / "study.yaml")
     with pytest.raises(StudyError, match="cannot be read"):
-        read_study(tmp_path / "study.yaml", {"a": ...})
+        read_study(tmp_path / "study.yaml", {"a": ...}, {})
 
 
 def test_yaml_may_repeat_what_is_small(tmp_path):
     (tmp_path / "study.yaml").write_text("a: &a [1, 2]\nb: *a\n")
     assert read_yaml(tmp_path / "study.yaml") == {"a": [1, 2], "b": [1, 2]}
     (tmp_path / "link.yaml").symlink_to("study.yaml")
-    assert read_study(tmp_path / "link.yaml", {"a": ..., "b": ...})["b"] == [1, 2]
+    assert read_study(tmp_path / "link.yaml", {"a": ..., "b": ...}, {"a": list, "b": list})["b"] == [1, 2]
 
 
 @pytest.mark.parametrize("text", [BOMB, DEEP_YAML], ids=["bomb", "deep"])

@@ -48,6 +48,8 @@ def settings(env_id: str) -> EnvSettings:
         frame_stack=1,
         backend="kernel",
         action_masks="auto",
+        image_axes="auto",
+        image_range=None,
         step_timeout=60.0,
         max_restarts=0,
         **nothing,

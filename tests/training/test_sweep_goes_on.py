@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,7 +120,9 @@ def test_a_job_that_died_without_a_word_counts_as_killed(sweep, tmp_path):
     sweep({}, "seed=0")
     place = SweepDirectory(tmp_path / "all")
     [job] = place.all()
-    job.status = "running"
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    job.status, job.runner = "running", gone.pid
     (tmp_path / "all" / job.name / "summary.json").unlink()
     place.write(job)
     assert [each.status for each in place.all()] == ["killed"]
