@@ -111,7 +111,8 @@ def test_yaml_may_repeat_what_is_small(tmp_path):
     (tmp_path / "study.yaml").write_text("a: &a [1, 2]\nb: *a\n")
     assert read_yaml(tmp_path / "study.yaml") == {"a": [1, 2], "b": [1, 2]}
     (tmp_path / "link.yaml").symlink_to("study.yaml")
-    assert read_study(tmp_path / "link.yaml", {"a": ..., "b": ...}, {"a": list, "b": list})["b"] == [1, 2]
+    needed, kinds = {"a": ..., "b": ...}, {"a": list, "b": list}
+    assert read_study(tmp_path / "link.yaml", needed, kinds)["b"] == [1, 2]
 
 
 @pytest.mark.parametrize("text", [BOMB, DEEP_YAML], ids=["bomb", "deep"])
