@@ -45,7 +45,7 @@ class ProcessBackend(Backend):
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         if not brings_its_module(settings.id):
             find_spec(settings.id)  # what registers it is loaded once, not in every process
-        self.faults = Faults(settings.max_restarts)
+        self.faults = Faults(settings.max_restarts, settings.role)
         self._settings, self._seed = settings, seed
         self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []

@@ -74,10 +74,11 @@ class WorkerHandle:
         except (EOFError, OSError):
             raise WorkerError(self._death()) from None
         if message[:1] == BROKEN:
-            what, trace, refused, for_good, raised = json.loads(message[1:])
+            what, trace, refused, for_good, raised, frames = json.loads(message[1:])
+            error = WorkerError(what, trace, for_good=for_good, raised=raised, user_frames=frames)
             if refused is not None:
-                raise SettingError(*refused)
-            raise WorkerError(what, trace, for_good=for_good, raised=raised)
+                raise SettingError(*refused) from error
+            raise error
         return message[1:]
 
     def _death(self) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from memory.errors import ExpectedError, one_line, printable
+from memory.errors import ExpectedError, one_line, printable, told_lines
 from training.child import Child, Outcome, end_with_parent, last_error, silent_end, status_of
 from training.run_directory import absolute
 from training.signals import SIGNAL_EXIT
@@ -92,8 +92,8 @@ def _inside(train: Callable[[], float | None]) -> Outcome:
     try:
         return Outcome("finished", 0, train())
     except ExpectedError as error:
+        say("\n".join(told_lines(error)))
         line = one_line(str(error))
-        say(f"error: {line}")
         return Outcome(status_of(error.exit_code), error.exit_code, error=line)
 
 
