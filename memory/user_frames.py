@@ -78,12 +78,14 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_foreign(file: str) -> bool:
+    if not os.path.isabs(file):  # of an extension module, or of no file at all: `<string>`
+        return False
     standard = sysconfig.get_path("stdlib") + os.sep
     installed = next((mark for mark in INSTALLED if mark in file), None)
     if installed is not None:
         package = file.rpartition(installed)[2].partition(os.sep)[0]
         return package not in LIBRARIES and not file.startswith(OURS)
-    return not (file.startswith(("<", standard)) or file.startswith(OURS))
+    return not file.startswith((standard, *OURS))
 
 
 def _place(frame: traceback.FrameSummary) -> str:

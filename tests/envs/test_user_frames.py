@@ -8,6 +8,7 @@ import failing_envs
 import numpy as np
 import pytest
 import torch
+import yaml
 from toy_environments import settings
 
 from agents.teacher import ObjectTeacher, TeacherError
@@ -148,6 +149,13 @@ def test_our_own_frames_and_those_of_libraries_are_nobodys(capsys):
     with pytest.raises(SystemExit):
         exit_with(caught.value)
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_frames_of_extension_modules_are_nobodys():
+    with pytest.raises(yaml.YAMLError) as caught:
+        yaml.load("a: [1", yaml.CSafeLoader)
+    assert any(str(frame.path).endswith(".pyx") for frame in caught.traceback)
+    assert [Path(frame.filename) for frame in user_frames(caught.value)] == [Path(__file__)]
 
 
 def test_an_error_that_was_never_raised_has_no_frames():
