@@ -19,6 +19,7 @@ from training.child import Child, Outcome, end_with_parent, last_error, silent_e
 from training.run_directory import absolute
 from training.signals import SIGNAL_EXIT
 from training.sweep_jobs import SweepDirectory, SweepJob
+from training.terminal import accept_all_text
 
 # What a launcher hands on to the processes it starts. Hydra sets the name around the job.
 NAME = "STEADYRL_SWEEP_JOB"
@@ -29,6 +30,9 @@ THREADS = "STEADYRL_SWEEP_THREADS"  # for each of the jobs that run side by side
 
 def say(text: str) -> None:
     """Print lines in one piece, so that those of several processes do not mix."""
+    if sys.stdout is None:  # it was closed
+        return
+    accept_all_text(sys.stdout)
     with suppress(OSError):  # nobody may be reading any more: the jobs go on
         sys.stdout.write(f"{printable(text)}\n")
         sys.stdout.flush()
