@@ -26,7 +26,7 @@ from envs.worker_handle import (
     ask_process,
     deadline,
     interrupts_held,
-    no_process,
+    no_shared_memory,
     read_description,
 )
 from memory.errors import NonFiniteError
@@ -53,7 +53,7 @@ class ProcessBackend(Backend):
         try:
             self._memory = multiprocessing.RawArray(c_uint8, SharedRows.size(self.spec))
         except OSError as error:
-            raise no_process(0, error) from error
+            raise no_shared_memory(error) from error
         self._shared = SharedRows(self.spec, self._memory)
         self._shared.progress[:] = -1, True
         try:

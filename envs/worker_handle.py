@@ -165,6 +165,17 @@ def no_process(env: int, error: OSError) -> EnvironmentFailedError:
     return EnvironmentFailedError(f"environment {env} can have no process: {reason}")
 
 
+def no_shared_memory(error: OSError) -> EnvironmentFailedError:
+    """Name the directory in which environments' processes cannot share their rows."""
+    if error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE):
+        return no_process(0, error)
+    where, reason = os.path.dirname(error.filename), error.strerror or str(error)
+    return EnvironmentFailedError(
+        f"the processes of environments can share no memory in {where}: {reason}; let it be "
+        "written to, or use env.backend=sync"
+    )
+
+
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
     """Hold signals back until a process has started, minds its own and is in its owner's hands."""
