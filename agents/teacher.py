@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
-from memory.errors import ExpectedError, describe
+from memory.errors import ExpectedError, with_place
 
 LARGEST_DEVIATION = 1e-3  # of a distribution's sum from 1
 
@@ -92,7 +92,7 @@ class ObjectTeacher(Teacher):
         try:
             given = np.asarray(self._act(obs))
         except Exception as error:  # foreign code
-            raise TeacherError(self.name, f"act failed: {describe(error)}") from error
+            raise TeacherError(self.name, f"act failed: {with_place(error)}") from error
         if given.dtype.kind not in "biuf":
             self._refuse(f"gave {given.dtype}, which are no numbers")
         if not np.isfinite(given).all():

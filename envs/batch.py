@@ -33,7 +33,7 @@ class BatchBackend(Backend):
     ) -> None:
         n = settings.num_envs
         self.spec = EnvSpec.of(settings, encoder, action)
-        self.faults = Faults(settings.max_restarts)
+        self.faults = Faults(settings.max_restarts, settings.role)
         self._write, self.limits = encoder.write, encoder.limits
         self._seed = seed
         self._starts = 0  # how often all environments were started; each start has its own seeds
@@ -79,8 +79,12 @@ class BatchBackend(Backend):
 
     def launch(self, action: NDArray[Any], row: Row) -> None:
         """Begin a step [N, …] whose outcome this row will hold."""
-        if not self._cut:
+        if self._cut:
+            return
+        try:
             self._send(action)
+        except BaseException as error:
+            self.faults.give_up(self.spec.id, error)
 
     def collect(self, row: Row) -> None:
         """Finish the step begun last and fill the row."""

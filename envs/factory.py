@@ -129,7 +129,7 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
         what = f"cannot be made: {told(error)}"
         if raised and kind is SettingError:
             raise SettingError("id", settings.id, what) from error
-        raise EnvironmentFailedError(f"{settings.id} {what}") from error
+        raise EnvironmentFailedError(f"{settings.role}{settings.id} {what}") from error
 
 
 def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:

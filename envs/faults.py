@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from envs.types import EnvironmentFailedError
-from memory.errors import ExpectedError, NonFiniteError, SettingError, describe, one_line
+from memory.errors import ExpectedError, NonFiniteError, SettingError, one_line, with_place
 
 log = logging.getLogger("steadyrl")
 HOUR = 3600.0
@@ -37,9 +37,10 @@ class RestartBudget:
 class Faults:
     """The step that the environments are at, and what becomes of one that breaks there."""
 
-    def __init__(self, max_restarts: int) -> None:
+    def __init__(self, max_restarts: int, role: str = "") -> None:
         self.step = 0  # rows since the start of the run
         self._budget = RestartBudget(max_restarts)
+        self._role = role  # such as "evaluation's "
 
     def excuse(self, env: int, error: BaseException) -> None:
         """Use one restart up for this failure, or raise it when none is left.
@@ -49,7 +50,7 @@ class Faults:
         if isinstance(error, KeyboardInterrupt | SettingError):
             raise error
         failure: ExpectedError = EnvironmentFailedError(
-            f"environment {env} failed at step {self.step}: {told(error)}"
+            f"{self._role}environment {env} failed at step {self.step}: {told(error)}"
         )
         if isinstance(error, NonFiniteError):
             failure = error
@@ -62,14 +63,14 @@ class Faults:
 
     def not_finite(self, name: str, env: int, number: str) -> NonFiniteError:
         """Name the array that is not finite, and the number that is none."""
-        where = f"{name} of environment {env}"
+        where = f"{name} of {self._role}environment {env}"
         return NonFiniteError(f"{where} is not finite at step {self.step}: {number}")
 
     def give_up(self, name: str, error: BaseException) -> NoReturn:
         """Raise what broke in a simulator of all environments, which cannot be built anew."""
         if isinstance(error, KeyboardInterrupt | ExpectedError):
             raise error
-        what = f"{name} failed at step {self.step}: {told(error)}"
+        what = f"{self._role}{name} failed at step {self.step}: {told(error)}"
         raise EnvironmentFailedError(what) from error
 
 
@@ -77,9 +78,16 @@ class WorkerError(Exception):
     """What went wrong in the process of an environment, and its traceback as text."""
 
     def __init__(
-        self, what: str, trace: str = "", *, for_good: bool = False, raised: bool = False
+        self,
+        what: str,
+        trace: str = "",
+        *,
+        for_good: bool = False,
+        raised: bool = False,
+        user_frames: Sequence[str] = (),
     ) -> None:
         super().__init__(what)
+        self.user_frames = tuple(user_frames)  # the last ones, as they are shown
         self.for_good = for_good  # building it anew would not help
         self.raised = raised  # an ordinary exception; the process itself was sound
         if trace:
@@ -94,9 +102,10 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
 
 
 def told(error: BaseException) -> str:
-    """Return what is said of an error in one line; the type only of errors that are foreign."""
-    ours = isinstance(error, WorkerError | EnvironmentFailedError)
-    return one_line(str(error)) if ours else describe(error)
+    """Return what is said of an error in one line; of foreign errors type and place too."""
+    if isinstance(error, WorkerError | EnvironmentFailedError):
+        return one_line(str(error))
+    return with_place(error)
 
 
 def refuse_other_spaces(before: str, now: str) -> None:

@@ -42,7 +42,7 @@ class KernelBackend(Backend):
         self.kernel = kernel = found.make()
         self.spec = _spec(settings, kernel)
         self.limits = (0.0, 255.0) if kernel.images else None
-        self.faults = Faults(settings.max_restarts)
+        self.faults = Faults(settings.max_restarts, settings.role)
         self.sim = new_simulation(kernel, settings.num_envs, found.limit, seed)
         self._seed = seed
         self._choices = kernel.action.n if isinstance(kernel.action, spaces.Discrete) else None

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from envs.settings import EnvSettings
 from envs.wrapping import import_foreign, wrap
-from memory.errors import SettingError
+from memory.errors import SettingError, at_place
 
 # Packages that bring environments: the start of an id → (module, extra that installs it).
 PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
@@ -166,4 +166,4 @@ def _missing(spec: GymSpec, error: Exception) -> str:
     for prefix, extra in EXTRAS_BY_ENTRY_POINT.items():
         if entry.startswith(prefix):
             return f'needs {extra}, install it with: pip install -e ".[{extra}]"'
-    return f"cannot be made: {error}"
+    return f"cannot be made: {at_place(str(error), error)}"

@@ -26,7 +26,7 @@ from envs.worker_handle import (
     ask_process,
     deadline,
     interrupts_held,
-    no_process,
+    no_shared_memory,
     read_description,
 )
 from memory.errors import NonFiniteError
@@ -45,7 +45,7 @@ class ProcessBackend(Backend):
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         if not brings_its_module(settings.id):
             find_spec(settings.id)  # what registers it is loaded once, not in every process
-        self.faults = Faults(settings.max_restarts)
+        self.faults = Faults(settings.max_restarts, settings.role)
         self._settings, self._seed = settings, seed
         self._say = Remarks(settings.id)
         self._workers: list[WorkerHandle] = []
@@ -53,7 +53,7 @@ class ProcessBackend(Backend):
         try:
             self._memory = multiprocessing.RawArray(c_uint8, SharedRows.size(self.spec))
         except OSError as error:
-            raise no_process(0, error) from error
+            raise no_shared_memory(error) from error
         self._shared = SharedRows(self.spec, self._memory)
         self._shared.progress[:] = -1, True
         try:

@@ -79,6 +79,7 @@ class EnvSettings:
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
 
     checked = True  # its first steps are, and what is wrong with them is said
+    role = ""  # of its environments, where they are not those of training
 
     def for_evaluation(self) -> EnvSettings:
         """Return the settings under which scores are measured: whole games, not lives."""
@@ -171,11 +172,14 @@ class EvaluationSettings(EnvSettings):
     """The environments of evaluation, about which everything was said in training."""
 
     checked = False
+    role = "evaluation's "
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSettings(EvaluationSettings):
     """One environment that is looked at: in a window, or in a file that is written."""
+
+    role = "the shown "
 
     video: str | None  # the file, an mp4 or a gif; None: a window
     video_episodes: int  # so many are filmed

@@ -14,7 +14,7 @@ from envs.atari_game import AtariGame
 from envs.making import ATARI, find_spec, make_env
 from envs.settings import ShownSettings
 from envs.video import Film, Preview
-from memory.errors import SettingError, describe
+from memory.errors import SettingError, with_place
 
 # How the libraries are told to draw without a screen, unless somebody has told them otherwise.
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "MUJOCO_GL": "egl"}
@@ -62,7 +62,7 @@ class Windowed(gym.Wrapper[Any, Any, Any, Any]):
             result = self.env.reset(**kwargs)
             self.env.render()
         except Exception as error:  # of SDL, GLFW, GL: each has its own
-            raise SettingError("id", self._id, f"opens no window: {describe(error)}") from error
+            raise SettingError("id", self._id, f"opens no window: {with_place(error)}") from error
         if nobody_sees():
             raise SettingError("id", self._id, "opens no window: the display does not answer")
         self._open = True

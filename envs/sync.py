@@ -25,7 +25,7 @@ class SyncBackend(Backend):
     replays = True
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
-        self.faults = Faults(settings.max_restarts)
+        self.faults = Faults(settings.max_restarts, settings.role)
         self._seed = seed
         self._envs: list[SingleEnv] = []
         self._spaces = ""  # of all of them, once there is one
@@ -135,7 +135,7 @@ class SyncBackend(Backend):
             raise
         except BaseException:
             log.warning("environment %d could not be replayed", env.index, exc_info=True)
-            self._build(env)
+            self._rebuild(env, self._try(env))
             return False
         return True
 

@@ -24,6 +24,7 @@ from envs.settings import EnvSettings
 from envs.single import SingleEnv
 from envs.types import EnvironmentFailedError, EnvSpec
 from memory.errors import SettingError
+from memory.user_frames import shown_frames
 
 BUILD = b"b"  # what a worker begins with, by itself
 # Commands. STEP and REPLAY name the row to write to (0 or 1) and are answered.
@@ -150,7 +151,8 @@ def _report(error: BaseException) -> bytes:
         refused = [error.field, str(error.value), error.reason]
     for_good = isinstance(error, EnvironmentFailedError)
     printable = "\n".join(map(_printable, trace.splitlines()))
-    said = [told(error), printable, refused, for_good, isinstance(error, Exception)]
+    frames = [_printable(frame) for frame in shown_frames(error)]
+    said = [told(error), printable, refused, for_good, isinstance(error, Exception), frames]
     return json.dumps(said).encode()
 
 

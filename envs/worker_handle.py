@@ -74,10 +74,11 @@ class WorkerHandle:
         except (EOFError, OSError):
             raise WorkerError(self._death()) from None
         if message[:1] == BROKEN:
-            what, trace, refused, for_good, raised = json.loads(message[1:])
+            what, trace, refused, for_good, raised, frames = json.loads(message[1:])
+            error = WorkerError(what, trace, for_good=for_good, raised=raised, user_frames=frames)
             if refused is not None:
-                raise SettingError(*refused)
-            raise WorkerError(what, trace, for_good=for_good, raised=raised)
+                raise SettingError(*refused) from error
+            raise error
         return message[1:]
 
     def _death(self) -> str:
@@ -162,6 +163,17 @@ def no_process(env: int, error: OSError) -> EnvironmentFailedError:
         reason += f"; the limit of {what} (ulimit {flag}) is {number}: raise it"
         reason += " or use fewer env.num_envs"
     return EnvironmentFailedError(f"environment {env} can have no process: {reason}")
+
+
+def no_shared_memory(error: OSError) -> EnvironmentFailedError:
+    """Name the directory in which environments' processes cannot share their rows."""
+    if error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE):
+        return no_process(0, error)
+    where, reason = os.path.dirname(error.filename), error.strerror or str(error)
+    return EnvironmentFailedError(
+        f"the processes of environments can share no memory in {where}: {reason}; let it be "
+        "written to, or use env.backend=sync"
+    )
 
 
 @contextlib.contextmanager

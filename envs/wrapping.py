@@ -11,7 +11,7 @@ import gymnasium as gym
 from gymnasium import wrappers
 
 from envs.settings import Wrapping
-from memory.errors import SettingError, describe, nearest, one_line
+from memory.errors import SettingError, describe, nearest, one_line, with_place
 
 NUMPY = "observations and actions are arrays of NumPy"
 # Those of Gymnasium that would break a promise, and what keeps it.
@@ -36,7 +36,7 @@ def wrap(env: gym.Env[Any, Any], wrapping: tuple[Wrapping, ...]) -> gym.Env[Any,
         except SettingError:
             raise
         except Exception as error:  # it is told what somebody typed
-            raise SettingError("wrappers", each.name, describe(error)) from error
+            raise SettingError("wrappers", each.name, with_place(error)) from error
         if not isinstance(wrapped, gym.Env):
             raise SettingError(
                 "wrappers", each.name, f"made a {type(wrapped).__name__}, no gym.Env"

@@ -29,6 +29,7 @@ from numba.experimental import structref
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from memory.errors import SettingError
 from memory.private import OTHERS_WRITE, cache_folder, is_private, make_private
 
 settings: Any = numba_config
@@ -40,6 +41,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Where it cannot be kept, or what is kept cannot be trusted, it is compiled once per process.
     """
+    if settings.DISABLE_JIT:  # `call`, `prefetch` and `Held` are nothing that Python could run
+        reason = "replays, rollouts and kernels are machine code that Numba makes: unset it"
+        raise SettingError("NUMBA_DISABLE_JIT", settings.DISABLE_JIT, reason)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     made: Any = _kept(function, options) or njit(**options)(function)
     made.made_of = _made_of(function)

@@ -8,8 +8,11 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import NoReturn
 
+from memory.user_frames import place_of, shown_frames
+
 WIDEST_LAYER = 1_000_000
 LONGEST_LINE = 500  # characters of a foreign message that are shown
+SHORT_LINE = 250  # of one after which more is said
 
 
 class ExpectedError(Exception):
@@ -45,11 +48,17 @@ class MemoryBudgetError(ExpectedError):
 
 
 def exit_with(error: ExpectedError) -> NoReturn:
-    """Print one line and exit with the code of the failure."""
+    """Print one line, and frames of a user's own code that it came from; exit with its code."""
     if not error.silent:
         with suppress(OSError):  # where it went to is full, or gone: the code still tells
-            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            print("\n".join(told_lines(error)), file=sys.stderr)
     sys.exit(error.exit_code)
+
+
+def told_lines(error: ExpectedError) -> list[str]:
+    """Return the line that tells of a failure, and those of a user's own frames."""
+    frames = shown_frames(error, except_of=ExpectedError)
+    return [f"error: {one_line(str(error))}", *(f"  {one_line(frame)}" for frame in frames)]
 
 
 def describe(error: BaseException) -> str:
@@ -64,6 +73,20 @@ def describe(error: BaseException) -> str:
 def printable(text: str) -> str:
     """Return foreign text as lines that cannot move the cursor or clear the screen."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
+def with_place(error: BaseException) -> str:
+    """Return the same with the place in a user's code that it came from: `… (my_env.py:41)`."""
+    return at_place(describe(error), error)
+
+
+def at_place(told: str, error: BaseException) -> str:
+    """Return what is told of an error with the place in a user's code that it came from."""
+    place = one_line(place_of(error))
+    if not place:
+        return told
+    # Whoever shows the line shortens it at its end.
+    return f"{told if len(told) <= SHORT_LINE else told[: SHORT_LINE - 1] + '…'} ({place})"
 
 
 def one_line(text: str) -> str:

@@ -176,11 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sub.add_argument("--best", action="store_true", help="the policy evaluated best")
             sub.add_argument("--out", type=Path, help="a safetensors file")
             sub.add_argument("--onnx", type=Path, help="an ONNX file, checked against the actor")
-    args = parser.parse_args(arguments)
-    if args.run is export and args.out is None and args.onnx is None:
-        parser.error("export: say where to: --out FILE or --onnx FILE")
     try:
         with answering():
+            args = parser.parse_args(arguments)
+            if args.run is export and args.out is None and args.onnx is None:
+                parser.error("export: say where to: --out FILE or --onnx FILE")
             args.run(args)
     except ExpectedError as error:
         exit_with(error)

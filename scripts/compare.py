@@ -227,9 +227,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, or say in one line why not."""
-    args = parse(arguments)
-    by = [key for key in args.by.split(",") if key]
     try:
+        with answering():
+            args = parse(arguments)
+        by = [key for key in args.by.split(",") if key]
         if args.threshold is not None and not math.isfinite(args.threshold):
             raise SettingError("--threshold", args.threshold, "must be finite")
         found, said = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)

@@ -221,7 +221,8 @@ def _printing_aside() -> Iterator[None]:
 def command(arguments: Sequence[str] | None = None) -> None:
     """Evaluate as the command line says; every refusal is one line."""
     try:
-        args = parse(arguments)
+        with answering():
+            args = parse(arguments)
         policy = find_policy(args.policy, best=args.best)
         for remark in policy.remarks:
             print(f"note: {one_line(remark)}", file=sys.stderr)

@@ -21,6 +21,7 @@ from training.curves import Curve, aggregate
 from training.estimates import Estimator, interquartile_mean, mean
 from training.past_runs import NoRunError, Series
 from training.run_groups import SCORES, Group, groups, names, notes
+from training.terminal import answering
 
 MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # never below 0
 TAGS = (SCORES[0], *MEASURES[:2])
@@ -201,9 +202,9 @@ def plot(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plot, or say in one line why not."""
-    args = parse(arguments)
     try:
-        plot(args)
+        with answering():
+            plot(parse(arguments))
     except ExpectedError as error:
         exit_with(error)
 

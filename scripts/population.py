@@ -26,6 +26,8 @@ from training.members import draw_lineage, in_the_end, live_one_generation, read
 from training.population import WHOLE, Plan, read_plan
 from training.search_space import StudyError
 from training.signals import ended_by_signals
+from training.sweep_run import say
+from training.terminal import answering
 
 TRIES = 5  # of a Ray of our own that breaks off
 LOOKS = 5.0  # seconds between two looks at whether Ray still has a node
@@ -130,7 +132,7 @@ def run(plan: Plan) -> None:
                 raise StudyError(
                     f"address={plan.address}: no node is left: start this again to go on"
                 ) from None
-            print("Ray broke off on this machine", flush=True)
+            say("Ray broke off on this machine")
         finally:
             ray.shutdown()
     raise StudyError(f"Ray broke off {TRIES} times: start this again to go on")
@@ -160,7 +162,7 @@ def tuner(plan: Plan) -> Any:
     trainable = tune.with_resources(live, {"cpu": 1})
     storage = plan.folder / "ray"
     if tune.Tuner.can_restore(str(storage / plan.name)):
-        print("the population goes on where it was", flush=True)
+        say("the population goes on where it was")
         return tune.Tuner.restore(
             str(storage / plan.name), trainable, resume_unfinished=True, resume_errored=True
         )
@@ -192,7 +194,7 @@ def progress(plan: Plan) -> Any:
                 self.looked = time.monotonic()
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            print("a member was lost, and goes on from its last generation", flush=True)
+            say("a member was lost, and goes on from its last generation")
 
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
@@ -200,11 +202,10 @@ def progress(plan: Plan) -> Any:
             members = in_the_end(read_members(plan.folder))
             whole = plan.members * plan.generations
             best = max(members, key=lambda member: member.score)
-            print(
+            say(
                 f"population: {len(members)}/{whole} generations of members done, best "
                 f"{best.score:.1f} ({best.name}, generation {best.generation}); just now "
                 f"{result['score']:.1f} in generation {result['generation']}",
-                flush=True,
             )
 
     return Progress()
@@ -229,10 +230,10 @@ def report(plan: Plan) -> None:
         raise StudyError(f"{plan.folder}: no member came to the end of a generation")
     last = max(member.generation for member in members)
     if last < plan.generations:
-        print(f"ended in generation {last} of {plan.generations}; start it again to go on")
+        say(f"ended in generation {last} of {plan.generations}; start it again to go on")
     at_last = [member for member in in_the_end(members) if member.generation == last]
     at_last.sort(key=lambda member: -member.score)
-    print("\n| member | score | settings |\n|---|---:|---|\n" + "\n".join(
+    say("\n| member | score | settings |\n|---|---:|---|\n" + "\n".join(
         f"| {m.name} | {m.score:.1f} | "
         + " ".join(f"{key}={value:.4g}" for key, value in m.settings.items()) + " |"
         for m in at_last
@@ -243,8 +244,8 @@ def report(plan: Plan) -> None:
     try:
         draw_lineage(members, plan.folder / "lineage.png")
     except ModuleNotFoundError as error:
-        print(f'the lineage is not drawn: needs {error.name}: pip install -e ".[plot]"')
-    print(f"\nbest: {at_last[0].run_dir}\nlineage: {plan.folder / 'lineage.png'}")
+        say(f'the lineage is not drawn: needs {error.name}: pip install -e ".[plot]"')
+    say(f"\nbest: {at_last[0].run_dir}\nlineage: {plan.folder / 'lineage.png'}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -252,8 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
     parser.add_argument("population", type=Path, metavar="CONFIG.yaml")
-    args = parser.parse_args(arguments)
     try:
+        with answering():
+            args = parser.parse_args(arguments)
         run(read_plan(args.population))
     except ExpectedError as error:
         exit_with(error)

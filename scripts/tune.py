@@ -37,6 +37,8 @@ from training.search_space import (
 )
 from training.settings import CONFIGS
 from training.signals import ended_by_signals
+from training.sweep_run import say
+from training.terminal import answering
 from training.tuned import MADE_BY, Plan, finish
 from training.typed import show
 
@@ -181,7 +183,7 @@ def next_trial(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial | None, in
     for frozen in running:
         file = hold(plan, frozen.number)
         if file is not None:
-            print(f"trial {frozen.number} was cut short: it goes on", flush=True)
+            say(f"trial {frozen.number} was cut short: it goes on")
             return optuna.Trial(study, frozen._trial_id), file
     if len(study.get_trials(deepcopy=False)) >= plan.trials:
         return None, None
@@ -238,8 +240,8 @@ def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
         why = broken[0].error or f"a run is {broken[0].status}, without a score"
         if not left or any(each.status not in CUT_SHORT for each in broken):
             break
-        print(f"trial {trial.number} was cut short ({why}): it goes on", flush=True)
-    print(f"trial {trial.number} failed: {why}", flush=True)
+        say(f"trial {trial.number} was cut short ({why}): it goes on")
+    say(f"trial {trial.number} failed: {why}")
     study.tell(trial, state=TrialState.FAIL)
 
 
@@ -285,11 +287,10 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
     left = round(took * (plan.trials - len(over)) / max(count["RUNNING"] + 1, 1))
     best = f"best {study.best_value:.1f} (trial {study.best_trial.number}), " if count[
         "COMPLETE"] else ""  # fmt: skip
-    print(
+    say(
         f"study: {len(over)}/{plan.trials} trials done, {count['RUNNING']} running, "
         f"{count['PRUNED']} pruned, {count['FAIL']} failed, {best}"
         f"about {left // 60}:{left % 60:02d} left",
-        flush=True,
     )
 
 
@@ -298,15 +299,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
     parser.add_argument("study", type=Path, metavar="STUDY.yaml")
-    args = parser.parse_args(arguments)
     try:
+        with answering():
+            args = parser.parse_args(arguments)
         plan = read_plan(args.study)
         study = open_study(plan)
         work(plan, study)
         with locked(plan.folder / ".finishing", wait=False) as ours:
             alive = [t for t in study.get_trials(deepcopy=False) if not t.state.is_finished()]
             if alive or not ours:
-                print(f"{len(alive)} trials are still run elsewhere, which finishes the study")
+                say(f"{len(alive)} trials are still run elsewhere, which finishes the study")
             else:
                 if not any(t.state.name == "COMPLETE" for t in study.get_trials(deepcopy=False)):
                     raise StudyError("no trial came to its end: there is nothing to choose from")

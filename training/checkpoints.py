@@ -106,11 +106,12 @@ class Checkpoints:
                 self._prune()
         except Exception as error:  # whatever it is, training goes on
             if self.failure is None and not self._abandoned:
+                none = self.last is None
                 log.warning(
-                    "checkpoint at step %s cannot be written (%s): training goes on, the one "
-                    "before is kept",
+                    "checkpoint at step %s cannot be written (%s): training goes on, %s",
                     f"{step:,}",
                     describe(error),
+                    "there is none to continue from yet" if none else "the one before is kept",
                 )
             self.failure = getattr(error, "strerror", None) or describe(error)
         self.save_seconds = time.perf_counter() - begin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from training.run_directory import absolute, default_path, refuse_in_use, refuse
 from training.settings import CONFIGS, Job, Settings, load_settings
 from training.sweep_names import run_name
 from training.teachers import settle
+from training.terminal import answering
 from training.typed import UnknownKeyError, show
 
 if TYPE_CHECKING:
@@ -49,9 +51,11 @@ def main(train: Callable[[Job], float | None]) -> None:
     try:
         arguments = read(sys.argv[1:])
         if arguments.wants_help:
-            print(help_text(CONFIGS), end="")
+            with answering():
+                print(help_text(CONFIGS), end="")
         elif arguments.wants_version:
-            print(version())
+            with answering():
+                print(version())
         else:
             compose_and_train(train, arguments)
     except ExpectedError as error:
@@ -112,7 +116,8 @@ def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments
         if arguments.plain:
             config = compose_one(arguments.overrides)
         else:
-            run_hydra(task, arguments)
+            with answering() if arguments.prints else nullcontext():
+                run_hydra(task, arguments)
             return
     except ExpectedError:
         raise

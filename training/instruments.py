@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from agents.base import Agent
 from agents.world import ALONE, World
+from envs.types import EnvironmentFailedError
 from memory.errors import MemoryBudgetError, NonFiniteError
 from memory.watch import MemoryWatch
 from training.evaluation import Evaluation
 from training.filming import Filmer
-from training.logger import Logger
+from training.logger import Logger, log_name
 from training.run_directory import SUMMARY, RunDirectory, RunDirectoryLostError
 from training.saving import Saver
 from training.signals import StopSignals
@@ -51,6 +52,11 @@ class Instruments(NamedTuple):
     filmer: Filmer
     world: World = ALONE
 
+    @property
+    def log_file(self) -> Path:
+        """Where this process writes its log."""
+        return self.directory.path / log_name(self.world.rank)
+
 
 @contextmanager
 def ending(run: Run, instruments: Instruments) -> Iterator[None]:
@@ -77,6 +83,9 @@ def ending(run: Run, instruments: Instruments) -> Iterator[None]:
         else:
             run.fail("failed")
             instruments.saver.last_good()  # what is being written may be what it is continued from
+            if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
+                where = f"the traceback is in {instruments.log_file}"
+                raise EnvironmentFailedError(f"{error}; {where}") from error
             raise
     finally:
         instruments.progress.close()

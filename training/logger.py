@@ -142,6 +142,11 @@ class _MessageFile(logging.FileHandler):
         """Stay silent: a full disk must not print a traceback for every message."""
 
 
+def log_name(rank: int) -> str:
+    """Return the name of a rank's log in the run's directory."""
+    return f"train-rank{rank}.log" if rank else "train.log"
+
+
 @contextmanager
 def to_file(path: Path, *, held: bool = False) -> Iterator[Callable[[], None]]:
     """Keep messages in a file, with times and the tracebacks the terminal is spared.

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from agents.network_settings import is_large_image
 from agents.registry import Compiling
 from envs.types import EnvironmentFailedError
-from memory.errors import NonFiniteError, SettingError, describe, one_line
+from memory.errors import NonFiniteError, SettingError, describe, one_line, told_lines
 from training.child import is_finished
 from training.documents import read_yaml
 from training.launch import place
@@ -170,7 +170,7 @@ def _run(job: Job, account: SweepJob, train: Callable[[Job], float | None]) -> N
         if not account.begun:  # nor would the others
             raise
         account.error, account.exit_code = one_line(str(error)), error.exit_code
-        say(f"error: {account.error}")
+        say("\n".join(told_lines(error)))
     finally:
         account.status = "waiting"
         if account.begun:

@@ -35,7 +35,7 @@ from training.identity import facts_of, starting_weights
 from training.instruments import Instruments, ending
 from training.joining import joined
 from training.launch import place
-from training.logger import Logger, NoLogger, to_file
+from training.logger import Logger, NoLogger, log_name, to_file
 from training.patience import Patience
 from training.run import Run
 from training.run_directory import RunDirectory, SeenDirectory
@@ -134,8 +134,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             watcher.begun()
         directory = stack.enter_context(_open_directory(job, world))
         held = settings.resume is not None
-        name = f"train-rank{world.rank}.log" if world.rank else "train.log"
-        begin_log = stack.enter_context(to_file(directory.path / name, held=held))
+        begin_log = stack.enter_context(to_file(directory.path / log_name(world.rank), held=held))
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
         watch = _watch(job, device, agent)

@@ -14,11 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from memory.errors import ExpectedError, one_line, printable
+from memory.errors import ExpectedError, one_line, printable, told_lines
 from training.child import Child, Outcome, end_with_parent, last_error, silent_end, status_of
 from training.run_directory import absolute
 from training.signals import SIGNAL_EXIT
 from training.sweep_jobs import SweepDirectory, SweepJob
+from training.terminal import accept_all_text
 
 # What a launcher hands on to the processes it starts. Hydra sets the name around the job.
 NAME = "STEADYRL_SWEEP_JOB"
@@ -29,6 +30,9 @@ THREADS = "STEADYRL_SWEEP_THREADS"  # for each of the jobs that run side by side
 
 def say(text: str) -> None:
     """Print lines in one piece, so that those of several processes do not mix."""
+    if sys.stdout is None:  # it was closed
+        return
+    accept_all_text(sys.stdout)
     with suppress(OSError):  # nobody may be reading any more: the jobs go on
         sys.stdout.write(f"{printable(text)}\n")
         sys.stdout.flush()
@@ -92,8 +96,8 @@ def _inside(train: Callable[[], float | None]) -> Outcome:
     try:
         return Outcome("finished", 0, train())
     except ExpectedError as error:
+        say("\n".join(told_lines(error)))
         line = one_line(str(error))
-        say(f"error: {line}")
         return Outcome(status_of(error.exit_code), error.exit_code, error=line)
 
 

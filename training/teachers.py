@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agents.registry import AgentSettings
 from agents.teacher_settings import TeacherSettings
 from envs.types import DiscreteActions, EnvSpec
-from memory.errors import SettingError, describe
+from memory.errors import SettingError, with_place
 from training.manifest import CheckpointError
 from training.typed import show
 
@@ -71,7 +71,7 @@ def _object(name: str, spec: EnvSpec) -> Teacher:
             found = found()
         except Exception as error:  # foreign code
             raise SettingError(
-                "agent.teacher", name, f"cannot be built: {describe(error)}"
+                "agent.teacher", name, f"cannot be built: {with_place(error)}"
             ) from error
     act = getattr(found, "act", None)
     if not callable(act):

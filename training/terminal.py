@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, NamedTuple, TextIO, cast
 
 from memory.errors import ExpectedError, printable
@@ -26,6 +27,9 @@ log = logging.getLogger("steadyrl")
 SECONDS_BETWEEN_LINES = 5.0
 
 NEVER = logging.CRITICAL + 1
+
+# How streams treat what their encoding lacks, where that is an error.
+STRICT = ("strict", "surrogateescape", "surrogatepass")
 
 # By these people ask for a terminal where there seems to be none.
 ASKED_FOR = {"FORCE_COLOR", "TTY_COMPATIBLE"}
@@ -62,6 +66,12 @@ class _Terminal(logging.StreamHandler[TextIO]):
         hush(self.stream)
 
 
+def accept_all_text(stream: object) -> None:
+    """Let a stream write `\\xb1` for a character that its encoding lacks, instead of failing."""
+    if isinstance(stream, TextIOWrapper) and stream.errors in STRICT:
+        stream.reconfigure(errors="backslashreplace")
+
+
 def hush(stream: object) -> None:
     """Let what is still written to a stream without a reader go nowhere, also at exit."""
     with suppress(OSError, ValueError, AttributeError):
@@ -80,15 +90,28 @@ class UnheardError(ExpectedError):
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Print what was asked for: refused in a line on a full disk, in silence if nobody reads."""
-    try:
-        yield
-        if sys.stdout is not None:
+    """Print what was asked for: refused in a line on a full disk, in silence if nobody reads.
+
+    Where stdout is closed, what is printed goes nowhere.
+    """
+    with ExitStack() as ended:
+        if sys.stdout is None:
+            nowhere = ended.enter_context(open(os.devnull, "w"))
+            ended.enter_context(redirect_stdout(nowhere))
+        accept_all_text(sys.stdout)
+        end: SystemExit | None = None
+        try:
+            try:
+                yield
+            except SystemExit as asked:  # by a parser that has printed its help
+                end = asked
             sys.stdout.flush()
-    except OSError as error:
-        hush(sys.stdout)
-        if not isinstance(error, BrokenPipeError):
-            raise UnheardError(f"stdout: cannot be written to: {error.strerror}") from None
+        except OSError as error:
+            hush(sys.stdout)
+            if not isinstance(error, BrokenPipeError):
+                raise UnheardError(f"stdout: cannot be written to: {error.strerror}") from None
+        if end is not None:
+            raise end
 
 
 @contextmanager
@@ -97,6 +120,7 @@ def to_terminal(
 ) -> Iterator[None]:
     """Show messages of a level on the terminal, above the progress bar where there is one."""
     handler: logging.Handler
+    accept_all_text(screen.file)
     if isinstance(screen, Stream) or not screen.is_terminal:
         handler = _Terminal(cast(TextIO, screen.file))
     else:

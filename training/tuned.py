@@ -14,6 +14,7 @@ from memory.errors import describe
 from training.child import Child, running
 from training.resume import leaves, put
 from training.search_space import Range, job_of
+from training.sweep_run import say
 
 if TYPE_CHECKING:
     import optuna  # type: ignore[import-not-found]
@@ -55,9 +56,8 @@ def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     write_preset(plan, best, study.best_value)
     draw(plan, study)
     use = f"python train.py --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
-    print(
+    say(
         f"best: {' '.join(best)}\npreset: {plan.preset}\nuse: {use}\npictures: {plan.folder}",
-        flush=True,
     )
     found: dict[str, list[float | None]] = {}
     for group, own in (("best", [*plan.overrides, *best]), ("default", plan.overrides)):
@@ -68,11 +68,11 @@ def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
             with running(own, seeds, plan.folder / "check" / group) as children:
                 found[group] += [_score(group, child) for child in children]
     (plan.folder / "check.json").write_text(json.dumps(found, indent=2) + "\n")
-    print("\n| seed | best | default |\n|---|---:|---:|")
+    say("\n| seed | best | default |\n|---|---:|---:|")
     for seed, one, other in zip(plan.check_seeds, found["best"], found["default"], strict=True):
-        print(f"| {seed} | {_shown(one)} | {_shown(other)} |")
+        say(f"| {seed} | {_shown(one)} | {_shown(other)} |")
     means = [_shown(mean_score(scores)) for scores in found.values()]
-    print(f"| mean | {means[0]} | {means[1]} |")
+    say(f"| mean | {means[0]} | {means[1]} |")
 
 
 def _score(group: str, child: Child) -> float | None:
@@ -80,7 +80,7 @@ def _score(group: str, child: Child) -> float | None:
     outcome = child.wait()
     if outcome.score is None:
         why = outcome.error or f"it is {outcome.status}"
-        print(f"{group}, {child.directory.name}: no score ({why})", flush=True)
+        say(f"{group}, {child.directory.name}: no score ({why})")
     return outcome.score
 
 
@@ -121,7 +121,7 @@ def draw(plan: Plan, study: optuna.Study) -> None:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        print('pictures need matplotlib: pip install -e ".[plot]"', flush=True)
+        say('pictures need matplotlib: pip install -e ".[plot]"')
         return
     matplotlib.use("Agg")
     import optuna.visualization.matplotlib as pictures  # type: ignore[import-not-found]
@@ -140,4 +140,4 @@ def draw(plan: Plan, study: optuna.Study) -> None:
                 axes.figure.set_size_inches(9, 5)
                 axes.figure.savefig(plan.folder / f"{name}.png", bbox_inches="tight", dpi=110)
             except (ValueError, RuntimeError) as error:  # too few trials to say
-                print(f"{name}.png cannot be drawn: {describe(error)}", flush=True)
+                say(f"{name}.png cannot be drawn: {describe(error)}")

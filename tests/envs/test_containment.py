@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import select
 import signal
@@ -146,6 +147,17 @@ def test_too_few_processes_are_named(monkeypatch):
 
     monkeypatch.setattr(os, "fork", refuse)
     with pytest.raises(EnvironmentFailedError, match=r"can have no process: .*ulimit -u"):
+        build_env(settings("CartPole-v1", backend="async"), seed=0)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_directory_of_shared_memory_that_cannot_be_written_to_is_named(monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code), "/dev/shm/pym-1-abc")
+
+    monkeypatch.setattr(multiprocessing, "RawArray", refuse)
+    said = rf"share no memory in /dev/shm: {os.strerror(code)}; .*env\.backend=sync"
+    with pytest.raises(EnvironmentFailedError, match=said):
         build_env(settings("CartPole-v1", backend="async"), seed=0)
 
 

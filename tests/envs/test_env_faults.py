@@ -33,7 +33,11 @@ ANYWHERE = [
     ("step:eof", EnvironmentFailedError, "step 2: EOFError: the file of the simulator ends"),
     ("step:broken_pipe", EnvironmentFailedError, "BrokenPipeError: .*the simulator is gone"),
     ("step:connection_reset", EnvironmentFailedError, "ConnectionResetError: .*hung up"),
-    ("step:terminal", EnvironmentFailedError, r"RuntimeError: \[2J \]0;yours wiped the screen$"),
+    (
+        "step:terminal",
+        EnvironmentFailedError,
+        r"RuntimeError: \[2J \]0;yours wiped the screen \(\S+:\d+\)$",
+    ),
     ("step:cancelled", EnvironmentFailedError, "CancelledError: a task of mine"),
     ("constructor:eof", EnvironmentFailedError, "EOFError: the file of the simulator ends"),
     ("step:sys_exit", EnvironmentFailedError, "SystemExit: 3"),

@@ -15,6 +15,7 @@ import pytest
 from command import ROOT
 
 from memory import compiled as compiled_module
+from memory.errors import SettingError
 
 PROBE = """
 from probe.double import double
@@ -272,3 +273,9 @@ def test_without_a_home_nothing_is_kept_in_the_working_directory(planted, monkey
     monkeypatch.chdir(tmp_path / "here")
     assert kept_in(monkeypatch)[:2] == (42, 0)
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_compiler_that_is_switched_off_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(compiled_module.settings, "DISABLE_JIT", 1)
+    with pytest.raises(SettingError, match=r"^NUMBA_DISABLE_JIT=1: .* unset it$"):
+        compiled_module.compiled(int)

@@ -245,6 +245,22 @@ def test_a_disk_that_stays_full_is_told_of_once(
     assert len({record.getMessage() for record in caplog.records}) == 1
 
 
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_first_checkpoint_that_fails_keeps_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, earlier: bool
+) -> None:
+    logging.getLogger("steadyrl").propagate = True
+    files = FailingFiles(0, errno.ENOSPC)
+    checkpoints = Checkpoints(tmp_path, keep=2, files=files)
+    if earlier:
+        save(checkpoints, 0)
+    files.count, files.at = 0, 1
+    save(checkpoints, 1)
+    (message,) = (record.getMessage() for record in caplog.records)
+    end = "the one before is kept" if earlier else "there is none to continue from yet"
+    assert message.endswith(end)
+
+
 def test_a_really_full_disk_leaves_the_old_checkpoint_whole(small_disk: Path) -> None:
     checkpoints = Checkpoints(small_disk / "c", keep=3)
     save(checkpoints, 1)

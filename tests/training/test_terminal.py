@@ -1,14 +1,19 @@
 """The live line fits every terminal; what people need most is always on it."""
 
 import io
+import logging
 import os
+import sys
 from contextlib import redirect_stdout
 
 import pytest
 from rich.console import Console
 
+from scripts import checkpoint, compare, evaluate, plot, population, tune
 from training.bar import Bar
-from training.terminal import Lines, Status, UnheardError, answering, to_terminal
+from training.command_line import main
+from training.sweep_run import say
+from training.terminal import Lines, Status, Stream, UnheardError, answering, to_terminal
 
 LONG = 123_456_789
 MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)
@@ -93,3 +98,69 @@ def test_an_answer_is_there_when_its_program_goes_on(tmp_path):
         with answering():
             print("42")
         assert (tmp_path / "answer").read_text() == "42\n"
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(("encoding", "sign"), [("ascii", "\\xb1"), ("latin-1", "±")])
+def test_what_an_encoding_lacks_silences_no_later_message(live, encoding, sign):
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=output, force_terminal=live, color_system=None, width=80)
+    log = logging.getLogger("steadyrl")
+    for screen in (console, Stream(output)):
+        with to_terminal(screen):
+            log.info("return 1.0 ± 2.0 – so far")
+            log.info("and on")
+    output.flush()
+    text = output.buffer.getvalue().decode(encoding)
+    assert text.count(f"return 1.0 {sign} 2.0 \\u2013 so far") == text.count("and on") == 2
+
+
+@pytest.mark.parametrize("tell", [say, print])
+def test_answers_and_lines_of_sweeps_are_printed_in_any_encoding(monkeypatch, tell):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    with answering():
+        tell("5 µs ± 1")
+    assert output.buffer.getvalue() == b"5 \\xb5s \\xb1 1\n"
+
+
+SCRIPTS = (checkpoint, compare, plot, population, tune)
+ASKED = {
+    "train": main,
+    **{m.__name__.removeprefix("scripts."): m.main for m in SCRIPTS},
+    "evaluate": evaluate.command,
+}
+
+
+@pytest.mark.parametrize("stdout", ["full", "closed", "unread"])
+@pytest.mark.parametrize("program", ASKED)
+def test_help_that_cannot_be_printed_is_a_line_or_silence(monkeypatch, capsys, program, stdout):
+    reader, writer = os.pipe()
+    os.close(reader)
+    output = None if stdout == "closed" else os.fdopen(writer, "w")
+    if stdout == "full":
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, writer)
+        os.close(full)
+    monkeypatch.setattr(sys, "argv", [program, "--help"])
+    monkeypatch.setattr(sys, "stdout", output)
+    ends = (lambda: ASKED[program](lambda job: None)) if program == "train" else ASKED[program]
+    code = 0
+    try:
+        ends()
+    except SystemExit as end:
+        code = end.code or 0
+    said = capsys.readouterr().err
+    if stdout == "full":
+        assert (code, said) == (2, "error: stdout: cannot be written to: No space left on device\n")
+    else:
+        assert (code, said) == (0, "")
+    if output is None:
+        os.close(writer)
+    else:
+        output.close()  # silently, as at exit
+
+
+def test_a_sweep_goes_on_with_a_closed_stdout(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    say("one of many")

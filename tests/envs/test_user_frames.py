@@ -1,0 +1,162 @@
+"""An environment of one's own that fails: the line says where, and its own frames follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import failing_envs
+import numpy as np
+import pytest
+import torch
+import yaml
+from toy_environments import settings
+
+from agents.teacher import ObjectTeacher, TeacherError
+from envs.factory import BACKENDS, build_env, probe
+from envs.native import NativeBackend
+from envs.types import DiscreteActions, EnvironmentFailedError
+from memory.errors import ExpectedError, SettingError, exit_with, told_lines
+from memory.user_frames import place_of, shown_frames, user_frames
+from training.sweep_run import _inside
+
+FILE = Path(failing_envs.__file__)
+LINE = 1 + next(i for i, x in enumerate(FILE.read_text().splitlines()) if "FAILS HERE" in x)
+PLACE = f"failing_envs.py:{LINE}"
+MINE = "failing_envs:Failing-v0"
+
+
+def failure_of(config, *, num_envs=2, steps=3):
+    """Return the failure of environments that are built and played."""
+    with (
+        pytest.raises(ExpectedError) as caught,
+        build_env(config, seed=0, num_envs=num_envs) as env,
+    ):
+        env.reset()
+        for _ in range(steps):
+            env.step(env.observation[:, 0].astype("int64") * 0)
+    return caught.value
+
+
+WAYS = {
+    "init": {"kwargs": {"where": "init"}},
+    "reset": {"kwargs": {"where": "reset"}},
+    "step": {"kwargs": {"where": "step"}},
+    "wrapper's init": {"wrappers": ({"failing_envs:FailingWrapper": {"where": "init"}},)},
+    "wrapper's step": {"wrappers": ({"failing_envs:FailingWrapper": {"where": "step"}},)},
+    "reward function": {"wrappers": ("failing_envs:rewarded",)},
+}
+BATCH = ("reset", "step")
+
+
+@pytest.mark.parametrize(
+    ("backend", "way"),
+    [*((b, w) for b in ("sync", "async") for w in WAYS), *(("native", w) for w in BATCH)],
+)
+def test_file_and_line_and_the_users_own_frames_are_shown(backend, way, capsys):
+    error = failure_of(settings(MINE, backend=backend, **WAYS[way]))
+    assert f"{PLACE})" in str(error)
+    with pytest.raises(SystemExit):
+        exit_with(error)
+    line, *frames = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and PLACE in line
+    assert frames and all("failing_envs.py:" in frame for frame in frames)
+    assert PLACE in frames[-1] and "in look_up: return LEVELS[level]" in frames[-1]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_what_fails_before_there_is_a_run_is_placed_as_well(num_envs, capsys):
+    with pytest.raises(SettingError) as caught:
+        probe(settings(MINE, backend="auto", num_envs=num_envs, kwargs={"where": "init"}))
+    renamed = SettingError("env.id", MINE, caught.value.reason)
+    try:
+        try:
+            raise caught.value
+        except SettingError:
+            raise renamed from None  # as the program does, to name the whole key
+    except SettingError as error:
+        with pytest.raises(SystemExit):
+            exit_with(error)
+    line, *frames = capsys.readouterr().err.splitlines()
+    assert PLACE in line and PLACE in frames[-1]
+
+
+@pytest.mark.parametrize("backend", ["sync", "async", "native"])
+def test_the_failure_of_evaluations_environments_says_so(backend):
+    config = settings(MINE, backend=backend, kwargs={"where": "step"}).for_evaluation()
+    assert str(failure_of(config)).startswith("evaluation's ")
+
+
+def test_a_batch_that_fails_where_its_step_begins_is_placed_as_well(monkeypatch):
+    class Begins(NativeBackend):
+        def _send(self, action):
+            failing_envs.look_up()
+
+    monkeypatch.setitem(BACKENDS, "native", Begins)
+    assert f"{PLACE})" in str(failure_of(settings(MINE, backend="native")))
+
+
+def test_what_fails_when_it_is_built_anew_for_a_saved_episode_is_placed_as_well(monkeypatch):
+    config = settings(MINE)
+    with build_env(config, seed=0) as one, build_env(config, seed=0) as other:
+        one.reset()
+        one.step(np.zeros(1, np.int64))
+        monkeypatch.setattr(failing_envs.Failing, "fail", failing_envs.Failing.fail_at_once)
+        with pytest.raises(EnvironmentFailedError, match=r"environment 0 failed .*failing_envs"):
+            other.load_state_dict(one.state_dict())
+
+
+def test_a_missing_import_of_an_environment_is_placed(monkeypatch):
+    monkeypatch.setattr(failing_envs.Failing, "fail", failing_envs.Failing.import_nothing)
+    with pytest.raises(
+        SettingError, match=r"No module named 'no_such_module' \(.*failing_envs.py:"
+    ):
+        probe(settings(MINE, num_envs=1))
+
+
+def test_a_teacher_that_fails_is_placed():
+    teacher = ObjectTeacher("mine:Bad", DiscreteActions(3), failing_envs.look_up)
+    with pytest.raises(TeacherError) as caught:
+        teacher.tell(torch.zeros(5, 4))
+    assert f"{PLACE})" in str(caught.value)
+    assert PLACE in told_lines(caught.value)[-1]
+
+
+def test_a_job_of_a_sweep_shows_the_frames_too(capsys):
+    def train():
+        raise failure_of(settings(MINE, kwargs={"where": "step"}))
+
+    outcome = _inside(train)
+    assert outcome.exit_code == 4 and PLACE in (outcome.error or "")
+    line, *frames = capsys.readouterr().out.splitlines()
+    assert PLACE in line and PLACE in frames[-1]
+
+
+def test_a_long_message_does_not_push_the_place_out_of_the_line(monkeypatch):
+    class Talkative(dict):
+        def __missing__(self, key):
+            raise KeyError("word " * 1000)
+
+    monkeypatch.setattr(failing_envs, "LEVELS", Talkative())
+    error = failure_of(settings(MINE, kwargs={"where": "step"}))
+    assert len(str(error)) < 400 and "…" in str(error) and ".py:" in str(error)
+
+
+def test_our_own_frames_and_those_of_libraries_are_nobodys(capsys):
+    with pytest.raises(SettingError) as caught:
+        settings("")
+    own = {Path(frame.filename).name for frame in user_frames(caught.value)}
+    assert own == {Path(__file__).name, "toy_environments.py"}
+    with pytest.raises(SystemExit):
+        exit_with(caught.value)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_frames_of_extension_modules_are_nobodys():
+    with pytest.raises(yaml.YAMLError) as caught:
+        yaml.load("a: [1", yaml.CSafeLoader)
+    assert any(str(frame.path).endswith(".pyx") for frame in caught.traceback)
+    assert [Path(frame.filename) for frame in user_frames(caught.value)] == [Path(__file__)]
+
+
+def test_an_error_that_was_never_raised_has_no_frames():
+    assert shown_frames(ValueError("x")) == () and place_of(ValueError("x")) == ""
