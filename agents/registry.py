@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from agents.dqn_settings import DQNSettings
 from agents.ppo_settings import PPOSettings
-from memory.errors import SettingError, describe
+from memory.errors import SettingError, describe, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,6 +126,8 @@ def from_outside(name: str) -> Algorithm | None:
         try:
             found = point.load()
         except (Exception, SystemExit) as error:  # foreign code
+            if is_out_of_memory(error):
+                raise
             reason = f"{where} cannot be imported: {describe(error)}"
             raise SettingError("name", name, reason) from error
         if not isinstance(found, Algorithm):

@@ -22,7 +22,7 @@ from envs.sync import SyncBackend
 from envs.types import EnvironmentFailedError, EnvSpec
 from envs.vector import Backend, VectorEnv
 from envs.worker_handle import ask_process, read_description
-from memory.errors import ExpectedError, SettingError
+from memory.errors import ExpectedError, SettingError, is_out_of_memory
 from memory.process import usable_cores
 
 if TYPE_CHECKING:
@@ -122,9 +122,11 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
     """Say in one line why an environment cannot be made; `kind` is for ordinary exceptions."""
     try:
         yield
-    except (ExpectedError, KeyboardInterrupt, MemoryError):  # of which there is too little for it
+    except (ExpectedError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        if is_out_of_memory(error):  # there is too little for any environment
+            raise
         raised = error.raised if isinstance(error, WorkerError) else isinstance(error, Exception)
         what = f"cannot be made: {told(error)}"
         if raised and kind is SettingError:

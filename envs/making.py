@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from envs.settings import EnvSettings
 from envs.wrapping import import_foreign, wrap
-from memory.errors import SettingError, at_place
+from memory.errors import SettingError, at_place, is_out_of_memory
 
 # Packages that bring environments: the start of an id → (module, extra that installs it).
 PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
@@ -83,6 +83,8 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
             env = FreshStickyAction(env) if spec.entry_point == MINATAR else env
             return wrap(env, settings.wrapping)
     except (gym.error.DependencyNotInstalled, ImportError) as error:
+        if is_out_of_memory(error):
+            raise
         raise SettingError("id", settings.id, _missing(spec, error)) from None
     except TypeError as error:
         raise unknown_keyword(settings, error) or error from None

@@ -11,7 +11,7 @@ import gymnasium as gym
 from gymnasium import wrappers
 
 from envs.settings import Wrapping
-from memory.errors import SettingError, describe, nearest, one_line, with_place
+from memory.errors import SettingError, describe, is_out_of_memory, nearest, one_line, with_place
 
 NUMPY = "observations and actions are arrays of NumPy"
 # Those of Gymnasium that would break a promise, and what keeps it.
@@ -68,6 +68,8 @@ def import_foreign(module: str, field: str, value: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may do anything
+        if is_out_of_memory(error):
+            raise
         what = describe(error)
         if isinstance(error, ModuleNotFoundError):
             what = str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,6 +12,8 @@ from typing import NoReturn
 from memory.user_frames import place_of, shown_frames
 
 WIDEST_LAYER = 1_000_000
+# What the loader says of a library that there is no memory for; Python makes it an ImportError.
+UNLOADABLE = ("failed to map segment", "cannot map zero-fill pages", "Cannot allocate memory")
 LONGEST_LINE = 500  # characters of a foreign message that are shown
 SHORT_LINE = 250  # of one after which more is said
 
@@ -45,6 +48,31 @@ class MemoryBudgetError(ExpectedError):
     """Refuse an allocation, or stop a run, that does not fit in the memory there is."""
 
     exit_code = 7
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python, the system or the loader of libraries had no memory left."""
+    return isinstance(error, MemoryError | ImportError | OSError) and _shortage(error) is not None
+
+
+def _shortage(error: BaseException) -> BaseException | None:
+    """Return what an error comes from if it is a want of memory: packages wrap it in their own."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return error
+    if isinstance(error, ImportError | OSError) and any(
+        words in str(error) for words in UNLOADABLE
+    ):
+        return error
+    before = error.__cause__ or error.__context__
+    return None if before is None else _shortage(before)
+
+
+def no_room_to_start(error: BaseException) -> MemoryBudgetError:
+    """Return the refusal that fits where there is not even memory for the program itself."""
+    return MemoryBudgetError(
+        f"memory ran out while the program was loaded ({describe(_shortage(error) or error)}): "
+        "raise the limit that it runs under (ulimit -v, or the memory of its job)"
+    )
 
 
 def exit_with(error: ExpectedError) -> NoReturn:

@@ -1,5 +1,6 @@
 """Whatever is wrong with a command is said in a line, before torch is imported."""
 
+import errno
 import json
 import os
 import subprocess
@@ -237,6 +238,24 @@ def test_a_torch_error_is_known_for_memory_that_ran_out():
         torch.empty(2**60, dtype=torch.uint8)
     assert out_of_memory(host.value).exit_code == 7
     assert out_of_memory(RuntimeError("another")) is None
+
+
+def test_a_library_without_memory_for_it_is_known_below_what_a_package_makes_of_it():
+    from training.failures import out_of_memory
+
+    unmapped = "libtorch_cpu.so: failed to map segment from shared object"
+    with pytest.raises(OSError, match="libllvmlite") as wrapped:
+        try:
+            raise OSError(unmapped)
+        except OSError as error:
+            raise OSError("Could not find/load shared object file 'libllvmlite.so'") from error
+    for error in (ImportError(unmapped), OSError(unmapped), wrapped.value):
+        line = out_of_memory(error)
+        assert line.exit_code == 7 and "ulimit -v" in str(line) and unmapped in str(line)
+    # What a run asks for later is no matter of loading.
+    assert "make the replay" in str(out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")))
+    for error in (ImportError("libcudart.so.13: cannot open"), OSError(errno.ENOENT, "no file")):
+        assert out_of_memory(error) is None
 
 
 def test_a_bug_names_the_log_that_has_its_traceback(tmp_path):

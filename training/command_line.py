@@ -21,7 +21,7 @@ from agents.registry import of_rank
 from envs.types import EnvSpec
 from memory.errors import ExpectedError, SettingError, describe, exit_with
 from training.arguments import Arguments, CommandError, help_text, read, version
-from training.failures import in_a_line
+from training.failures import in_a_line, out_of_memory
 from training.hardware import refuse_unfit_machine
 from training.hints import explain
 from training.launch import end_with_launcher, place
@@ -122,6 +122,9 @@ def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments
     except ExpectedError:
         raise
     except Exception as error:  # `task` raises expected errors only: the rest is about composing
+        full = out_of_memory(error)
+        if full is not None:
+            raise full from error
         sweep = arguments.multirun
         reason = explain(error, arguments.overrides, CONFIGS, multirun=sweep)
         raise CommandError(reason) from error

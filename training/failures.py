@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Iterator
@@ -9,7 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memory.errors import ExpectedError, MemoryBudgetError, SettingError, describe, printable
+from memory.errors import (
+    ExpectedError,
+    MemoryBudgetError,
+    SettingError,
+    describe,
+    is_out_of_memory,
+    no_room_to_start,
+    printable,
+)
 from training.files import read_end
 from training.settings import Job
 
@@ -56,9 +65,15 @@ def explained(error: Exception, job: Job | None) -> ExpectedError:
 
 def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
     """Return the refusal that fits when memory ran out, with what there is; None otherwise."""
-    if not (isinstance(error, MemoryError) or _is_torchs(error)):
+    if not (is_out_of_memory(error) or _is_torchs(error)):
         return None
-    from memory.budget import plan_line
+    unloaded = isinstance(error, ImportError | OSError)
+    if unloaded and getattr(error, "errno", None) != errno.ENOMEM:
+        return no_room_to_start(error)
+    try:
+        from memory.budget import plan_line
+    except (ImportError, MemoryError, OSError):  # there is no room for torch
+        return no_room_to_start(error)
 
     plan = plan_line({}, _device_at_work())
     return MemoryBudgetError(

@@ -45,6 +45,12 @@ def ended_by_signals() -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         _leave(getattr(error, "exit_code", SIGNAL_EXIT + signal.SIGINT))
+    except (ImportError, MemoryError, OSError) as error:
+        from memory.errors import exit_with, is_out_of_memory, no_room_to_start
+
+        if not is_out_of_memory(error):
+            raise
+        exit_with(no_room_to_start(error))
     except SystemExit as ended:
         from training.launch import place  # loads more than this module may
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from pages import mapped_by
 
 import memory.budget as budget
 from memory.budget import Room
@@ -60,9 +61,12 @@ def test_a_part_without_capacity_is_refused_too(machine):
 
 
 def test_a_real_address_space_limit_is_met_and_the_named_capacity_allocates():
-    code = """
+    limit = mapped_by("memory.budget") + GB
+    code = (
+        f"LIMIT = {limit}"
+        + """
 import re, resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (2_000_000_000, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (LIMIT, resource.RLIM_INFINITY))
 import numpy as np
 from memory.budget import require
 from memory.errors import MemoryBudgetError
@@ -75,10 +79,11 @@ except MemoryBudgetError as error:
     kept = np.empty((capacity, 84, 84), np.uint8)
     print(kept.nbytes == capacity * 7_056)
 """
+    )
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     refusal, allocated = out.stdout.splitlines()
-    assert "needs 7.06 GB" in refusal and "(address space limit 2.00 GB)" in refusal
+    assert "needs 7.06 GB" in refusal and f"(address space limit {readable(limit)})" in refusal
     assert allocated == "True"
 
 

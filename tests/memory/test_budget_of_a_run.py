@@ -6,12 +6,27 @@ import sys
 
 import pytest
 import warm
+from pages import mapped_by
 
-LIMIT = 2_000_000_000
+from memory.process import readable
+
+ROOM = 1_350_000_000  # for a run, besides what torch maps
 
 
-def limited():
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
+@pytest.fixture(scope="module")
+def torch_mapped():
+    """The address space that torch takes: a build for CUDA maps gigabytes."""
+    return mapped_by("torch")
+
+
+@pytest.fixture(scope="module")
+def limit(torch_mapped):
+    """An address space that holds torch, of whatever size it is, and a small run."""
+    return torch_mapped + ROOM
+
+
+def limited(limit):
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def train(request, folder, *overrides, preexec=None):
@@ -34,12 +49,30 @@ def refused(returncode, stderr):
     return error, int(capacity.replace(",", ""))
 
 
-def test_a_replay_beyond_the_address_space_is_refused_in_one_line(request, tmp_path):
-    out = train(request, tmp_path, "agent.replay.capacity=1e9", preexec=limited)
+def test_a_replay_beyond_the_address_space_is_refused_in_one_line(request, tmp_path, limit):
+    out = train(request, tmp_path, "agent.replay.capacity=1e9", preexec=limited(limit))
     error, capacity = refused(out.returncode, out.stderr)
-    assert "address space limit 2.00 GB" in error
+    assert f"address space limit {readable(limit)}" in error
     assert 10_000 < capacity < 1e9
     assert not list(tmp_path.rglob("summary.json"))
+
+
+@pytest.mark.parametrize(
+    ("share", "more"),
+    [
+        pytest.param(0.5, 0, id="torch"),
+        pytest.param(1, 40_000_000, id="numba", marks=pytest.mark.slow),
+    ],
+)
+def test_where_the_program_cannot_be_loaded_a_line_says_that_it_is_memory(
+    request, tmp_path, torch_mapped, share, more
+):
+    tight = int(share * torch_mapped) + more
+    out = train(request, tmp_path, preexec=limited(tight))
+    assert out.returncode == 7, out.stderr
+    (line,) = out.stderr.splitlines()
+    assert line.startswith("error: memory ran out while the program was loaded"), line
+    assert "ulimit -v" in line
 
 
 def test_a_replay_beyond_all_memory_is_refused_likewise(request, tmp_path):
@@ -50,18 +83,18 @@ def test_a_replay_beyond_all_memory_is_refused_likewise(request, tmp_path):
     assert fits > 10_000
 
 
-def test_a_million_atari_frames_are_refused_in_two_gigabytes(request, tmp_path):
+def test_a_million_atari_frames_are_refused_in_little_room(request, tmp_path, limit):
     pytest.importorskip("ale_py")
     asked = ("env=atari", "agent.replay.capacity=1e6", "agent.replay.prioritized=false")
-    out = train(request, tmp_path, *asked, preexec=limited)
+    out = train(request, tmp_path, *asked, preexec=limited(limit))
     error, capacity = refused(out.returncode, out.stderr)
-    assert "replay needs 7.07 GB" in error and "address space limit 2.00 GB" in error
-    assert 10_000 < capacity < LIMIT / 84**2
+    assert "replay needs 7.07 GB" in error and f"address space limit {readable(limit)}" in error
+    assert 10_000 < capacity < limit / 84**2
     assert not list(tmp_path.rglob("summary.json"))
 
 
 @pytest.mark.slow
-def test_the_capacity_that_is_said_to_fit_does(request, tmp_path):
+def test_the_capacity_that_is_said_to_fit_does(request, tmp_path, limit):
     pytest.importorskip("ale_py")
     atari = (
         "env=atari",
@@ -72,21 +105,21 @@ def test_the_capacity_that_is_said_to_fit_does(request, tmp_path):
         "eval.every=600",
         "eval.max_episode_steps=20",
     )
-    out = train(request, tmp_path, *atari, "agent.replay.capacity=1e6", preexec=limited)
+    out = train(request, tmp_path, *atari, "agent.replay.capacity=1e6", preexec=limited(limit))
     _, capacity = refused(out.returncode, out.stderr)
     chosen = f"agent.replay.capacity={capacity}"
-    out = train(request, tmp_path, *atari, chosen, preexec=limited)
+    out = train(request, tmp_path, *atari, chosen, preexec=limited(limit))
     assert out.returncode == 0, out.stderr
     (summary,) = tmp_path.rglob("summary.json")
     assert json.loads(summary.read_text())["updates"] > 0
 
 
-def test_a_rollout_beyond_the_address_space_is_refused_in_one_line(request, tmp_path):
+def test_a_rollout_beyond_the_address_space_is_refused_in_one_line(request, tmp_path, limit):
     huge = ("agent=ppo", "agent.rollout_steps=1e9", "total_steps=1e10")
-    out = train(request, tmp_path, *huge, preexec=limited)
+    out = train(request, tmp_path, *huge, preexec=limited(limit))
     assert out.returncode == 7, out.stderr
     (error,) = (line for line in out.stderr.splitlines() if line.startswith("error:"))
-    assert "rollout needs" in error and "address space limit 2.00 GB" in error
+    assert "rollout needs" in error and f"address space limit {readable(limit)}" in error
     assert not list(tmp_path.rglob("summary.json"))
 
 
