@@ -113,8 +113,7 @@ class DQN(Agent):
     @override
     def join(self, world: World) -> None:
         super().join(world)
-        drawn = self._settings.batch_size * self._settings.grad_accumulation
-        self._learner.share = 1 / sum(world.gather(drawn))
+        self._learner.share = 1 / sum(world.gather(self._settings.batch_size))
         if self._noise is not None:
             self._noise.join(world)
 
@@ -288,8 +287,7 @@ class DQN(Agent):
         return () if self._noise is None else self._noise.of(self._learner.updates)
 
     def _draw(self, beta: float) -> ReplayBatch:
-        s = self._settings
-        return self._replay.sample(s.batch_size * s.grad_accumulation, beta=beta)
+        return self._replay.sample(self._settings.batch_size, beta=beta)
 
     def scalars(self) -> dict[str, float]:
         """Return the schedules' values and the fill of the replay."""

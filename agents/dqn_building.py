@@ -149,7 +149,8 @@ def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
     assert isinstance(spec.action, DiscreteActions)
     goals = settings.atoms * (spec.action.n if settings.munchausen else 1)
     # Differences, their losses, shares and products, and what their gradients take.
-    return 8 * 4 * settings.batch_size * settings.atoms * goals
+    rows = -(-settings.batch_size // settings.grad_accumulation)  # a piece at a time
+    return 8 * 4 * rows * settings.atoms * goals
 
 
 def greedy(

@@ -85,12 +85,11 @@ class DQNSettings(TeacherSettings):
         at_most(self, 1_000, "noisy_sigma", "teacher_temperature")
         at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
         at_most(self, 1e30, "max_grad_norm")
-        drawn = self.batch_size * self.grad_accumulation
-        if self.replay.capacity < drawn:
+        if self.replay.capacity < self.batch_size:
             raise SettingError(
                 "replay.capacity",
                 self.replay.capacity,
-                f"must hold at least one batch (batch_size × grad_accumulation = {drawn})",
+                f"must hold at least one batch (batch_size={self.batch_size})",
             )
 
     def _refuse_contradictory_epsilon(self) -> None:

@@ -91,8 +91,7 @@ class TaughtDQN(Taught, DQN):
         super().__init__(settings, spec, device=device, seed=seed, total_steps=total_steps)
         self._coefs = settings.teacher_coefs(total_steps)
         self._learn_from(teacher, build_head(spec.action, device), spec, seed, total_steps)
-        drawn = settings.batch_size * settings.grad_accumulation
-        self._lesson = empty_lesson(self._head, drawn, device)
+        self._lesson = empty_lesson(self._head, settings.batch_size, device)
 
     @property
     @override

@@ -70,8 +70,8 @@ def train(mode, updates, device=CPU, **changes):
     noise = UpdateNoise(online.module.noise_size, device, seed=2)
     g = torch.Generator().manual_seed(3)
     for i in range(updates):
-        n = settings.batch_size * settings.grad_accumulation
-        batch = ReplayBatch(*(tensor.to(device) for tensor in random_batch(n, g)))
+        drawn = random_batch(settings.batch_size, g)
+        batch = ReplayBatch(*(tensor.to(device) for tensor in drawn))
         (td_error,) = learner.step(batch, 1e-3 * (1 - i / updates), *noise.of(i))
     return online.weights, td_error, learner.means().values
 

@@ -268,6 +268,62 @@ def test_going_on_from_a_saved_state_is_bit_exact(prioritized, accumulate):
         assert torch.equal(tensor, resumed.weights()[name]), name
 
 
+@pytest.mark.parametrize("pieces", [2, 3, 100])
+@pytest.mark.parametrize("changes", [{}, {"distribution": "c51", "dueling": True}])
+def test_a_batch_that_is_cut_is_the_same_batch(pieces, changes):
+    """Also where the pieces differ in size, or are more than the batch has transitions."""
+    drawn = []
+    for count in (1, pieces):
+        agent = build(2, 1000, obs=11, learning_starts=20, grad_accumulation=count, **changes)
+        sample, sizes = agent._replay.sample, []
+        agent._replay.sample = lambda n, *, beta, sizes=sizes, sample=sample: (
+            sizes.append(n) or sample(n, beta=beta)
+        )
+        learner, cut = agent._learner, []
+        loss = learner._recipe.loss
+        learner._recipe = replace(
+            learner._recipe,
+            loss=lambda *given, loss=loss, cut=cut: cut.append(len(given[2].obs)) or loss(*given),
+        )
+        run(agent, Chain(2, [3, 10], terminates=True), 60)
+        assert set(sizes) == {SETTINGS.batch_size}
+        assert sum(cut) == SETTINGS.batch_size * agent.updates
+        assert max(cut) == -(-SETTINGS.batch_size // count)
+        drawn.append((sizes, agent._learner.network.weights))
+    (sizes, whole), (others, pieced) = drawn
+    assert sizes == others
+    torch.testing.assert_close(whole, pieced, rtol=1e-4, atol=1e-5)
+
+
+ALL_AT_ONCE = {"distribution": "quantile", "munchausen": True, "noisy": True, "dueling": True}
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+@pytest.mark.parametrize("changes", [{}, ALL_AT_ONCE])
+def test_pieces_of_a_batch_give_its_loss_its_priorities_and_its_gradient(pieces, changes):
+    found = []
+    for count in (1, pieces):
+        told = {"prioritized": True, "n_step": 3, "grad_accumulation": count, **changes}
+        agent = build(2, 1000, obs=11, learning_starts=60, train_every=61, **told)
+        replay, errors = agent._replay, []
+        write = replay.update_priorities
+        replay.update_priorities = lambda index, td_error, errors=errors, write=write: (
+            errors.append((index.clone(), td_error.clone())) or write(index, td_error)
+        )
+        metrics, update = [], agent.update
+        agent.update = lambda metrics=metrics, update=update: metrics.append(update())
+        run(agent, Chain(2, [3, 10], terminates=True), 61)
+        assert agent.updates == len(errors) == 2
+        means = next(filter(None, metrics))
+        found.append((errors, agent._learner.network.gradient, means.values, replay.peak))
+    (whole, *others), (cut, *theirs) = found
+    assert torch.equal(whole[0][0], cut[0][0]), "the same transitions are drawn"
+    for (_, errors), (_, twins) in zip(whole, cut, strict=True):
+        torch.testing.assert_close(errors, twins)
+    for one, other in zip(others, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_without_its_replay_learning_that_was_cut_short_begins_anew():
     agent = build(1, obs=11, learning_starts=0, train_every=50, updates_per_train=40)
     learner = agent._learner
