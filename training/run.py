@@ -163,6 +163,7 @@ class Run(Stateful):
         self._kept.row = None
         before, self.steps = self.steps, self.steps + steps
         self._learned(metrics)
+        self._stopwatch.row(self.steps, self._agent.updates)
         if episodes:
             self._watch(lambda watch: watch.on_episodes(len(episodes)))
             for after, episode in episodes:
@@ -319,6 +320,7 @@ class Run(Stateful):
                 speed,
                 scalars.get("rollout/return_mean"),
                 scalars.get("memory/rss_mb", 0.0),
+                self._stopwatch.outlook(self.steps, self._agent.updates),
             )
         )
         return scalars

@@ -154,6 +154,7 @@ class Status(NamedTuple):
     steps_per_second: float
     return_mean: float | None
     rss_mb: float
+    expected: float | None = None  # from here on, if not that speed; 0: nobody knows yet
 
 
 class Lines:
@@ -178,8 +179,10 @@ class Lines:
 
 def texts_of(status: Status, total: int) -> dict[str, str]:
     """Return what is said about a moment, in the order it is read."""
-    left = (total - status.step) / max(status.steps_per_second, 1e-9)
-    minutes, seconds = divmod(max(round(left), 0), 60)
+    expected = status.steps_per_second if status.expected is None else status.expected
+    to_do = max(total - status.step, 0)
+    left = to_do / expected if expected else 0.0
+    minutes, seconds = divmod(round(left), 60)
     hours, minutes = divmod(minutes, 60)
     clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
     mean = "  -  " if status.return_mean is None else f"{score(status.return_mean):>7}"
@@ -189,7 +192,7 @@ def texts_of(status: Status, total: int) -> dict[str, str]:
         "return": f"return {mean}",
         "speed": f"{status.steps_per_second:>6,.0f} steps/s",
         "memory": f"memory {status.rss_mb:,.0f} MB",
-        "left": f"left {clock if status.steps_per_second else '-:--'}",
+        "left": f"left {clock if expected or not to_do else '-:--'}",
     }
 
 

@@ -86,11 +86,43 @@ class Speed(Stateful):
         return (steps - last.steps) / passed, (updates - last.updates) / passed
 
 
+class Outlook:
+    """How fast steps are made from here on, of which the time left is told.
+
+    Compilers hold up the first rows and the first update of a process: what was before that update,
+    or before it was first asked, does not count. Where steps wait for updates, as PPO's do, only a
+    time within which there was an update counts.
+    """
+
+    def __init__(self) -> None:
+        self._first: int | None = None  # updates after the first row
+        self._mark: Mark | None = None
+        self._rate = 0.0
+        self.learns = False
+
+    def row(self, seconds: float, steps: int, updates: int) -> None:
+        """Note that a row is over; once it `learns` there is nothing to note any more."""
+        if self._first is None:
+            self._first = updates
+        elif updates > self._first and not self.learns:
+            self._mark, self._rate, self.learns = Mark(seconds, steps, updates), 0.0, True
+
+    def take(self, seconds: float, steps: int, updates: int) -> float:
+        """Return steps a second of training since it was asked last; 0 while nobody knows."""
+        last, now = self._mark, Mark(seconds, steps, updates)
+        if last is None:
+            self._mark = now
+        elif steps > last.steps and (updates > last.updates or not self.learns):
+            self._mark = now
+            self._rate = (steps - last.steps) / max(seconds - last.seconds, 1e-9)
+        return self._rate
+
+
 class Stopwatch(Stateful):
     """Seconds of a run, those before it was interrupted included; pauses are no training."""
 
     def __init__(self) -> None:
-        self._pace, self._speed = Pace(), Speed()
+        self._pace, self._speed, self._outlook = Pace(), Speed(), Outlook()
         self._begin = time.perf_counter()
         self._before = self._paused = 0.0
 
@@ -120,6 +152,15 @@ class Stopwatch(Stateful):
     def speed(self, steps: int, updates: int) -> tuple[float, float]:
         """Return steps and updates a second of training since the last call."""
         return self._speed.take(self.training, steps, updates)
+
+    def row(self, steps: int, updates: int) -> None:
+        """Note that a row is over: what was compiled for the first ones is no measure."""
+        if not self._outlook.learns:
+            self._outlook.row(self.training, steps, updates)
+
+    def outlook(self, steps: int, updates: int) -> float:
+        """Return how many steps a second are to be expected; 0 while nobody knows."""
+        return self._outlook.take(self.training, steps, updates)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -69,6 +69,12 @@ def test_before_the_first_numbers_there_is_no_time_left_to_tell():
     assert "left -:--" in shown(80, Status(0, 0.0, None, 0.0))
 
 
+def test_the_time_left_goes_by_what_is_expected_and_is_not_told_where_nobody_knows():
+    assert "left 0:10" in shown(80, Status(50, 1.0, None, 0.0, 5.0), total=100)
+    assert "left -:--" in shown(80, Status(50, 1.0, None, 0.0, 0.0), total=100)
+    assert "left 0:00" in shown(80, Status(100, 1.0, None, 0.0, 0.0), total=100)
+
+
 def test_lines_say_the_same():
     output = io.StringIO()
     with to_terminal(Console(file=output)):
