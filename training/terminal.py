@@ -69,7 +69,9 @@ class _Terminal(logging.StreamHandler[TextIO]):
 def accept_all_text(stream: object) -> None:
     """Let a stream write `\\xb1` for a character that its encoding lacks, instead of failing."""
     if isinstance(stream, TextIOWrapper) and stream.errors in STRICT:
-        stream.reconfigure(errors="backslashreplace")
+        # Which flushes, on a disk that may be full, and seeks, in what may be a pipe by now.
+        with suppress(OSError, ValueError):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def hush(stream: object) -> None:

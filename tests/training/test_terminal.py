@@ -170,3 +170,14 @@ def test_help_that_cannot_be_printed_is_a_line_or_silence(monkeypatch, capsys, p
 def test_a_sweep_goes_on_with_a_closed_stdout(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     say("one of many")
+
+
+def test_a_file_that_has_become_a_pipe_is_written_to_all_the_same(tmp_path):
+    reader, writer = os.pipe()
+    with open(tmp_path / "file", "w", encoding="ascii") as output:
+        os.dup2(writer, output.fileno())  # which it still takes for a file, where it can seek
+        os.close(writer)
+        with to_terminal(Stream(output)):
+            logging.getLogger("steadyrl").info("1 ± 2")
+    with os.fdopen(reader) as read:
+        assert read.read() == "1 \\xb1 2\n"
