@@ -8,6 +8,7 @@
 set -u
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+python=$(command -v python || command -v python3) # a machine may have python3 alone
 reduced=""
 if [ "${1:-}" = "--reduced" ]; then reduced=yes; shift; fi
 folder="${1:-outputs/gpu_day}"
@@ -15,7 +16,7 @@ mkdir -p "$folder"
 page="$folder/GPU_DAY.md" log="$folder/gpu_day.log" failed=0
 : >"$log"
 
-card=$(python -c 'import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else "")')
+card=$("$python" -c 'import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else "")')
 device=cuda
 if [ -z "$card" ]; then
     reduced=yes device=cpu
@@ -33,7 +34,7 @@ work() {
     local name="$1" row
     shift
     echo "$name"
-    if row=$(timeout "$limit" python scripts/benchmark.py card --iterations "$iterations" \
+    if row=$(timeout "$limit" "$python" scripts/benchmark.py card --iterations "$iterations" \
         --name "$name" "device=$device" "$@" 2>>"$log" | tee -a "$log" | grep '^| ' | tail -1) && [ -n "$row" ]; then
         say "$row"
     else
@@ -90,15 +91,15 @@ if [ -n "$reduced" ]; then skip "memory after 1,000 iterations: after $iteration
 : >"$page"
 say "# A day with a GPU"
 say ""
-say "$(date -u +%Y-%m-%d), ${card:-no GPU, on the CPU}, $(python -c 'import torch; print("torch", torch.__version__)')," \
+say "$(date -u +%Y-%m-%d), ${card:-no GPU, on the CPU}, $("$python" -c 'import torch; print("torch", torch.__version__)')," \
     "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)${reduced:+; the reduced form}."
 say ""
 say "## Tests"
 say ""
 tests=(tests)
 if [ "$device" = cpu ]; then tests=(tests/agents/test_ppo_cuda.py tests/buffers/test_replay_cuda.py); fi
-if python -c 'import pytest' 2>/dev/null; then
-    told=$(python -m pytest -m gpu -p no:cacheprovider "${tests[@]}" 2>&1 | tee -a "$log" | tail -1)
+if "$python" -c 'import pytest' 2>/dev/null; then
+    told=$("$python" -m pytest -m gpu -p no:cacheprovider "${tests[@]}" 2>&1 | tee -a "$log" | tail -1)
     case "$told" in *failed* | *error*) failed=1 ;; esac
     say "\`pytest -m gpu ${tests[*]}\`: $told"
 else
@@ -117,7 +118,7 @@ say "| work | device | steps/s | updates/s | MB after 10 | MB after $iterations 
 say "|---|---|---:|---:|---:|---:|---|"
 ways "DQN, CartPole, as CleanRL" "${dqn[@]}"
 ways "PPO, CartPole, as CleanRL" "${ppo[@]}"
-if python -c 'import ale_py' 2>/dev/null; then
+if "$python" -c 'import ale_py' 2>/dev/null; then
     ways "DQN, Breakout, as CleanRL" "${atari_dqn[@]}"
     ways "PPO, Breakout, as CleanRL and LeanRL" "${atari_ppo[@]}"
 else

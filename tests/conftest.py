@@ -27,6 +27,7 @@ LONGEST = (
     "test_installed.py",
     "test_presets.py",
     "test_release.py",
+    "test_tracing.py",
 )
 
 
@@ -71,6 +72,14 @@ def what_was_there_before_is_collected_once():
     """Let collections and censuses look at what a test makes, not at all that others made too."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def programs_stay_mapped(monkeypatch):
+    """Leave in memory what runs unmap: a run that is over in a moment would only map it again."""
+    for name in ("memory.cache", "training.opening"):
+        if name in sys.modules:
+            monkeypatch.setattr(sys.modules[name], "let_go_of_code", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,13 @@ def test_no_compiler_is_imported_to_write_a_graph_down():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("told", ["experiment=minatar_breakout_ppo", "experiment=cartpole_dqn"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param("experiment=minatar_breakout_ppo", marks=pytest.mark.slow),
+        "experiment=cartpole_dqn",
+    ],
+)
 def test_no_compiler_is_imported_where_graphs_are_kept(tmp_path, told):
     if "minatar" in told:
         pytest.importorskip("minatar")

@@ -7,6 +7,11 @@ import yaml
 from memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
 
 
+@pytest.fixture
+def programs_stay_mapped():
+    """Let runs unmap programs here, where the memory they take is what is looked at."""
+
+
 @pytest.fixture(scope="session")
 def settings(request):
     """The defaults as they are shipped."""

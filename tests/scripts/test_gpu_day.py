@@ -1,19 +1,44 @@
 """The day with a GPU cannot rot: in its reduced form it runs to its page without one."""
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+TOOLS = ("bash", "cat", "date", "dirname", "git", "grep", "mkdir", "tail", "tee", "timeout")
+
+
+def test_a_machine_with_python3_alone_will_do(tmp_path):
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found, f"the script needs {tool}"
+        (tmp_path / tool).symlink_to(found)
+    python = tmp_path / "python3"
+    python.write_text(f'#!{tmp_path / "bash"}\necho "$@" >>{tmp_path}/calls\nexit 1\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [str(tmp_path / "bash"), str(ROOT / "scripts" / "gpu_day.sh"), str(tmp_path / "day")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr  # because every work of this Python failed
+    log = (tmp_path / "day" / "gpu_day.log").read_text()
+    assert "not found" not in done.stderr + log and "failed to run" not in log
+    calls = (tmp_path / "calls").read_text()
+    assert "-c import torch" in calls and "scripts/benchmark.py card" in calls
 
 
 @pytest.mark.slow
 def test_the_reduced_form_runs_to_its_page(tmp_path):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", str(ROOT / "scripts" / "gpu_day.sh"), "--reduced", str(tmp_path)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": path},
         capture_output=True,
         text=True,
     )
