@@ -19,8 +19,8 @@ from torch import Tensor
 
 from memory.errors import one_line
 from training.files import Files
+from training.formats import FORMAT
 from training.manifest import (
-    FORMAT,
     FRESH,
     MANIFEST,
     OLD,
