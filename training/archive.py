@@ -21,8 +21,8 @@ from memory.errors import one_line
 from memory.process import readable
 from training.documents import from_json
 from training.files import Files
+from training.formats import FORMAT
 from training.manifest import (
-    FORMAT,
     FRESH,
     MANIFEST,
     OLD,

@@ -21,8 +21,8 @@ from memory.errors import SettingError
 from training.archive import read_part
 from training.manifest import CheckpointError, checked_facts, differences
 from training.policies import find_policy
+from training.resume import whole_config
 from training.run_directory import LAST
-from training.settings import completed
 from training.typed import build
 
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
@@ -40,6 +40,7 @@ def read_policy(path: Path, *, best: bool = False) -> Whole:
     """Read the policy of a run, or the one that `path` itself is."""
     found = find_policy(path, best=best)
     place, facts = found.path, checked_facts(found.path)
+    whole_config(place, facts)
     weights = read_part(place, LAST, most=found.nbytes)
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
     if not tensors:
@@ -106,7 +107,7 @@ def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, Greedy, EnvS
 
 def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a network is besides the shapes of its weights, where its agent says so."""
-    agent = completed(facts["config"])["agent"]
+    agent = facts["config"]["agent"]
     if "network" not in agent:
         return None
     network, spec = build(NetworkSettings, agent["network"], "agent.network."), facts["spec"]
@@ -124,7 +125,7 @@ def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def agent_settings(config: Mapping[str, Any]) -> AgentSettings:
     """Return the settings of a stored configuration's agent."""
-    values = completed(config)["agent"]
+    values = config["agent"]
     return build(settings_type(values["name"]), values, "agent.")
 
 

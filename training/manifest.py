@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, NamedTuple
 from memory.errors import ExpectedError
 from training.documents import from_json
 from training.files import open_plain, read_plain
+from training.formats import FORMAT, translate
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST, MOST_VALUES = 16_000_000, 1_000_000  # bytes, and values in it
 PART_FILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}(\.[a-z]{1,12})?")
@@ -31,6 +31,10 @@ class CheckpointError(ExpectedError):
     """What was saved cannot be used: which file, and why."""
 
     exit_code = 3
+
+
+class NewerFormatError(CheckpointError):
+    """What was saved is whole, and by a newer version: nothing older is taken in its place."""
 
 
 class Saved(NamedTuple):
@@ -80,25 +84,32 @@ def entry_of(data: bytes) -> dict[str, Any]:
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """Return the manifest of a directory, if it is one and matches its own hash."""
+    """Return the manifest of a directory, if it is one and matches its own hash.
+
+    What it says is put into the words of today's format.
+    """
     source = path / MANIFEST
     text = _read(source, LARGEST_MANIFEST)
     try:
         manifest = from_json(text, most=MOST_VALUES)
-        version, files = manifest["format"], manifest["files"]
-        newer = isinstance(version, int) and version > FORMAT
-        whole = manifest["sha256"] == seal(manifest) and isinstance(manifest["facts"], dict)
+        saved_as, whole = manifest["format"], manifest["sha256"] == seal(manifest)
+        if whole and type(saved_as) is int and saved_as > FORMAT:
+            known = f"format {str(saved_as)[:20]}, and this one reads up to {FORMAT}"
+            raise NewerFormatError(
+                f"{source}: was written by a newer version ({known}): use that version"
+            )
+        files, whole = manifest["files"], whole and isinstance(manifest["facts"], dict)
         named = all(PART_FILE.fullmatch(name) for name in files)
         told = all(_is_entry(entry) for entry in files.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{source}: is damaged") from None
-    if newer:
-        raise CheckpointError(f"{source}: was written by a newer version (format {version})")
-    if version != FORMAT or not whole:
+    if not whole:
         raise CheckpointError(f"{source}: is damaged: it does not match its own hash")
+    if type(saved_as) is not int or saved_as < 1:
+        raise CheckpointError(f"{source}: does not say its format")
     if not (named and told):
         raise CheckpointError(f"{source}: names files that no checkpoint has")
-    return dict(manifest)
+    return {**manifest, "format": FORMAT, "facts": translate(manifest["facts"], saved_as)}
 
 
 def manifest_facts(path: Path) -> dict[str, Any]:

@@ -23,12 +23,13 @@ from envs.types import EnvironmentFailedError
 from memory.errors import NonFiniteError, SettingError, describe, one_line, told_lines
 from training.child import is_finished
 from training.documents import read_yaml
+from training.formats import with_keys_of_before
 from training.launch import place
 from training.manifest import CheckpointError
 from training.resume import AUTO, continued, named
 from training.run_directory import CONFIG, read_summary
 from training.seeds_summary import write_summary
-from training.settings import Job, RunSettings, completed
+from training.settings import Job, RunSettings
 from training.sweep_jobs import SweepJob, progress_line, table
 from training.sweep_run import say
 from training.typed import show
@@ -73,7 +74,7 @@ def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
             raise ValueError("holds no keys")
     except Exception as error:  # of the parser, of the disk: the file may hold anything
         raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
-    continued(completed(stored), _plain(own), typed)
+    continued(with_keys_of_before(stored), _plain(own), typed)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from memory.errors import ExpectedError, SettingError, describe
 from training.manifest import MANIFEST, CheckpointError, manifest_facts, part_names, standing
-from training.resume import put, refuse_foreign
+from training.resume import put, refuse_foreign, whole_config
 from training.run_directory import BEST, CONFIG, LAST, in_use
-from training.settings import Settings, completed, load_settings
+from training.settings import Settings, load_settings
 from training.typed import show
 
 LARGEST_NUMBER = 8  # bytes of one weight, or counter
@@ -106,11 +106,10 @@ def settings_of(policy: Policy, overrides: Sequence[str]) -> Settings:
 
     An override is KEY=VALUE below `env`. Modules are imported only if somebody types their name.
     """
-    config = policy.facts.get("config")
-    if not isinstance(config, dict) or not isinstance(config.get("env"), dict):
-        raise CheckpointError(f"{policy.path}: holds no configuration")
+    changed = whole_config(policy.path, policy.facts)
+    if not isinstance(changed["env"], dict):
+        raise CheckpointError(f"{policy.path}: holds no configuration of an environment")
     typed = {"env": {"id": None}}
-    changed = completed(config)
     for override in overrides:
         key, value = _read(override)
         put(changed, key, value)

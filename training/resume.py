@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory.errors import SettingError
-from training.manifest import CheckpointError, manifest_facts, saved_below
+from training.manifest import CheckpointError, NewerFormatError, manifest_facts, saved_below
 from training.run_directory import LAST, absolute
-from training.settings import completed, load_settings
+from training.settings import load_settings, missing_keys
 from training.teachers import refuse_foreign_teacher
 from training.typed import show
 
@@ -25,6 +25,7 @@ FREE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
 ABOUT_THE_RUN = ("resume", "run_dir", "init_from")
 
 AUTO = "auto"
+SHOWN = 3  # keys that are named where many are missing
 NOTHING = "has no checkpoint to continue from"
 
 
@@ -47,6 +48,8 @@ def stored(
     for saved in saved_below(directory / "checkpoints"):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
+        except NewerFormatError:  # the one before would lose what came after it
+            raise
         except CheckpointError as error:  # the one before may do
             reasons.append(str(error))
     if resume != AUTO or reasons:
@@ -59,12 +62,10 @@ def stored(
 def _continued(
     checkpoint: Path, resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
 ) -> Continued:
-    config = manifest_facts(checkpoint).get("config")
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{checkpoint}: holds no configuration")
+    config = whole_config(checkpoint, manifest_facts(checkpoint))
     refuse_foreign(checkpoint, config, fresh)
     refuse_foreign_teacher(checkpoint, config, fresh)
-    found = continued(completed(config), fresh, typed)
+    found = continued(config, fresh, typed)
     asked = fresh.get("run_dir")
     if asked and absolute(Path(asked)) != directory:
         stays = f"run_dir={directory} (not {asked}: a continued run stays where it is)"
@@ -77,6 +78,21 @@ def _continued(
             raise
         raise CheckpointError(f"{checkpoint}: its configuration cannot be used: {error}") from None
     return found
+
+
+def whole_config(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of what was saved; what it lacks is not guessed."""
+    config = facts.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: holds no configuration")
+    missing = missing_keys(config)
+    if missing:
+        names = ", ".join(missing[:SHOWN]) + (" …" if len(missing) > SHOWN else "")
+        raise CheckpointError(
+            f"{path}: its configuration lacks {names}, and what the run did without is not known: "
+            "use the version that saved it"
+        )
+    return deepcopy(config)
 
 
 def refuse_foreign(checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:

@@ -1,12 +1,9 @@
-"""The typed root of the configuration, and a job: all that a run is told from outside.
-
-What a configuration lacks because it was saved before a key was there gets today's value.
-"""
+"""The typed root of the configuration, and a job: all that a run is told from outside."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,19 +165,33 @@ def load_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the keys that it has not got yet."""
+    """Return a configuration with today's values of the keys that it has not got yet."""
     found = deepcopy(dict(config))
-    fill(found, _defaults(found))
+    _fill(found, _defaults(found))
     return found
 
 
-def fill(config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Give the keys that a configuration has not got the values of `defaults`."""
+def _fill(config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     for key, value in defaults.items():
         if key not in config:
             config[key] = deepcopy(value)
         elif isinstance(config[key], dict) and isinstance(value, Mapping):
-            fill(config[key], value)
+            _fill(config[key], value)
+
+
+def missing_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of today that a configuration which was saved has not got."""
+    return list(_missing(config, _defaults(config)))
+
+
+def _missing(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], path: str = ""
+) -> Iterator[str]:
+    for key, value in defaults.items():
+        if key not in config:
+            yield path + key
+        elif isinstance(config[key], Mapping) and isinstance(value, Mapping):
+            yield from _missing(config[key], value, f"{path}{key}.")
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +201,6 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     del found["hydra"]
     found["memory"] = _yaml("memory", "default")
     found["env"] = _yaml("env", "cartpole")  # what all environments have
-    found["env"]["action_masks"] = False  # which those of before knew nothing of
     if name in ALGORITHMS:
         found["agent"] = _yaml("agent", str(name)) | _yaml("agent", "network", "auto")
     return found

@@ -28,6 +28,7 @@ from training.archive import (
     write_archive,
 )
 from training.files import Files
+from training.formats import FORMAT
 from training.manifest import CheckpointError, checked_facts, entry_of, seal
 
 GENERATOR = np.random.default_rng(0)
@@ -421,8 +422,8 @@ def test_manifests_that_are_none_are_refused(tmp_path: Path, manifest: Any, audi
 
 def test_a_manifest_from_the_future_says_so(tmp_path: Path, audit: Audit) -> None:
     write(tmp_path / "a", 1)
-    sealed(tmp_path / "a", format=2)
-    assert "newer version (format 2)" in refused(tmp_path / "a", audit)
+    sealed(tmp_path / "a", format=FORMAT + 1)
+    assert f"newer version (format {FORMAT + 1}," in refused(tmp_path / "a", audit)
 
 
 def test_links_and_devices_are_no_checkpoints(tmp_path: Path, audit: Audit) -> None:

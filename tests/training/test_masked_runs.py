@@ -14,9 +14,9 @@ from told_runs import in_one_and_in_two_parts
 from agents.registry import Masking
 from memory.errors import SettingError
 from scripts.evaluate import command
+from training.formats import translate
 from training.identity import plain_spec, spec_of
 from training.probing import probed
-from training.settings import completed
 
 DOORS = "env.id=masked_envs:Doors-v0"
 ENVS = (DOORS, "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.compile=false")
@@ -70,7 +70,7 @@ def test_what_was_saved_before_there_were_masks_goes_on_without(tmp_path):
     told = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
     assert told.spec.mask == 1
     old = {**told.config, "env": {k: v for k, v in told.config["env"].items() if "mask" not in k}}
-    assert completed(old)["env"]["action_masks"] is False
+    assert translate({"config": old}, 1)["config"]["env"]["action_masks"] is False
     spec = job(tmp_path, "total_steps=300").spec
     assert "mask" not in plain_spec(spec) and spec_of(plain_spec(spec)).mask == 0
 
