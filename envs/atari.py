@@ -52,11 +52,12 @@ class AtariBackend(BatchBackend):
         self._new_life[:] = False
         return observations[:, 0]
 
-    def _send(self, action: NDArray[Any]) -> None:
-        buttons = np.where(self._new_life, self._after_life, action)
-        if buttons.min() < 0 or buttons.max() >= self._choices:  # ALE's threads would wait forever
+    def _check(self, action: NDArray[Any]) -> None:
+        if action.min() < 0 or action.max() >= self._choices:  # ALE's threads would wait forever
             raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
-        self.env.send(buttons)
+
+    def _send(self, action: NDArray[Any]) -> None:
+        self.env.send(np.where(self._new_life, self._after_life, action))
 
     def _receive(self, row: Row) -> None:
         """Finish the step and fill the row, whose scores go by games and not by lives."""

@@ -77,10 +77,14 @@ class BatchBackend(Backend):
         self._done[:] = False
         row.set_all_reset()
 
+    def _check(self, action: NDArray[Any]) -> None:
+        """Raise ValueError for actions [N, …] that no environment may be sent."""
+
     def launch(self, action: NDArray[Any], row: Row) -> None:
         """Begin a step [N, …] whose outcome this row will hold."""
         if self._cut:
             return
+        self._check(action)
         try:
             self._send(action)
         except BaseException as error:
