@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from training.signals import ended_by_signals
+from steadyrl.command import search_callers_directory_first
+from steadyrl.training.run.signals import ended_by_signals
 
 if TYPE_CHECKING:
-    from agents.base import Actor, Agent
-    from envs.vector import VectorEnv
-    from training.run import Run
-    from training.settings import Job
+    from steadyrl.agents.base import Actor, Agent
+    from steadyrl.envs.vector import VectorEnv
+    from steadyrl.training.config.settings import Job
+    from steadyrl.training.run.run import Run
 
 
 def train(job: Job) -> float | None:
     """Open the run, loop, finish; return the score a sweeper maximises."""
     # Here and not above: torch takes seconds to import, a wrong override should not.
-    from training.opening import open_run
+    from steadyrl.training.setup import open_run
 
     with open_run(job) as (run, env, agent):
         loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
@@ -28,7 +29,7 @@ def train(job: Job) -> float | None:
 
 def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
     """Act, step, observe, learn: a row of the timeline a turn, or, where both can, many."""
-    from memory.profile import block
+    from steadyrl.memory.profile import block
 
     kept = run.kept()  # a row that an earlier end of this run cut short
     while kept is not None or not run.done:
@@ -71,8 +72,9 @@ def loop(run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
 
 def command() -> None:
     """Train as the command line says."""
+    search_callers_directory_first()
     with ended_by_signals():
-        from training.command_line import main  # takes a moment, in which a signal may come
+        from steadyrl.training.cli.main import main  # takes a moment, in which a signal may come
 
         main(train)
 

@@ -1,1 +1,1 @@
-"""Learning algorithms: networks, DQN, PPO."""
+"""Learning algorithms: DQN, PPO and what they share. Read `dqn/agent.py` or `ppo/agent.py`, then `learner/learner.py`."""

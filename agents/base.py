@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agents.learner import Learner
-from agents.precision import Precision
-from agents.stopping import Stop
-from agents.world import ALONE, World
-from buffers.replay import ReplayBuffer
-from envs.types import EnvSpec, Rows, RunRows, Step
-from memory.errors import SettingError
-from memory.metrics import Metrics
-from memory.state import Stateful
+from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.precision import Precision
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.core.errors import SettingError
+from steadyrl.core.metrics import Metrics
+from steadyrl.core.state import Stateful
+from steadyrl.envs.types import EnvSpec, Rows, RunRows, Step
 
 
 class Decision(NamedTuple):

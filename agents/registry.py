@@ -10,9 +10,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from agents.dqn_settings import DQNSettings
-from agents.ppo_settings import PPOSettings
-from memory.errors import SettingError, describe, is_out_of_memory
+from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.core.errors import SettingError, describe, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from agents.base import Actor, Agent
-    from agents.teacher import Teacher
-    from envs.types import EnvSpec
+    from steadyrl.agents.base import Actor, Agent
+    from steadyrl.agents.distillation.teacher import Teacher
+    from steadyrl.envs.types import EnvSpec
 
 GROUP = "steadyrl.agents"
 
@@ -98,15 +98,18 @@ class Sample(NamedTuple):
 
 
 ALGORITHMS = {
-    "dqn": Algorithm(DQNSettings, "agents.dqn", "DQN"),
-    "ppo": Algorithm(PPOSettings, "agents.ppo", "PPO"),
+    "dqn": Algorithm(DQNSettings, "steadyrl.agents.dqn.agent", "DQN"),
+    "ppo": Algorithm(PPOSettings, "steadyrl.agents.ppo.agent", "PPO"),
 }
 # Those that take a teacher: what is built in place of them where there is one.
-TAUGHT = {"dqn": ("agents.taught", "TaughtDQN"), "ppo": ("agents.taught", "TaughtPPO")}
+TAUGHT = {
+    "dqn": ("steadyrl.agents.distillation.agents", "TaughtDQN"),
+    "ppo": ("steadyrl.agents.distillation.agents", "TaughtPPO"),
+}
 # The same of PPO that is curious, without a teacher and with one.
 CURIOUS = {
-    False: ("agents.curious_ppo", "CuriousPPO"),
-    True: ("agents.curious_ppo", "CuriousTaughtPPO"),
+    False: ("steadyrl.agents.rnd.agent", "CuriousPPO"),
+    True: ("steadyrl.agents.rnd.agent", "CuriousTaughtPPO"),
 }
 
 
@@ -131,7 +134,7 @@ def from_outside(name: str) -> Algorithm | None:
             reason = f"{where} cannot be imported: {describe(error)}"
             raise SettingError("name", name, reason) from error
         if not isinstance(found, Algorithm):
-            raise SettingError("name", name, f"{where} is no agents.registry.Algorithm")
+            raise SettingError("name", name, f"{where} is no steadyrl.agents.registry.Algorithm")
         return found
     return None
 

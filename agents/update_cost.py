@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from agents.registry import AgentSettings, Batching, agent_class
-from envs.types import EnvSpec
+from steadyrl.agents.registry import AgentSettings, Batching, agent_class
+from steadyrl.envs.types import EnvSpec
 
 UNKNOWN_BATCH = 256  # observations of an update, where an algorithm does not say how many
 FLOP_PER_WEIGHT = 6  # a multiplication and an addition, forward once and backward twice

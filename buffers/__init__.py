@@ -1,1 +1,1 @@
-"""Where experience is kept: the replay and the rollout."""
+"""Where experience is stored: the replay and the rollout, one timeline each."""

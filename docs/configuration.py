@@ -17,9 +17,9 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
-from training.settings import RunSettings  # noqa: E402
-from training.typed import show  # noqa: E402
+from steadyrl.agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
+from steadyrl.training.config.schema import show  # noqa: E402
+from steadyrl.training.config.settings import RunSettings  # noqa: E402
 
 PAGE = ROOT / "docs" / "CONFIGURATION.md"
 HEAD = """# Configuration

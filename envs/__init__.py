@@ -1,1 +1,1 @@
-"""Vector environments on one timeline."""
+"""Vector environments on one timeline. Read `types.py`, then `vector.py`."""

@@ -8,39 +8,39 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from envs.atari import AtariBackend
-from envs.envpool import EnvPoolBackend
-from envs.faults import WorkerError, told
-from envs.kernel import changed_source, find_kernel
-from envs.making import ATARI, MINATAR, NOT_ATARI, brings_its_module, find_spec
-from envs.masks import refuse_without
-from envs.native import NativeBackend
-from envs.processes import ProcessBackend
-from envs.settings import BackendName, EnvSettings, EvaluationSettings, ShownSettings
-from envs.single import SingleEnv
-from envs.sync import SyncBackend
-from envs.types import EnvironmentFailedError, EnvSpec
-from envs.vector import Backend, VectorEnv
-from envs.worker_handle import ask_process, read_description
-from memory.errors import ExpectedError, SettingError, is_out_of_memory
-from memory.process import usable_cores
+from steadyrl.core.errors import ExpectedError, SettingError, is_out_of_memory
+from steadyrl.envs.backends.atari import AtariBackend
+from steadyrl.envs.backends.envpool import EnvPoolBackend
+from steadyrl.envs.backends.native import NativeBackend
+from steadyrl.envs.backends.single_env import SingleEnv
+from steadyrl.envs.backends.subprocess import ProcessBackend
+from steadyrl.envs.backends.sync import SyncBackend
+from steadyrl.envs.backends.worker_handle import ask_process, read_description
+from steadyrl.envs.encoding.masks import refuse_without
+from steadyrl.envs.faults import WorkerError, told
+from steadyrl.envs.kernels.api import changed_source, find_kernel
+from steadyrl.envs.registration import ATARI, MINATAR, NOT_ATARI, brings_its_module, find_spec
+from steadyrl.envs.settings import BackendName, EnvSettings, EvaluationSettings, ShownSettings
+from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
+from steadyrl.envs.vector import Backend, VectorEnv
+from steadyrl.memory.process import usable_cores
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec as GymSpec
 
-    from envs.kernel_backend import KernelBackend
+    from steadyrl.envs.backends.kernel import KernelBackend
 
 log = logging.getLogger("steadyrl")
 
 
 def _kernel(settings: EnvSettings, seed: int) -> KernelBackend:
-    from envs.kernel_backend import KernelBackend  # it needs the compiler
+    from steadyrl.envs.backends.kernel import KernelBackend  # it needs the compiler
 
     return KernelBackend(settings, seed=seed)
 
 
 def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
-    from envs.kernel_rows import KernelVectorEnv  # likewise
+    from steadyrl.envs.backends.kernel_block import KernelVectorEnv  # likewise
 
     stack, checked = settings.frame_stack, settings.checked
     return KernelVectorEnv(_kernel(settings, seed), frame_stack=stack, check_levels=checked)

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from envs.types import EnvironmentFailedError
-from memory.errors import ExpectedError, NonFiniteError, SettingError, one_line, with_place
+from steadyrl.core.errors import ExpectedError, NonFiniteError, SettingError, one_line, with_place
+from steadyrl.envs.types import EnvironmentFailedError
 
 log = logging.getLogger("steadyrl")
 HOUR = 3600.0

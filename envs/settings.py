@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
 
 # More than anybody means, and less than what they are kept in can hold.
 MOST = {

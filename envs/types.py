@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.settings import EnvSettings
-from memory.errors import ExpectedError
+from steadyrl.core.errors import ExpectedError
+from steadyrl.envs.settings import EnvSettings
 
 
 class EnvironmentFailedError(ExpectedError):
@@ -103,7 +103,7 @@ class EnvSpec:
 
     One frame crosses from the environment per row; the agent sees `frame_stack` of them,
     concatenated along the first axis, oldest first. Frames may end in bits, which say what actions
-    are allowed: `mask` numbers of a vector, rows of an image (`envs/masks.py`).
+    are allowed: `mask` numbers of a vector, rows of an image (`envs/encoding/masks.py`).
     """
 
     id: str

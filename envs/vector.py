@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from envs.action_log import ActionLog
-from envs.faults import Faults
-from envs.row import EpisodeStatistics, FrameStack, Row, action_form
-from envs.row_clock import RowClock
-from envs.types import EnvSpec, RunRows, Step
-from envs.used_levels import UsedLevels
-from memory.errors import NonFiniteError
-from memory.saved import Saved, length
-from memory.state import Stateful, give
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.saved import Saved, length
+from steadyrl.core.state import Stateful, give
+from steadyrl.envs.encoding.action_log import ActionLog
+from steadyrl.envs.encoding.frame_stack import FrameStack
+from steadyrl.envs.encoding.statistics import EpisodeStatistics
+from steadyrl.envs.encoding.step_buffer import Row, action_form
+from steadyrl.envs.encoding.used_levels import UsedLevels
+from steadyrl.envs.faults import Faults
+from steadyrl.envs.row_clock import RowClock
+from steadyrl.envs.types import EnvSpec, RunRows, Step
 
 log = logging.getLogger("steadyrl")
 
@@ -172,7 +174,7 @@ class VectorEnv(Stateful):
         """What lets compiled code make rows, first with the actions sent; None where it cannot.
 
         It is given a function, the number of valid steps to end after, and `Held(arguments)`, and
-        calls `function(advance, held stage, held arguments)` (`envs/kernel_rows.py`), which calls
+        calls `function(advance, held stage, held arguments)` (`envs/backends/kernel_block.py`), which calls
         `advance` for each row until that says that it is over: then, or after some milliseconds.
         """
         return None

@@ -1,1 +1,1 @@
-"""Host and accelerator memory: bounded histories, detached metrics, budgets."""
+"""Host and GPU memory: budgets, cleaning, the leak detector, the monitor. Read `watch.py` first."""

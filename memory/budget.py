@@ -11,8 +11,8 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from memory.errors import MemoryBudgetError
-from memory.process import UNREADABLE, readable
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.process import UNREADABLE, readable
 
 # Kept free of buffers for what else a run needs: stacks, libraries, compiled kernels.
 _RESERVE_FRACTION = 0.05

@@ -13,14 +13,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from memory.process import readable
-from memory.tensors import LiveTensors, live_tensors, of_types, slot_names, storage_bytes
+from steadyrl.memory.process import readable
+from steadyrl.memory.tensors import LiveTensors, live_tensors, of_types, slot_names, storage_bytes
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 _SMALL = 16  # containers below this many elements are not remembered
 _NAMED = 3  # growers to name of each sort
 _WORTH_NAMING = 100_000  # bytes, for a container that nobody can be named as the owner of
-_OURS = ("memory", "tracemalloc")  # what watches is bounded, and would only be noise
+_OURS = (
+    "steadyrl.core",
+    "steadyrl.memory",
+    "tracemalloc",
+)  # what watches is bounded, and would only be noise
 # Tensors are listed by kind, and storages get their Python wrapper by being counted.
 _NAMED_ELSEWHERE = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.storage.UntypedStorage")
 _BORING = {*sys.stdlib_module_names, *_OURS, "builtins"}
@@ -77,7 +81,7 @@ def _grown_containers(before: Census, objects: list[Any], own: set[int]) -> list
         owner = _owner(item)
         if owner is None and nbytes < _WORTH_NAMING:
             continue
-        if owner is not None and owner.partition(".")[0] in _OURS:
+        if owner is not None and _package(owner) in _OURS:
             continue
         name = "a container without a name" if owner is None else owner
         lines.append(
@@ -130,6 +134,12 @@ def _holders(container: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
             yield referrer, {name: getattr(referrer, name, None) for name in names}
 
 
+def _package(name: str) -> str:
+    """Return the package of a type's full name; of ours, the folder within it."""
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first == "steadyrl" else first
+
+
 def _attributes(holder: Any) -> dict[str, Any]:
     found = getattr(holder, "__dict__", None)
     return found if type(found) is dict else {}
@@ -139,7 +149,7 @@ def _grown_types(before: Census, now: Census) -> list[str]:
     """Name the packages whose objects became more, and what they are mostly."""
     packages: dict[str, Counter[str]] = {}
     for name, count in (now.types - before.types).items():
-        package = name.partition(".")[0]
+        package = _package(name)
         if package not in _BORING and name not in _NAMED_ELSEWHERE:
             packages.setdefault(package, Counter())[name.rpartition(".")[2]] += count
     ranked = sorted(packages.items(), key=lambda entry: -entry[1].total())[:_NAMED]

@@ -9,9 +9,9 @@ from statistics import median, median_low
 
 import numpy as np
 
-from memory.census import Census, growers, grown_lines, take_census
-from memory.process import MB, Tree, Worker, readable
-from memory.settings import LeakSettings
+from steadyrl.memory.census import Census, growers, grown_lines, take_census
+from steadyrl.memory.process import MB, Tree, Worker, readable
+from steadyrl.memory.settings import LeakSettings
 
 _HANDLES = {
     "threads": "a thread that is started anew and never joined",

@@ -12,9 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 import psutil
 import torch
 
-from memory.cache import trim
-from memory.errors import describe
-from memory.process import (
+from steadyrl.core.errors import describe
+from steadyrl.memory.process import (
     MB,
     UNREADABLE,
     Tree,
@@ -24,8 +23,9 @@ from memory.process import (
     read_rss,
     read_tree,
 )
-from memory.settings import MonitorSettings
-from memory.tensors import LiveTensors, live_tensors
+from steadyrl.memory.reclaim import trim
+from steadyrl.memory.settings import MonitorSettings
+from steadyrl.memory.tensors import LiveTensors, live_tensors
 
 log = logging.getLogger("steadyrl")
 T = TypeVar("T")

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from memory.history import History
-from memory.process import MB
-from memory.scope import MemoryScope, ScopeReport
-from memory.settings import MemorySettings
-from memory.tensors import kept_graphs
+from steadyrl.core.histories import History
+from steadyrl.memory.process import MB
+from steadyrl.memory.scope import MemoryScope, ScopeReport
+from steadyrl.memory.settings import MemorySettings
+from steadyrl.memory.tensors import kept_graphs
 
 _OFF = nullcontext()
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import psutil
 import torch
 
-from memory.process import UNREADABLE, read_peak, read_rss, readable
+from steadyrl.memory.process import UNREADABLE, read_peak, read_rss, readable
 
 log = logging.getLogger("steadyrl")
 P = ParamSpec("P")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
 
 
 def _at_least(field: str, value: float, least: float) -> None:

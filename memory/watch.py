@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from memory.cache import CacheCleaner
-from memory.errors import MemoryBudgetError
-from memory.leak import LeakDetector
-from memory.monitor import Monitor, Reading
-from memory.process import MB, readable
-from memory.profile import Profile
-from memory.settings import MemorySettings
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.monitor import Monitor, Reading
+from steadyrl.memory.process import MB, readable
+from steadyrl.memory.profile import Profile
+from steadyrl.memory.reclaim import CacheCleaner
+from steadyrl.memory.settings import MemorySettings
 
 log = logging.getLogger("steadyrl")
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agents.kept_graphs import host_code
-from agents.tracing import traced
-from agents.wide_products import faster_here
 from scripts.benchmarks import agents, growth, race, replay, rollout, watch
 from scripts.benchmarks.measuring import median_ratio, take_turns
+from steadyrl.agents.engine.graphs.graph_cache import host_code
+from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.wide_products import faster_here
 
 # One module an idea; each brings add_parser(subparsers), which says what to run.
 MODULES = (agents, race, replay, rollout, growth, watch)
@@ -40,14 +40,14 @@ def mark(part):
     workers = [each.memory_full_info().uss / 1e6 for each in this.children(recursive=True)]
     marks.append((part, time.perf_counter() - begin, time.process_time(),
                   this.memory_info().rss / 1e6, read_peak() / 1e6, max(workers, default=0)))
-from memory.process import read_peak
-from training.command_line import accept, compose_one
+from steadyrl.memory.process import read_peak
+from steadyrl.training.run.job import accept, compose_one
 job = accept(compose_one(sys.argv[1:]), sys.argv[1:])
 mark("accept the configuration")
 import torch
 mark("import torch")
-from train import loop
-from training.opening import open_run
+from steadyrl.loop import loop
+from steadyrl.training.setup import open_run
 mark("import the program")
 with open_run(job) as (run, env, agent):
     mark("open the run")

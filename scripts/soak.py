@@ -23,9 +23,9 @@ from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from memory.process import MB
 from scripts.soaking.sampling import ROOT, Soak, soak
 from scripts.soaking.verdict import Check, Limits, judge
+from steadyrl.memory.process import MB
 
 EVALUATIONS = 50
 RESTARTS = 10

@@ -77,7 +77,7 @@ def what_was_there_before_is_collected_once():
 @pytest.fixture(autouse=True)
 def programs_stay_mapped(monkeypatch):
     """Leave in memory what runs unmap: a run that is over in a moment would only map it again."""
-    for name in ("memory.cache", "training.opening"):
+    for name in ("memory.cache", "steadyrl.training.setup"):
         if name in sys.modules:
             monkeypatch.setattr(sys.modules[name], "let_go_of_code", lambda: None)
 

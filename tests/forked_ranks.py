@@ -9,8 +9,8 @@ import torch
 from command import QUICK
 from warm import Process
 
-from training.launch import Place
-from training.ranks import Ranks
+from steadyrl.training.distributed.comm import Ranks
+from steadyrl.training.run.rank_info import Place
 
 
 def free_port():

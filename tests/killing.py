@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from warm import Process, run, start
 
-from training.archive import FRESH, OLD, TEMPORARY
+from steadyrl.training.checkpoints.archive import TEMPORARY
+from steadyrl.training.checkpoints.manifest import FRESH, OLD
 
 POLL = 0.001  # seconds
 CONTINUED = re.compile(r"continued from step ([\d,]+)")

@@ -5,8 +5,8 @@ from command import QUICK
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from training.command_line import accept
-from training.settings import CONFIGS
+from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.run.job import accept
 
 
 def job(folder, *overrides, quick=True):

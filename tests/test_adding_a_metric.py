@@ -9,11 +9,13 @@ import test_docs
 from opened import job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from agents import dqn, dqn_building, dqn_loss
-from train import train
-from training import opening
-from training.sinks import Sink
-from training.tensorboard import CHARTS
+from steadyrl.agents.dqn import agent as dqn
+from steadyrl.agents.dqn import build as dqn_building
+from steadyrl.agents.dqn import loss as dqn_loss
+from steadyrl.loop import train
+from steadyrl.training import setup as opening
+from steadyrl.training.logging.sinks import Sink
+from steadyrl.training.logging.tensorboard import CHARTS
 
 ROOT = Path(__file__).parent.parent
 FEW = ("total_steps=300", "eval.every=0", "log.every=100", "agent.learning_starts=50")
@@ -95,13 +97,13 @@ def test_the_page_of_metrics_is_asked_for_it(monkeypatch):
 def test_what_the_steps_name_is_there():
     text = section()
     for path, name in (
-        ("memory/metrics.py", "class Metrics"),
-        ("agents/dqn_loss.py", "METRICS ="),
+        ("core/metrics.py", "class Metrics"),
+        ("agents/dqn/loss.py", "METRICS ="),
         ("agents/base.py", "def scalars"),
-        ("training/episodes.py", "class "),
-        ("training/tensorboard.py", "CHARTS"),
-        ("training/sinks.py", "class Sink"),
-        ("training/opening.py", "def _logger"),
+        ("training/run/episode_counter.py", "class "),
+        ("training/logging/tensorboard.py", "CHARTS"),
+        ("training/logging/sinks.py", "class Sink"),
+        ("training/setup.py", "def _logger"),
     ):
         assert name in (ROOT / path).read_text()
         assert path in text

@@ -10,9 +10,9 @@ from typing import get_args, get_type_hints
 import pytest
 from attribute_reads import attribute_reads
 
-from agents.registry import ALGORITHMS
-from buffers.settings import ReplaySettings
-from training.settings import RunSettings
+from steadyrl.agents.registry import ALGORITHMS
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.training.config.settings import RunSettings
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {
@@ -26,7 +26,7 @@ FLOORS = {
     "scripts": 5,
 }
 # Of the environments, agents know the types and the settings only.
-AGENTS_MAY_KNOW = {"envs.types", "envs.settings"}
+AGENTS_MAY_KNOW = {"steadyrl.envs.types", "steadyrl.envs.settings"}
 
 
 def sources():
@@ -65,13 +65,13 @@ def test_no_import_runs_up_the_floors():
 @pytest.mark.parametrize(
     ("floor", "module", "expected"),
     [
-        ("memory", "agents.dqn", True),
-        ("buffers", "envs.types", True),
-        ("envs", "memory.errors", False),
-        ("agents", "envs.factory", True),
-        ("agents", "envs.types", False),
-        ("agents", "training.run", True),
-        ("training", "agents.base", False),
+        ("memory", "steadyrl.agents.dqn.agent", True),
+        ("buffers", "steadyrl.envs.types", True),
+        ("envs", "steadyrl.core.errors", False),
+        ("agents", "steadyrl.envs.factory", True),
+        ("agents", "steadyrl.envs.types", False),
+        ("agents", "steadyrl.training.run.run", True),
+        ("training", "steadyrl.agents.base", False),
         ("training", "train", True),
         ("memory", "numpy", False),
     ],
@@ -109,7 +109,7 @@ def unread(classes, texts):
     def names(cls):
         yield from (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
         if hasattr(cls, "refuse_unfit"):  # the protocol of all agents' settings
-            yield "agents.registry.AgentSettings"
+            yield "steadyrl.agents.registry.AgentSettings"
 
     return sorted(
         f"{cls.__name__}.{field.name}"
@@ -137,7 +137,7 @@ def test_every_key_is_read():
 def test_a_key_counts_as_read_only_where_its_own_class_is_asked():
     """`capacity` is asked of something else, `alpha` in a check only, `device` by its name."""
     planted = """
-from buffers.settings import ReplaySettings
+from steadyrl.buffers.replay.settings import ReplaySettings
 
 class Barrel:
     capacity: int = 3
@@ -163,7 +163,9 @@ class User:
         return self.given.prioritized, getattr(self.given, "device")
 """
     settings = (ROOT / "buffers" / "settings.py").read_text()
-    found = unread({ReplaySettings}, {"buffers.settings": settings, "planted": planted})
+    found = unread(
+        {ReplaySettings}, {"steadyrl.buffers.replay.settings": settings, "planted": planted}
+    )
     assert found == [f"ReplaySettings.{key}" for key in ("alpha", "capacity", "device")]
 
 

@@ -132,7 +132,7 @@ CASES = {
 # One process for all cases: it fails too when a refusal has imported torch.
 DRIVER = """
 import contextlib, io, json, sys
-from training.command_line import main
+from steadyrl.training.cli.main import main
 
 def train(job):
     print("accepted")
@@ -229,7 +229,7 @@ def test_only_a_bug_ends_with_1_and_only_a_file_that_exists_is_named():
 def test_a_torch_error_is_known_for_memory_that_ran_out():
     import torch
 
-    from training.failures import out_of_memory
+    from steadyrl.training.cli.failures import out_of_memory
 
     cuda = out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert cuda.exit_code == 7
@@ -241,7 +241,7 @@ def test_a_torch_error_is_known_for_memory_that_ran_out():
 
 
 def test_a_library_without_memory_for_it_is_known_below_what_a_package_makes_of_it():
-    from training.failures import out_of_memory
+    from steadyrl.training.cli.failures import out_of_memory
 
     unmapped = "libtorch_cpu.so: failed to map segment from shared object"
     with pytest.raises(OSError, match="libllvmlite") as wrapped:
@@ -261,7 +261,7 @@ def test_a_library_without_memory_for_it_is_known_below_what_a_package_makes_of_
 def test_a_bug_names_the_log_that_has_its_traceback(tmp_path):
     driver = f"""
 import sys
-from training.command_line import main
+from steadyrl.training.cli.main import main
 
 def train(job):
     job.directory.mkdir(parents=True)

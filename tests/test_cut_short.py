@@ -16,18 +16,18 @@ import pytest
 import torch
 from opened import job
 
-import agents.learner
-import envs.vector
-import training.evaluation
-import training.run
-import training.saving
-from agents.compiling import Compiled
-from agents.stopping import CutShortError, Stop
-from memory.errors import NonFiniteError
-from train import train
-from training.archive import read_part
-from training.manifest import saved_below
-from training.signals import StopSignals
+import steadyrl.agents.learner.learner
+import steadyrl.envs.vector
+import steadyrl.training.checkpoints.saver
+import steadyrl.training.evaluation.evaluator
+import steadyrl.training.run.run
+from steadyrl.agents.engine.inductor import Compiled
+from steadyrl.agents.learner.interrupt import CutShortError, Stop
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.archive import read_part
+from steadyrl.training.checkpoints.manifest import saved_below
+from steadyrl.training.run.signals import StopSignals
 
 RUN = ("eval.every=300", "eval.episodes=2", "log.every=100", "env.num_envs=2", "total_steps=700",
        "checkpoint.every=150", "memory.monitor.tensors_every_seconds=1000", "env=cartpole",
@@ -41,12 +41,12 @@ PPO = ("agent=ppo", "agent.rollout_steps=32", "agent.epochs=3", "agent.minibatch
        "agent.normalize_obs=true", "agent.normalize_reward=true")  # fmt: skip
 
 PLACES = {
-    "in a gradient step": (agents.learner.Learner, "step"),
-    "in an environment's step": (envs.vector.VectorEnv, "receive"),
-    "in an evaluation": (training.evaluation.Evaluator, "run"),
-    "in a report": (training.run.Run, "report"),
-    "while a row is counted": (training.run.Run, "record"),
-    "while it saves": (training.saving.Saver, "save"),
+    "in a gradient step": (steadyrl.agents.learner.learner.Learner, "step"),
+    "in an environment's step": (steadyrl.envs.vector.VectorEnv, "receive"),
+    "in an evaluation": (steadyrl.training.evaluation.evaluator.Evaluator, "run"),
+    "in a report": (steadyrl.training.run.run.Run, "report"),
+    "while a row is counted": (steadyrl.training.run.run.Run, "record"),
+    "while it saves": (steadyrl.training.checkpoints.saver.Saver, "save"),
 }
 
 
@@ -191,7 +191,7 @@ def test_a_request_comes_through_at_once_only_where_that_is_allowed() -> None:
 
 def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
     asked = []
-    original = training.run.Run.record
+    original = steadyrl.training.run.run.Run.record
 
     def record(self: Any, *args: Any) -> None:
         if self.steps == 100 and not asked:
@@ -199,7 +199,7 @@ def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
         original(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.run.Run, "record", record)
+        patch.setattr(steadyrl.training.run.run.Run, "record", record)
         train(job(tmp_path, *RUN, *DQN, "eval.every=0", "checkpoint.every=0", quick=False))
     assert [saved.step for saved in saved_below(tmp_path / "run" / "checkpoints")] == [700, 102]
     assert summary(tmp_path)["status"] == "finished"
@@ -235,7 +235,7 @@ def test_weights_that_are_no_numbers_are_never_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoiled: list[SimpleNamespace] = []
-    original = training.run.Run.record
+    original = steadyrl.training.run.run.Run.record
 
     def record(self: Any, *args: Any) -> None:
         original(self, *args)
@@ -244,7 +244,7 @@ def test_weights_that_are_no_numbers_are_never_written(
             spoiled.append(self._agent.weights())
             next(iter(spoiled[-1].values())).fill_(torch.nan)
 
-    monkeypatch.setattr(training.run.Run, "record", record)
+    monkeypatch.setattr(steadyrl.training.run.run.Run, "record", record)
     logging.getLogger("steadyrl").propagate = True
     never = ("eval.every=0", "log.every=0", "checkpoint.every=100", "agent.learning_starts=2000")
     with pytest.raises(NonFiniteError, match="last good checkpoint is ") as told:
@@ -259,13 +259,13 @@ def test_weights_that_are_no_numbers_are_never_written(
 def test_a_policy_of_weights_that_are_no_numbers_is_never_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = training.evaluation.Evaluator.run
+    original = steadyrl.training.evaluation.evaluator.Evaluator.run
 
     def run(self: Any, agent: Any, *args: Any) -> Any:
         next(iter(agent.weights().values())).fill_(torch.nan)
         return original(self, agent, *args)
 
-    monkeypatch.setattr(training.evaluation.Evaluator, "run", run)
+    monkeypatch.setattr(steadyrl.training.evaluation.evaluator.Evaluator, "run", run)
     never = ("checkpoint.every=0", "checkpoint.seconds=0", "agent.learning_starts=2000")
     with pytest.raises(NonFiniteError, match="weights at step 300 are not finite"):
         train(job(tmp_path, *RUN, *DQN, *never, quick=False))

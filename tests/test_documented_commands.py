@@ -16,10 +16,10 @@ from documented import ROOT, commands, read, shown
 from opened import job
 from written_runs import write_run
 
-from envs.video import encoder_is_missing
-from steadyrl import PROGRAMS
-from train import train
-from training.command_line import main
+from steadyrl.command import PROGRAMS
+from steadyrl.envs.rendering.video import encoder_is_missing
+from steadyrl.loop import train
+from steadyrl.training.cli.main import main
 
 # What is not run here: how it begins, and why.
 NOT_RUN = {

@@ -13,7 +13,7 @@ from opened import job
 from test_killed import hold_killed_against_whole
 from told_runs import in_one_and_in_two_parts
 
-from memory.errors import ExpectedError
+from steadyrl.core.errors import ExpectedError
 
 # Each switch with its values, and what is typed for them; the first goes with everything.
 BOTH = {

@@ -18,10 +18,10 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agents.registry import settings_type
-from train import train
-from training.command_line import main
-from training.settings import CONFIGS, RunSettings
+from steadyrl.agents.registry import settings_type
+from steadyrl.loop import train
+from steadyrl.training.cli.main import main
+from steadyrl.training.config.settings import CONFIGS, RunSettings
 
 EXAMPLES = int(os.environ.get("STEADYRL_FUZZ", "600"))
 REFUSED = (2, 7)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command import ROOT
 
-from steadyrl import PROGRAMS
+from steadyrl.command import PROGRAMS
 
 # Whose rows no kernel makes, and no replay keeps: both would be compiled anew, for half a minute.
 TRAINED = (

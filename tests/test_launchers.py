@@ -143,8 +143,8 @@ def _command(process):
 def test_sixty_jobs_in_one_process_keep_no_memory(tmp_path, monkeypatch):
     import sys
 
-    from train import train
-    from training.command_line import main
+    from steadyrl.loop import train
+    from steadyrl.training.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     typed = ["agent=ppo", "total_steps=256", "agent.rollout_steps=64", "eval.every=0"]

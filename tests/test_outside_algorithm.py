@@ -12,13 +12,13 @@ from command import ROOT, environment
 from hydra.core.config_store import ConfigStore
 from opened import job
 
-from agents.registry import algorithm, finished_policy
-from agents.update_cost import update_cost
-from memory.errors import SettingError
-from training.arguments import read
-from training.command_line import main
-from training.device_choice import WORTHWHILE_FLOP, is_worthwhile
-from training.opening import build
+from steadyrl.agents.registry import algorithm, finished_policy
+from steadyrl.agents.update_cost import update_cost
+from steadyrl.core.errors import SettingError
+from steadyrl.training.cli.arguments import read
+from steadyrl.training.cli.main import main
+from steadyrl.training.run.device_choice import WORTHWHILE_FLOP, is_worthwhile
+from steadyrl.training.setup import build
 
 OUTSIDE = ROOT / "tests" / "outside_algorithm"
 PAGE = ROOT / "docs" / "ADDING_AN_ALGORITHM.md"
@@ -147,7 +147,7 @@ def test_only_what_is_installed_under_this_name_is_found(installed, monkeypatch,
         ("broken:ALGO", "raise SystemExit(0)", "broken:ALGO cannot be imported: SystemExit: 0"),
         ("broken:ALGO", "pass", "broken:ALGO cannot be imported: AttributeError"),
         ("absent:ALGO", "", "absent:ALGO cannot be imported: ModuleNotFoundError"),
-        ("broken:ALGO", "ALGO = 3", "broken:ALGO is no agents.registry.Algorithm"),
+        ("broken:ALGO", "ALGO = 3", "broken:ALGO is no steadyrl.agents.registry.Algorithm"),
     ],
 )
 def test_a_broken_entry_point_is_named(tmp_path, monkeypatch, capsys, value, code, reason):

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import torch
 from opened import job
 
-from agents.base import Decision
-from envs.factory import build_env
-from envs.settings import EnvSettings
-from train import loop, train
+from steadyrl.agents.base import Decision
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.loop import loop, train
 
 SETTINGS = EnvSettings(
     id="waiting_env:Waiting-v0",

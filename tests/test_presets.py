@@ -8,10 +8,10 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from agents.registry import ALGORITHMS, settings_type
-from memory.errors import SettingError
-from training.command_line import accept
-from training.opening import build
+from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.core.errors import SettingError
+from steadyrl.training.run.job import accept
+from steadyrl.training.setup import build
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 ENVS = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))

@@ -12,11 +12,11 @@ from opened import job
 from safetensors.torch import load_file
 from warm import run
 
-from memory.errors import SettingError
-from train import loop
-from training.manifest import CheckpointError
-from training.opening import open_run
-from training.run_directory import SUMMARY
+from steadyrl.core.errors import SettingError
+from steadyrl.loop import loop
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.run_directory import SUMMARY
+from steadyrl.training.setup import open_run
 
 
 def names(directory: Path) -> list[str]:

@@ -19,7 +19,7 @@ import command
 import pytest
 import warm
 
-from training.checkpoints import Checkpoints
+from steadyrl.training.checkpoints.store import Checkpoints
 
 QUICK = (
     "device=cpu", "threads=1", "agent.compile=false", "agent.hidden=[16]", "run_dir=run",

@@ -17,11 +17,10 @@ import pytest
 import warm
 from command import QUICK
 
-from envs.row_clock import RowClock
-from training.patience import Patience
-from training.signals import RANKS_SECONDS, ROW_SECONDS, StopSignals
-from training.watcher import Watcher
-from training.watcher_process import ALLOWED, BEGUN, ROW, SLACK, TOGETHER, WORDS, Stuck
+from steadyrl.envs.row_clock import RowClock
+from steadyrl.training.run.signals import RANKS_SECONDS, ROW_SECONDS, Patience, StopSignals
+from steadyrl.training.run.watcher import Watcher
+from steadyrl.training.run.watcher_process import ALLOWED, BEGUN, ROW, SLACK, TOGETHER, WORDS, Stuck
 
 SLOW = ("env.id=slow_env:Slow-v0", "env.backend=sync", "env.kwargs.file=told", "eval.every=0",
         "total_steps=1e6", "run_dir=run")  # fmt: skip

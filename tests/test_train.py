@@ -14,7 +14,7 @@ from opened import job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from warm import run, start
 
-from train import train
+from steadyrl.loop import train
 
 TAGS = {
     "rollout/return_mean",
@@ -67,7 +67,7 @@ def reference(tmp_path_factory):
 def test_what_only_a_compiler_or_a_terminal_needs_is_not_loaded(tmp_path):
     program = (
         "import sys, train\n"
-        "from training.command_line import main\n"
+        "from steadyrl.training.cli.main import main\n"
         "for agent in ('dqn', 'ppo'):\n"
         "    sys.argv = ['train.py', f'agent={agent}', *sys.argv[-3:]]\n"
         "    main(train.train)\n"

@@ -2,13 +2,13 @@
 
 from types import SimpleNamespace
 
-from agents.stopping import Stop
-from train import loop
-from training.evaluation import Evaluation
-from training.instruments import Instruments
-from training.opening import build
-from training.run import Run
-from training.summary import Summary
+from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.loop import loop
+from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.evaluation.evaluator import Evaluation
+from steadyrl.training.run.run import Run
+from steadyrl.training.run.services import Instruments
+from steadyrl.training.setup import build
 
 
 class Lines(list):

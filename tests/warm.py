@@ -16,15 +16,14 @@ import socket
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 from command import QUICK, ROOT, environment, finished
 
 LOADED = (
-    "training.tensorboard",
+    "steadyrl.training.logging.tensorboard",
     "torch.fx.experimental.symbolic_shapes",
-    "training.command_line",
-    "training.opening",
+    "steadyrl.training.cli.main",
+    "steadyrl.training.setup",
 )
 
 
@@ -133,8 +132,8 @@ def load():
     import torch
     from hydra.core.plugins import Plugins
 
-    from buffers.replay import build_replay
-    from buffers.settings import ReplaySettings
+    from steadyrl.buffers.replay.build import build_replay
+    from steadyrl.buffers.replay.settings import ReplaySettings
 
     Plugins.instance()
     settings = ReplaySettings(
@@ -160,7 +159,7 @@ def main(connection):
     if os.fork():
         os._exit(0)
     load()
-    import train
+    import steadyrl.loop as train
 
     request, (out, err, fate) = serve(connection)
     os.dup2(out, 1)
@@ -171,7 +170,7 @@ def main(connection):
     os.chdir(request["folder"])
     os.environ.update(request["environment"])
     sys.argv = [str(ROOT / "train.py"), *request["arguments"]]
-    sys.path[0] = str(Path(train.__file__).parent)
+    sys.path[0] = str(ROOT)
     train.command()
 
 

@@ -1,1 +1,1 @@
-"""What a run needs around the loop."""
+"""What a run needs around the loop of `train.py`, from configuration to sweeps."""

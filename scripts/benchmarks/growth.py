@@ -74,8 +74,8 @@ def _measure(pipe: Connection, name: str, losses: int, cycles: int) -> None:
     import psutil
     import torch
 
-    from memory.process import read_rss
-    from memory.tensors import live_tensors
+    from steadyrl.memory.process import read_rss
+    from steadyrl.memory.tensors import live_tensors
 
     torch.set_num_threads(1)
     process = psutil.Process()
@@ -148,15 +148,15 @@ class _Losses(Keep):
 
 class _Recorded(Keep):
     def __init__(self) -> None:
-        from memory.history import History
-        from memory.metrics import MetricAccumulator
+        from steadyrl.core.histories import History
+        from steadyrl.core.metrics import MetricAccumulator
 
         self.metrics, self.means = MetricAccumulator(), History(1000)
 
     def after_backward(self, loss: object) -> None:
         import torch
 
-        from memory.metrics import record
+        from steadyrl.core.metrics import record
 
         assert isinstance(loss, torch.Tensor)
         self.metrics.add(record(["train/loss"], loss))
@@ -168,7 +168,7 @@ class _Recorded(Keep):
 WAYS: dict[str, Callable[[], Keep]] = {
     "the loss with its graph, not learned from": _Graphs,
     "the loss after `backward()`": _Losses,
-    "a recorded metric (`memory.metrics`)": _Recorded,
+    "a recorded metric (`steadyrl.core.metrics`)": _Recorded,
     "nothing": Keep,
 }
 
@@ -212,7 +212,7 @@ def taken(device: torch.device) -> int:
     import psutil
     import torch
 
-    from memory.process import read_rss
+    from steadyrl.memory.process import read_rss
 
     gc.collect()
     if device.type != "cuda":

@@ -15,15 +15,15 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from agents.base import Agent, Decision
-from envs.types import Rows, Step
-from envs.vector import VectorEnv
-from memory.metrics import Metrics
-from train import loop
-from training.command_line import accept
-from training.opening import open_run
-from training.run import Run
-from training.settings import CONFIGS
+from steadyrl.agents.base import Agent, Decision
+from steadyrl.core.metrics import Metrics
+from steadyrl.envs.types import Rows, Step
+from steadyrl.envs.vector import VectorEnv
+from steadyrl.loop import loop
+from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.run.job import accept
+from steadyrl.training.run.run import Run
+from steadyrl.training.setup import open_run
 
 
 def take_turns(

@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from agents.dqn_settings import DQNSettings
-from agents.ppo_settings import PPOSettings
-from memory.errors import SettingError
 from scripts.benchmarks.peers import REJAX, SB3, installed
-from training.command_line import accept, compose_one
-from training.settings import Settings
+from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.core.errors import SettingError
+from steadyrl.training.config.settings import Settings
+from steadyrl.training.run.job import accept, compose_one
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = ("cartpole_ppo", "cartpole_dqn", "pendulum_ppo", "acrobot_dqn")

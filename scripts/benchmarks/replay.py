@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from buffers.replay import ReplayBuffer, build_replay
-from buffers.settings import ReplaySettings
 from scripts.benchmarks.measuring import median_ratio, take_turns
 from scripts.benchmarks.peers import SB3, installed
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.buffers.replay.settings import ReplaySettings
 
 OURS = "SteadyRL, n-step {}"
 ALPHA, BETA = 0.6, 0.4  # of every prioritised replay

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from buffers.rollout import RolloutBuffer
-from envs.factory import build_env
-from envs.settings import BackendName, EnvSettings
-from envs.types import BoxActions, DiscreteActions, EnvSpec
-from envs.vector import VectorEnv
-from memory.errors import SettingError
 from scripts.benchmarks.measuring import median_ratio, take_turns
-from training.settings import CONFIGS
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.settings import BackendName, EnvSettings
+from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
+from steadyrl.envs.vector import VectorEnv
+from steadyrl.training.config.settings import CONFIGS
 
 BACKENDS: tuple[BackendName, ...] = ("kernel", "native", "envpool", "sync")
 PRESETS = (

@@ -15,12 +15,12 @@ import numpy as np
 import psutil
 import torch
 
-from buffers.replay import build_replay
-from buffers.settings import ReplaySettings
-from memory.watch import MemoryWatch
 from scripts.benchmarks.measuring import Ours, Stopwatch, ours, take_turns
-from training.checkpoints import Checkpoints
-from training.replay_blocks import ReplaySave
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.checkpoints.replay_blocks import ReplaySave
+from steadyrl.training.checkpoints.store import Checkpoints
 
 # A limit nobody reaches turns its checks on; leaks and caches are watched by default.
 WATCHED = ("memory.limit_mb=1e9", "total_steps=1e9", "eval.every=0")

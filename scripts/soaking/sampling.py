@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import psutil
 
-from memory.process import read_share
+from steadyrl.memory.process import read_share
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memory.leak import theil_sen
-from memory.process import MB
 from scripts.soaking.sampling import Sample, Soak
+from steadyrl.memory.leak import theil_sen
+from steadyrl.memory.process import MB
 
 SPEED = "time/steps_per_second"  # evaluations are not in it
 _SAMPLES = 10  # below that, tenths and slopes say nothing

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from agents.curious_ppo import CuriousPPO
-from agents.network_settings import PLAIN
-from agents.ppo import PPO
-from agents.ppo_settings import PPOSettings
-from envs.types import (
+from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.agents.rnd.agent import CuriousPPO
+from steadyrl.envs.types import (
     BoxActions,
     DiscreteActions,
     EnvSpec,

@@ -59,7 +59,7 @@ class Tape(TorchDispatchMode):
 
 
 def record(function):
-    """Stand for `memory.recording.record`."""
+    """Stand for `steadyrl.core.cuda_graph.record`."""
     tape = Tape()
     with tape:
         outputs = function()

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from agents.actor_critic import ActorCritic, TwinLayer, TwinTrunk, tanh
-from agents.heads import BoxHead, DiscreteHead
-from agents.tracing import traced
+from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.networks.activations import tanh
+from steadyrl.agents.networks.actor_critic import ActorCritic, TwinLayer, TwinTrunk
+from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
 
 
 def build(shape=(4,), dtype="float32", head=None, hidden=(64, 64), **changes):

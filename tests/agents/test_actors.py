@@ -7,12 +7,13 @@ import pytest
 import torch
 from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
-from agents.actor_critic import ACTIVATIONS
-from agents.actors import Greedy, Sampling
-from agents.host_policy import policy_on_host, q_on_host, value_on_host
-from agents.network_settings import PLAIN
-from agents.ppo_loss import Scoring
-from agents.trunks import QNetwork
+from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.actors.sampling import Sampling
+from steadyrl.agents.engine.cpu.policy import policy_on_host, q_on_host, value_on_host
+from steadyrl.agents.networks.activations import ACTIVATIONS
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.agents.ppo.evaluate import Scoring
 
 
 def both(agent):

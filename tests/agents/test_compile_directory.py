@@ -11,8 +11,8 @@ import torch._inductor
 from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from agents import compile_directory
-from agents.compile_directory import CHOICE, compiling_privately
+from steadyrl.agents.engine.graphs import compile_directory
+from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compiling_privately
 
 
 @pytest.fixture(autouse=True)

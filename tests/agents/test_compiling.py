@@ -11,13 +11,14 @@ import torch
 from test_dqn_agent import SETTINGS
 from torch._inductor.exc import CppCompileError
 
-from agents import compiling
-from agents.compiling import WORTHWHILE_UPDATES, compile_mode, compiled, reason
-from agents.dqn_building import recipe, start_network
-from agents.learner import Learner
-from agents.noisy import UpdateNoise
-from buffers.replay import ReplayBatch
-from envs.types import DiscreteActions, EnvSpec
+from steadyrl.agents.dqn.build import recipe, start_network
+from steadyrl.agents.engine import engine as compiling
+from steadyrl.agents.engine.engine import WORTHWHILE_UPDATES, compile_mode, compiled
+from steadyrl.agents.engine.inductor import reason
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.networks.noisy import UpdateNoise
+from steadyrl.buffers.replay.buffer import ReplayBatch
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HERE = Path(__file__).parent

@@ -12,13 +12,19 @@ from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, lea
 from test_learner import as_traced
 from test_ppo_ranks import ENVS, learned, one_rank, rows
 
-from agents.curiosity import FADING
-from agents.curious_ppo import CuriousTaughtPPO
-from agents.network_settings import PLAIN
-from agents.normaliser import RewardNormaliser
-from agents.novelty import CLIP, Novelty, NoveltyBatch, endless_advantages, novelty_loss
-from agents.teacher import ObjectTeacher
-from envs.types import EnvSpec
+from steadyrl.agents.distillation.teacher import ObjectTeacher
+from steadyrl.agents.networks.normalizers import RewardNormaliser
+from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.agents.rnd.agent import CuriousTaughtPPO
+from steadyrl.agents.rnd.rnd import (
+    CLIP,
+    FADING,
+    Novelty,
+    NoveltyBatch,
+    endless_advantages,
+    novelty_loss,
+)
+from steadyrl.envs.types import EnvSpec
 
 ON = {"rnd_coef": 0.5, "rnd_gamma": 0.8}
 STEPS = SETTINGS.rollout_steps

@@ -17,13 +17,15 @@ from ppo_agents import SETTINGS as PPO_SETTINGS
 from ppo_agents import Episodes, act
 from test_dqn_agent import SETTINGS as DQN_SETTINGS
 
-from agents import dqn_building, mirror, ppo_building
-from agents.dqn import DQN
-from agents.ppo import PPO
-from buffers import replay
-from envs.types import DiscreteActions, EnvSpec, Step
-from memory import recording
-from memory.recording import Recorded
+from steadyrl.agents.dqn import build as dqn_building
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.engine.cpu import host_weights as mirror
+from steadyrl.agents.ppo import build as ppo_building
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.buffers.replay import buffer as replay
+from steadyrl.core import cuda_graph as recording
+from steadyrl.core.cuda_graph import Recorded
+from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 
 PAGE = Path(__file__).parents[2] / "docs" / "PERFORMANCE.md"
 ENVS = 3

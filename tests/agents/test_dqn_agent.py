@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from agents.dqn import DQN
-from agents.dqn_settings import DQNSettings
-from agents.network_settings import PLAIN
-from buffers.settings import ReplaySettings
-from envs.types import DiscreteActions, EnvSpec, Step
-from memory.errors import NonFiniteError, SettingError
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.core.errors import NonFiniteError, SettingError
+from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 
 CPU = torch.device("cpu")
 
@@ -354,7 +354,7 @@ def test_soft_target_updates_take_over_a_share():
 
 
 def test_continuous_actions_are_refused():
-    from envs.types import BoxActions
+    from steadyrl.envs.types import BoxActions
 
     spec = EnvSpec("Pendulum-v1", 1, (3,), "float32", 1, BoxActions((-2.0,), (2.0,)))
     with pytest.raises(SettingError, match="discrete actions"):

@@ -7,9 +7,9 @@ import torch
 from ppo_agents import Episodes, collect
 from test_dqn_agent import SETTINGS
 
-from agents import mirror
-from agents.dqn import DQN
-from envs.types import DiscreteActions, EnvSpec
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.engine.cpu import host_weights as mirror
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 pytestmark = [
     pytest.mark.gpu,

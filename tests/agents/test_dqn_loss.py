@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from agents.dqn_loss import ScalarHead, td_loss
-from agents.trunks import QNetwork
-from buffers.replay import ReplayBatch
+from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.buffers.replay.buffer import ReplayBatch
 
 ACTIONS = 3
 

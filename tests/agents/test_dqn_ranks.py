@@ -9,13 +9,13 @@ import torch
 from forked_ranks import together
 from test_dqn_agent import CPU, SETTINGS, Chain
 
-from agents.dqn import DQN, recipe
-from agents.dqn_building import start_network
-from agents.learner import Learner
-from buffers.replay import ReplayBatch
-from envs.types import DiscreteActions, EnvSpec
-from memory.errors import SettingError
-from training.summary import weights_hash
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.dqn.build import recipe, start_network
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.buffers.replay.buffer import ReplayBatch
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.training.checkpoints.summary import weights_hash
 
 ENVS, UPDATES = 2, 6
 SPEC = EnvSpec("Chain", ENVS, (8,), "float32", 1, DiscreteActions(2))

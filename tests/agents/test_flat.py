@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from agents.adam import adam_, adam_state, clip_, written_out_
-from agents.networks import FlatNetwork, uniform_
-from agents.trunks import QNetwork
+from steadyrl.agents.learner.adam import adam_, adam_state, clip_, written_out_
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.networks.init import uniform_
+from steadyrl.agents.networks.q_network import QNetwork
 
 CPU = torch.device("cpu")
 

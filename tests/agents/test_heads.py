@@ -4,8 +4,13 @@ import pytest
 import torch
 from torch import distributions as d
 
-from agents.heads import BoxHead, build_head
-from envs.types import BoxActions, DiscreteActions, MultiBinaryActions, MultiDiscreteActions
+from steadyrl.agents.networks.distributions import BoxHead, build_head
+from steadyrl.envs.types import (
+    BoxActions,
+    DiscreteActions,
+    MultiBinaryActions,
+    MultiDiscreteActions,
+)
 
 CPU = torch.device("cpu")
 SPACES = {

@@ -6,8 +6,8 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.host_network import Convolution, HostNetwork, Layer
-from agents.small_products import LANES, MANY, TOGETHER
+from steadyrl.agents.engine.cpu.network import Convolution, HostNetwork, Layer
+from steadyrl.agents.engine.cpu.products import LANES, MANY, TOGETHER
 
 # Below, at and above what is added up at once, and what is left over after both kinds of blocks.
 SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LANES + 3, 2 * MANY])

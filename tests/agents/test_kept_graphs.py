@@ -9,9 +9,9 @@ import torch
 import torch._inductor
 from torch.utils import cpp_extension
 
-from agents import kept_graphs
-from agents.kept_graphs import fingerprint, folder, host_code
-from agents.tracing import traced
+from steadyrl.agents.engine.graphs import graph_cache as kept_graphs
+from steadyrl.agents.engine.graphs.graph_cache import fingerprint, folder, host_code
+from steadyrl.agents.engine.graphs.trace import traced
 
 
 def steps(x, total):

@@ -10,18 +10,19 @@ import torch
 from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
-from agents.batches import Padding
-from agents.dqn_building import recipe
-from agents.dqn_loss import ScalarHead, td_loss
-from agents.learner import Learner
-from agents.networks import FlatNetwork
-from agents.recipe import Recipe, RowLoss
-from agents.tracing import traced
-from agents.trunks import QNetwork
-from buffers.replay import ReplayBatch
-from memory import recording
-from memory.errors import NonFiniteError
-from memory.recording import Recorded, flatten
+from steadyrl.agents.dqn.build import recipe
+from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.minibatch import Padding
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.buffers.replay.buffer import ReplayBatch
+from steadyrl.core import cuda_graph as recording
+from steadyrl.core.cuda_graph import Recorded, flatten
+from steadyrl.core.errors import NonFiniteError
 
 CPU = torch.device("cpu")
 

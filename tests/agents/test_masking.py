@@ -10,15 +10,16 @@ from test_compiling import SETTINGS as DQN_SETTINGS
 from test_dqn_loss import batch
 from test_return_distributions import SOFT, head_of, log_policy, row_loss, said
 
-from agents.actors import RANKS, EpsilonGreedy, Greedy
-from agents.dqn import DQN
-from agents.dqn_loss import td_loss
-from agents.heads import DiscreteHead
-from agents.masking import Masks
-from agents.normaliser import ObservationNormaliser
-from agents.ppo import PPO
-from agents.trunks import QNetwork
-from envs.types import DiscreteActions, EnvSpec, Step
+from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedy
+from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.networks.action_mask import RANKS, Masks
+from steadyrl.agents.networks.distributions import DiscreteHead
+from steadyrl.agents.networks.normalizers import ObservationNormaliser
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 
 CPU = torch.device("cpu")
 ACTIONS = 3

@@ -10,10 +10,10 @@ from ppo_agents import CPU, SPACES, Episodes, collect
 from ppo_agents import build as build_ppo
 from test_dqn_agent import SETTINGS
 
-from agents import mirror
-from agents.dqn import DQN
-from agents.mirror import Mirror, quicker_on_host, seconds
-from envs.types import DiscreteActions, EnvSpec
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.engine.cpu import host_weights as mirror
+from steadyrl.agents.engine.cpu.host_weights import Mirror, quicker_on_host, seconds
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 
 @pytest.fixture

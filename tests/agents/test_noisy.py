@@ -10,12 +10,13 @@ from test_dqn_agent import CPU, Chain, act, build, run
 from test_dqn_loss import batch
 from test_learner import as_traced
 
-from agents.dqn_loss import ScalarHead, td_loss
-from agents.network_settings import NetworkSettings
-from agents.networks import orthogonal_, uniform_
-from agents.noisy import NoisyLinear, UpdateNoise, draw_noise
-from agents.trunks import QNetwork
-from memory.errors import SettingError
+from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.networks.init import orthogonal_, uniform_
+from steadyrl.agents.networks.noisy import NoisyLinear, UpdateNoise, draw_noise
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.networks.settings import NetworkSettings
+from steadyrl.core.errors import SettingError
 
 SIGMA = 0.5
 

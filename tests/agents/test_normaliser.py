@@ -6,7 +6,7 @@ from forked_ranks import together
 from test_ppo_memory import Storages
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agents.normaliser import CLIP, ObservationNormaliser, RewardNormaliser
+from steadyrl.agents.networks.normalizers import CLIP, ObservationNormaliser, RewardNormaliser
 
 WIDE, PIECE = 3000, 8
 

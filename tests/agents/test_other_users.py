@@ -15,8 +15,8 @@ VICTIM, ATTACKER = "steadyrl-test-v", "steadyrl-test-a"
 COMPILE = """
 import sys
 import torch
-from agents.kept_graphs import host_code
-from agents.tracing import traced
+from steadyrl.agents.engine.graphs.graph_cache import host_code
+from steadyrl.agents.engine.graphs.trace import traced
 from torch._inductor import aot_compile
 
 graph, _ = traced(lambda x: (x * 3 + 1,), (torch.ones(3),))

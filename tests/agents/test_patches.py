@@ -6,9 +6,9 @@ import torch.nn.functional as F  # noqa: N812
 from test_tracing import targets
 from test_wide_products import everywhere, needs_avx512  # noqa: F401
 
-from agents import patches
-from agents.kept_graphs import host_code
-from agents.tracing import traced
+from steadyrl.agents.engine.graphs import patches
+from steadyrl.agents.engine.graphs.graph_cache import host_code
+from steadyrl.agents.engine.graphs.trace import traced
 
 CONVOLUTION = torch.ops.aten.convolution.default
 BACKWARD = torch.ops.aten.convolution_backward.default

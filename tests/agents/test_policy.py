@@ -8,9 +8,9 @@ import torch
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, learn
 from test_dqn_agent import SETTINGS as DQN_SETTINGS
 
-from agents.dqn import DQN
-from agents.registry import finished_policy
-from envs.types import DiscreteActions, EnvSpec
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.registry import finished_policy
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 
 def decisions(actor, shape, dtype, envs=7):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from ppo_agents import SETTINGS, SPACES, Episodes, act, build, collect, learn
 
-from envs.types import BoxActions, DiscreteActions, EnvSpec, Step
-from memory.errors import NonFiniteError, SettingError
+from steadyrl.core.errors import NonFiniteError, SettingError
+from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 
 
 def spy(agent):

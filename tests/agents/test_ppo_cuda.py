@@ -6,9 +6,9 @@ import pytest
 import torch
 from ppo_agents import SETTINGS, Episodes, collect, learn
 
-from agents import mirror
-from agents.ppo import PPO
-from envs.types import DiscreteActions, EnvSpec
+from steadyrl.agents.engine.cpu import host_weights as mirror
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 pytestmark = [
     pytest.mark.gpu,

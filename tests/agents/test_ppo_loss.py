@@ -9,13 +9,13 @@ from ppo_agents import CPU, SETTINGS, act, build
 from test_learner import as_traced
 from torch import nn
 
-from agents.actor_critic import ActorCritic
-from agents.heads import BoxHead, DiscreteHead
-from agents.learner import Learner
-from agents.networks import FlatNetwork
-from agents.ppo_loss import explained_variance, normalised, policy_loss, recipe
-from buffers.rollout import RolloutBatch
-from envs.types import Step
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.networks.actor_critic import ActorCritic
+from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
+from steadyrl.agents.ppo.loss import explained_variance, normalised, policy_loss, recipe
+from steadyrl.buffers.rollout.buffer import RolloutBatch
+from steadyrl.envs.types import Step
 
 
 def numpy_loss(w, batch, s, clip, box):

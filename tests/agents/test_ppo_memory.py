@@ -9,9 +9,9 @@ from ppo_agents import CPU, SETTINGS, Episodes, build, collect
 from test_learner import as_traced
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agents.ppo import PPO
-from envs.types import DiscreteActions, EnvSpec
-from memory.errors import MemoryBudgetError
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 
 class Storages(TorchDispatchMode):

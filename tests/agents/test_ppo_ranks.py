@@ -6,12 +6,12 @@ import torch
 from forked_ranks import together
 from ppo_agents import Episodes, build
 
-from agents.adam import BETA1
-from agents.base import Decision
-from agents.ppo_ranks import minibatches
-from buffers.rollout import RolloutBuffer
-from envs.types import Step
-from training.summary import weights_hash
+from steadyrl.agents.base import Decision
+from steadyrl.agents.learner.adam import BETA1
+from steadyrl.agents.ppo.minibatches import minibatches
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
+from steadyrl.envs.types import Step
+from steadyrl.training.checkpoints.summary import weights_hash
 
 ENVS, ROWS = 3, 16
 # All rows are one minibatch, so that its order is no matter.

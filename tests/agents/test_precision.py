@@ -13,10 +13,10 @@ from test_compiling import random_batch
 from test_dqn_agent import SETTINGS
 from torch import Tensor, nn
 
-from agents.dqn_building import recipe
-from agents.learner import Learner
-from agents.networks import FlatNetwork
-from agents.recipe import Recipe, RowLoss
+from steadyrl.agents.dqn.build import recipe
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
 
 EIGHT_BITS = 2.0**-8
 

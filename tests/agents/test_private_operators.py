@@ -10,14 +10,17 @@ import torch
 
 # where it is → what, and which file of ours uses it
 PRIVATE = {
-    ("torch", "_fused_adam_"): "agents/adam.py",
-    ("torch.autograd", "Variable"): "agents/learner.py",
-    ("torch._C._aoti", "AOTIModelContainerRunnerCpu"): "agents/kept_graphs.py",
-    ("torch._inductor", "aot_compile"): "agents/kept_graphs.py",
-    ("torch._inductor", "compile"): "agents/compiling.py",
-    ("torch.utils._python_dispatch", "_get_current_dispatch_mode"): "agents/actor_critic.py",
-    ("torch.utils._python_dispatch", "TorchDispatchMode"): "agents/tracing.py",
-    ("torch.utils.weak", "WeakTensorKeyDictionary"): "agents/tracing.py",
+    ("torch", "_fused_adam_"): "agents/learner/adam.py",
+    ("torch.autograd", "Variable"): "agents/learner/learner.py",
+    ("torch._C._aoti", "AOTIModelContainerRunnerCpu"): "agents/engine/graphs/graph_cache.py",
+    ("torch._inductor", "aot_compile"): "agents/engine/graphs/graph_cache.py",
+    ("torch._inductor", "compile"): "agents/engine/engine.py",
+    (
+        "torch.utils._python_dispatch",
+        "_get_current_dispatch_mode",
+    ): "agents/networks/actor_critic.py",
+    ("torch.utils._python_dispatch", "TorchDispatchMode"): "agents/engine/graphs/trace.py",
+    ("torch.utils.weak", "WeakTensorKeyDictionary"): "agents/engine/graphs/trace.py",
 }
 
 
@@ -74,7 +77,7 @@ def test_the_engine_adds_what_going_backward_from_a_gradient_would():
 
 
 def test_modules_keep_their_weights_by_name():
-    """`agents/trunks.py` reads them there, past the function that looks attributes up."""
+    """`agents/networks/encoders.py` reads them there, past the function that looks attributes up."""
     layer = torch.nn.Linear(2, 3)
     assert layer._parameters == {"weight": layer.weight, "bias": layer.bias}
     others = {name: torch.full_like(own, 2) for name, own in layer.named_parameters()}

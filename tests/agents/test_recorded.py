@@ -13,13 +13,16 @@ from ppo_agents import CPU, Episodes, collect
 from ppo_agents import build as build_ppo
 from test_dqn_agent import SETTINGS
 
-from agents import dqn_building, learner, ppo_building
-from agents.dqn import DQN
-from buffers import block_sums, replay
-from envs.types import DiscreteActions, EnvSpec
-from memory import recording
-from memory.errors import NonFiniteError
-from memory.recording import Recorded
+from steadyrl.agents.dqn import build as dqn_building
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.learner import learner
+from steadyrl.agents.ppo import build as ppo_building
+from steadyrl.buffers.replay import block_sums
+from steadyrl.buffers.replay import buffer as replay
+from steadyrl.core import cuda_graph as recording
+from steadyrl.core.cuda_graph import Recorded
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from forked_ranks import together
 from ppo_agents import SETTINGS, SPACES, Episodes, build
 from torch import nn
 
-from agents.adam import BETA1
-from agents.ppo_building import mode_of
-from agents.ppo_loss import clipped_value_loss, normalised
-from agents.registry import Sample, finished_policy
-from envs.types import EnvSpec, Step
-from memory.errors import SettingError
-from training.kept_row import KeptRow
-from training.plain import from_document, to_document
+from steadyrl.agents.learner.adam import BETA1
+from steadyrl.agents.ppo.build import mode_of
+from steadyrl.agents.ppo.loss import clipped_value_loss, normalised
+from steadyrl.agents.registry import Sample, finished_policy
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import EnvSpec, Step
+from steadyrl.training.checkpoints.plain import from_document, to_document
+from steadyrl.training.run.pending_step import KeptRow
 
 ROWS, ENVS, LENGTH = 16, 3, 5
 KINDS = ("gru", "lstm")

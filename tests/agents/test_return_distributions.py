@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dqn_loss import batch
 
-from agents.dqn_loss import CategoricalHead, Munchausen, QuantileHead, ScalarHead, project, td_loss
-from agents.trunks import QNetwork
+from steadyrl.agents.dqn.loss import Munchausen, td_loss
+from steadyrl.agents.dqn.q_heads import CategoricalHead, QuantileHead, ScalarHead, project
+from steadyrl.agents.networks.q_network import QNetwork
 
 CPU = torch.device("cpu")
 ATOMS, LOW, HIGH = 7, -2.0, 4.0

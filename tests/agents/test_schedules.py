@@ -14,8 +14,8 @@ from ppo_agents import build as build_ppo
 from test_dqn_agent import SETTINGS as DQN_SETTINGS
 from test_dqn_agent import build as build_dqn
 
-from agents.schedules import Schedule, over_the_run
-from memory.errors import SettingError
+from steadyrl.agents.learner.schedules import Schedule, over_the_run
+from steadyrl.core.errors import SettingError
 
 TOTAL = 1000
 HALF = (1 + math.cos(math.pi / 2)) / 2

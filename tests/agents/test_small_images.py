@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from agents.actor_critic import ActorCritic
-from agents.heads import DiscreteHead
-from agents.network_settings import NATURE_MIN_SIDE
-from agents.trunks import QNetwork
+from steadyrl.agents.networks.actor_critic import ActorCritic
+from steadyrl.agents.networks.distributions import DiscreteHead
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.networks.settings import NATURE_MIN_SIDE
 
 SIZES = [(h, w) for h in range(1, 13) for w in range(1, 13)]
 SIZES += [(h, w) for side in range(13, 49, 3) for h, w in ((side, side), (1, side), (side, 2))]

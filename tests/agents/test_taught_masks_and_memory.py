@@ -11,13 +11,13 @@ from ppo_agents import CPU, Episodes
 from test_recurrent_ppo import KINDS, ROWS, WHOLE, Loop, learned, normal, unrolled
 from test_teaching import random, student
 
-from agents.dqn_loss import ScalarHead
-from agents.masking import Masks
-from agents.ppo_loss import clipped_value_loss
-from agents.taught import TaughtDQN, TaughtPPO
-from agents.taught_loss import TaughtReplayBatch, cross_entropy, taught_td_loss
-from agents.teaching import of_allowed
-from envs.types import DiscreteActions, EnvSpec
+from steadyrl.agents.distillation.agents import TaughtDQN, TaughtPPO
+from steadyrl.agents.distillation.loss import TaughtReplayBatch, cross_entropy, taught_td_loss
+from steadyrl.agents.distillation.teacher import of_allowed
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.ppo.loss import clipped_value_loss
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 MASKED = EnvSpec("Masked", 3, (5,), "float32", 1, DiscreteActions(3), (), 1)
 

@@ -11,14 +11,19 @@ from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, learn
 from test_dqn_agent import SETTINGS as DQN_SETTINGS
 from test_recurrent_ppo import Loop
 
-from agents.dqn_loss import ScalarHead
-from agents.heads import build_head
-from agents.taught import TaughtDQN, TaughtPPO
-from agents.taught_loss import TaughtReplayBatch, cross_entropy, taught_ppo_loss, taught_td_loss
-from agents.teacher import ObjectTeacher, TeacherError
-from buffers.taught_rollout import TaughtBatch
-from envs.types import BoxActions, DiscreteActions, EnvSpec
-from memory.errors import SettingError
+from steadyrl.agents.distillation.agents import TaughtDQN, TaughtPPO
+from steadyrl.agents.distillation.loss import (
+    TaughtReplayBatch,
+    cross_entropy,
+    taught_ppo_loss,
+    taught_td_loss,
+)
+from steadyrl.agents.distillation.rollout import TaughtBatch
+from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.networks.distributions import build_head
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
 
 
 def by_sign(obs):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from ppo_agents import SETTINGS, SPACES, Episodes, learn
 
-from agents.ppo import PPO
-from agents.world import World
-from envs.types import EnvSpec
+from steadyrl.agents.learner.comm import World
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.envs.types import EnvSpec
 
 
 class Echo(World):

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents import wide_products
-from agents.tracing import FEW, NARROW, SHORT, once, traced
+from steadyrl.agents.engine.graphs import wide_products
+from steadyrl.agents.engine.graphs.trace import FEW, NARROW, SHORT, traced
+from steadyrl.agents.learner.adam import once
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -136,7 +137,7 @@ def test_a_tensor_that_was_computed_unseen_is_no_constant():
 
 def test_no_compiler_is_imported_to_write_a_graph_down():
     code = (
-        "import sys, torch\nfrom agents.tracing import traced\n"
+        "import sys, torch\nfrom steadyrl.agents.engine.graphs.trace import traced\n"
         "def slope(x):\n"
         "    y = x.detach().requires_grad_()\n"
         "    return torch.autograd.grad((y @ y).tanh(), y)\n"
@@ -158,8 +159,8 @@ def test_no_compiler_is_imported_where_graphs_are_kept(tmp_path, told):
         pytest.importorskip("minatar")
     code = f"""
 import sys
-from train import train
-from training.command_line import accept, compose_one
+from steadyrl.loop import train
+from steadyrl.training.run.job import accept, compose_one
 told = [{told!r}, "total_steps=1100", "agent.compile=true", "eval.every=0", "device=cpu"]
 told += ["agent.hidden=[8]", "run_dir=" + sys.argv[1]]
 train(accept(compose_one(told), told))

@@ -42,7 +42,7 @@ def trip(call, *arguments):
 def test_what_lies_in_an_environment_within_the_checkout_is_not_ours(monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", "/checkout/")
     for file, ours in (
-        ("/checkout/agents/dqn.py", ["agents/dqn.py"]),
+        ("/checkout/agents/dqn.py", ["agents/dqn/agent.py"]),
         ("/checkout/.venv/lib/python3/site-packages/torch/nn.py", []),
         ("/checkout/env/agents/dqn.py", []),
     ):
@@ -66,11 +66,11 @@ def test_an_update_of_dqn_goes_through_nine_files_and_a_row_into_its_replay_thro
         decision = actor.act(obs, np.zeros(1, dtype=bool))
         went = trip(agent.update)
         # The last ones: machine code is loaded on the first.
-        learned = went if "agents/learner.py" in went else learned
+        learned = went if "agents/learner/learner.py" in went else learned
         step = env.step()
         stored = trip(agent.observe, decision, step)
         obs = step.obs
-    assert "agents/dqn_loss.py" in learned and "buffers/host_replay.py" in stored
+    assert "agents/dqn/loss.py" in learned and "buffers/replay/host.py" in stored
     assert len(set(learned)) <= 9, learned
     assert changes(learned) <= 18, learned
     assert len(set(stored)) <= 4, stored
@@ -84,6 +84,6 @@ def test_an_update_of_ppo_goes_through_eight_files():
         decision, step = act(agent, collect(agent, env, obs, 7)), env.step()
         agent.observe(decision, step)
         learned, obs = trip(agent.update), step.obs
-    assert "agents/learner.py" in learned and "agents/ppo_loss.py" in learned
+    assert "agents/learner/learner.py" in learned and "agents/ppo/loss.py" in learned
     assert len(set(learned)) <= 8, learned
     assert changes(learned) <= 26, learned

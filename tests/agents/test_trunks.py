@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from agents.actor_critic import ACTIVATIONS, ActorCritic, TwinLayer, TwinNorm
-from agents.heads import DiscreteHead
-from agents.host_activations import CODES, activate
-from agents.network_settings import NetworkSettings, fitting
-from agents.networks import FlatNetwork
-from agents.tracing import traced
-from agents.trunks import QNetwork, Residual, build_trunk
+from steadyrl.agents.engine.cpu.activations import CODES, activate
+from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.networks.activations import ACTIVATIONS
+from steadyrl.agents.networks.actor_critic import ActorCritic, TwinLayer, TwinNorm
+from steadyrl.agents.networks.distributions import DiscreteHead
+from steadyrl.agents.networks.encoders import Residual, build_trunk
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.networks.settings import NetworkSettings, fitting
 
 FRAMES, BOARD = (4, 84, 84), (4, 10, 10)
 TORCHS = {"relu": torch.relu, "tanh": torch.tanh, "elu": F.elu, "silu": F.silu}

@@ -12,10 +12,11 @@ from test_learner import as_traced
 from test_ppo_ranks import ENVS, learned, one_rank, rows
 from torch import nn
 
-from agents.value_norm import DECAY, ValueUnits, finish
-from agents.world import ALONE
-from buffers.rollout import RolloutBuffer
-from envs.types import Step
+from steadyrl.agents.learner.comm import ALONE
+from steadyrl.agents.networks.normalizers import DECAY, ValueUnits
+from steadyrl.agents.ppo.popart import finish
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
+from steadyrl.envs.types import Step
 
 STEPS, GAMMA, LAMBDA = 12, 0.9, 0.8
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tracing import targets
 
-from agents import wide_products
-from agents.kept_graphs import host_code
-from agents.tracing import traced
-from agents.wide_products import CODE, faster_here, operator, pays
+from steadyrl.agents.engine.graphs import wide_products
+from steadyrl.agents.engine.graphs.graph_cache import host_code
+from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator, pays
 
 needs_avx512 = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this processor has no AVX-512"

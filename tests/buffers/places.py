@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from traffic import Scene
 
-from buffers.device_replay import DeviceReplay
-from buffers.host_replay import HostReplay
-from buffers.replay import ReplayBuffer
-from buffers.timeline import ReplayLayout
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.device import DeviceReplay
+from steadyrl.buffers.replay.host import HostReplay
+from steadyrl.buffers.replay.index import ReplayLayout
 
 PLACES = ("host", "device")
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from buffers.arrays import CACHE_LINE, touched_zeros
+from steadyrl.buffers.transfer import CACHE_LINE, touched_zeros
 
 
 def test_arrays_start_on_a_cache_line():

@@ -14,7 +14,7 @@ from places import make_replay
 from torch.utils._python_dispatch import TorchDispatchMode
 from traffic import Scene, Traffic
 
-from buffers.arrays import send
+from steadyrl.buffers.transfer import send
 
 SCENE = Scene(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
 # What a Python number turns into as an operand, and what brings a tensor's value to the host.

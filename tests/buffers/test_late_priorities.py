@@ -6,7 +6,7 @@ import torch
 from places import CPU, make_replay
 from traffic import Scene, Traffic
 
-from buffers.late_priorities import LatePriorities
+from steadyrl.buffers.replay.delayed import LatePriorities
 
 SCENE = Scene(num_envs=2, frame_shape=(3,), dtype="float32", frame_stack=1, crash_rate=0.0)
 

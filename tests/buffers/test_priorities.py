@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffers import block_sums
-from buffers.block_sums import BlockSums, first_beyond
-from buffers.sum_tree import EPSILON, SumTree, draw_stratified, root_of, set_leaves
-from memory.errors import NonFiniteError
+from steadyrl.buffers.replay import block_sums
+from steadyrl.buffers.replay.block_sums import BlockSums, first_beyond
+from steadyrl.buffers.replay.sum_tree import EPSILON, SumTree, draw_stratified, root_of, set_leaves
+from steadyrl.core.errors import NonFiniteError
 
 CPU = torch.device("cpu")
 NONE = np.empty(0, np.int64)

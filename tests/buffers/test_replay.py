@@ -10,10 +10,10 @@ import torch
 from places import PLACES, make_replay
 from traffic import Scene, Traffic
 
-from buffers.replay import build_replay
-from buffers.settings import ReplaySettings
-from buffers.timeline import ReplayLayout, Timeline
-from memory.errors import MemoryBudgetError, SettingError
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.buffers.replay.index import ReplayLayout, Timeline
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.core.errors import MemoryBudgetError, SettingError
 
 SCENE = Scene(num_envs=3, frame_shape=(1, 4, 3), dtype="uint8", frame_stack=3, mean_length=4.0)
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import torch
 from places import make_replay
 from traffic import Scene, Traffic
 
-from buffers.late_priorities import LatePriorities
-from buffers.replay import build_replay
-from buffers.rollout import RolloutBuffer
-from buffers.settings import ReplaySettings
-from memory.errors import NonFiniteError
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.buffers.replay.delayed import LatePriorities
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
+from steadyrl.core.errors import NonFiniteError
 
 pytestmark = [
     pytest.mark.gpu,

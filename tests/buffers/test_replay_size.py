@@ -9,9 +9,9 @@ import psutil
 import pytest
 import torch
 
-from buffers.replay import build_replay
-from buffers.settings import ReplaySettings
-from memory.budget import available_bytes
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.memory.budget import available_bytes
 
 GB = 1e9
 

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.batches import places
-from buffers.rollout import RolloutBatch, RolloutBuffer, gae_host, gae_torch
-from memory.errors import MemoryBudgetError
+from steadyrl.agents.learner.minibatch import places
+from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer
+from steadyrl.buffers.rollout.gae import gae_host, gae_torch
+from steadyrl.core.errors import MemoryBudgetError
 
 GAMMA, LAMBDA = 0.97, 0.9
 CPU = torch.device("cpu")

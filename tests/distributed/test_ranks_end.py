@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from forked_ranks import start
 
-from training.heartbeat import Heartbeat
+from steadyrl.training.distributed.heartbeat import Heartbeat
 
 SHORT = (
     "eval.every=0", "total_steps=1200", "agent.updates_per_train=1", "checkpoint.every=200",

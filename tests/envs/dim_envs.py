@@ -7,9 +7,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from envs.kernel import Kernel, KernelEntry
-from envs.kernel_steps import OVER, begin, finish
-from memory.compiled import compiled
+from steadyrl.core.jit import compiled
+from steadyrl.envs.kernels.api import KernelEntry
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.kernels.state import OVER, begin, finish
 
 SPACE = spaces.Box(0, 255, (9, 9, 3), np.uint8)
 

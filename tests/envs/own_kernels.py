@@ -6,10 +6,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.kernel import Kernel, KernelEntry
-from envs.kernel_random import integers
-from envs.kernel_steps import OVER, begin, finish
-from memory.compiled import compiled
+from steadyrl.core.jit import compiled
+from steadyrl.envs.kernels.api import KernelEntry
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.kernels.pcg64 import integers
+from steadyrl.envs.kernels.state import OVER, begin, finish
 
 COUNTED = "own_kernels:Counted-v0"  # ends after 1 to 4 steps, and is cut after 3
 MARKS = 2**22  # so many marks tell episodes apart, and float32 holds them

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.action_log import FIRST_ROWS, ActionLog
+from steadyrl.envs.encoding.action_log import FIRST_ROWS, ActionLog
 
 
 def test_each_environment_has_its_own_episode():

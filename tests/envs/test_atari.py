@@ -7,9 +7,9 @@ import psutil
 import pytest
 from toy_environments import settings
 
-from envs.factory import build_env, probe
-from envs.types import DiscreteActions
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.factory import build_env, probe
+from steadyrl.envs.types import DiscreteActions
 
 ale = pytest.importorskip("ale_py.vector_env")
 BREAKOUT = "ALE/Breakout-v5"

@@ -8,11 +8,11 @@ from opened import job
 from test_env_contract import CONFIGS, any_action, preset
 from toy_environments import settings
 
-from envs.factory import build_env
-from envs.making import make_env
-from envs.single import FIRST_STEPS, MOST_REMARKS, Remarks, check_first_steps
-from envs.types import EnvironmentFailedError
-from training.opening import open_run
+from steadyrl.envs.backends.single_env import FIRST_STEPS, MOST_REMARKS, Remarks, check_first_steps
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.registration import make_env
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.setup import open_run
 
 BACKENDS = ["sync", "async"]
 

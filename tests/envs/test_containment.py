@@ -19,9 +19,9 @@ import warm
 from family_env import FAMILY
 from toy_environments import settings
 
-from envs.factory import build_env
-from envs.types import EnvironmentFailedError
-from memory.process import usable_cores
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.memory.process import usable_cores
 
 HOSTILE = "env.id=hostile_envs:Hostile-v0"
 PROCESSES = ("os._exit", "segfault", "hang")

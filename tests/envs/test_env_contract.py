@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from envs.factory import build_env, probe
-from envs.settings import EnvSettings
-from envs.types import BoxActions, DiscreteActions
+from steadyrl.envs.factory import build_env, probe
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import BoxActions, DiscreteActions
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "env"
 MODULES = {"box2d": "Box2D", "mujoco": "mujoco", "minatar": "minatar", "atari": "ale_py"}

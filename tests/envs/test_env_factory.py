@@ -15,10 +15,11 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from toy_environments import Counter, CounterVector, settings
 
-from envs import factory, making
-from envs.factory import build_env, choose_backend, probe
-from envs.making import PROVIDERS
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
+from steadyrl.envs import factory
+from steadyrl.envs import registration as making
+from steadyrl.envs.factory import build_env, choose_backend, probe
+from steadyrl.envs.registration import PROVIDERS
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,9 @@ def test_settings_are_checked(field, value):
 
 def test_a_refusal_does_not_wait_for_torch():
     code = (
-        "import sys, envs.factory\n"
-        "from envs.settings import EnvSettings as S\n"
-        "envs.factory.probe(S(id='CartPole-v1', num_envs=1, backend='auto', frame_stack=1,\n"
+        "import sys, steadyrl.envs.factory\n"
+        "from steadyrl.envs.settings import EnvSettings as S\n"
+        "steadyrl.envs.factory.probe(S(id='CartPole-v1', num_envs=1, backend='auto', frame_stack=1,\n"
         "  kwargs={}, wrappers=(), action_masks='auto', image_axes='auto', image_range=None,\n"
         "  info_metrics=(), step_timeout=1.0, max_restarts=0))\n"
         "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
@@ -228,7 +229,7 @@ def test_a_kernel_of_minatar_does_without_what_it_draws_with():
     code = """
 import sys
 from toy_environments import settings
-from envs.factory import build_env, probe
+from steadyrl.envs.factory import build_env, probe
 config = settings("MinAtar/Breakout-v1", backend="auto")
 probe(config)
 with build_env(config, seed=0) as env:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from toy_environments import Counter, CounterVector, settings
 
-from envs.factory import build_env
-from envs.faults import HOUR, RestartBudget
-from envs.types import EnvironmentFailedError
-from memory.errors import NonFiniteError, SettingError
+from steadyrl.core.errors import NonFiniteError, SettingError
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.faults import HOUR, RestartBudget
+from steadyrl.envs.types import EnvironmentFailedError
 
 ZERO = np.zeros(1, np.int64)
 

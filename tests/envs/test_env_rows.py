@@ -7,7 +7,7 @@ import pytest
 from own_kernels import COUNTED
 from toy_environments import COUNTER, NO_ACTION, settings
 
-from envs.factory import build_env
+from steadyrl.envs.factory import build_env
 
 
 def play(env, rows, seed=0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_environments import settings
 
-from envs.factory import build_env
+from steadyrl.envs.factory import build_env
 
 IDS = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "CliffWalking-v1"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from toy_environments import settings
 
-from envs.factory import build_env, probe
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.factory import build_env, probe
 
 pytest.importorskip("envpool")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_environments import settings
 
-from envs.factory import build_env
+from steadyrl.envs.factory import build_env
 
 ENVS = 2
 # backend → (environment, its keywords, module it needs, rows that hold several episodes, exact?)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_environments import settings
 
-from envs.factory import build_env
+from steadyrl.envs.factory import build_env
 
 
 @pytest.mark.parametrize("k", [2, 4])

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shown_spaces import IMAGES, VECTORS
 
-from envs.images import choose_axes, is_image
-from envs.settings import ImageSettings
-from envs.spaces import observation_encoder
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.images import choose_axes, is_image
+from steadyrl.envs.encoding.spaces import observation_encoder
+from steadyrl.envs.settings import ImageSettings
 
 SIDE = 8
 WHOLE = ["int8", "uint8", "int16", "uint16", "int32", "int64", "uint32", "uint64"]

@@ -10,10 +10,10 @@ import pytest
 from opened import job
 from toy_environments import settings
 
-from envs.factory import build_env
-from envs.info import read_info, read_infos
-from memory.errors import SettingError
-from train import train
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.statistics import read_info, read_infos
+from steadyrl.envs.factory import build_env
+from steadyrl.loop import train
 
 
 def played(env, rows):

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from toy_environments import settings
 
-from envs.kernel_backend import KernelBackend
-from envs.sync import SyncBackend
-from envs.vector import VectorEnv
+from steadyrl.envs.backends.kernel import KernelBackend
+from steadyrl.envs.backends.sync import SyncBackend
+from steadyrl.envs.vector import VectorEnv
 
 pytest.importorskip("minatar")
 ENVS = 3
 
 
 def hard_asterix(game, state):
-    import envs.kernel_asterix as kernel
+    import steadyrl.envs.kernels.minatar.asterix as kernel
 
     game.spawn_speed = state[kernel.SPAWN] = 1
     game.move_speed = state[kernel.MOVE] = 2
@@ -24,7 +24,7 @@ def hard_asterix(game, state):
 
 
 def hard_seaquest(game, state):
-    import envs.kernel_seaquest as kernel
+    import steadyrl.envs.kernels.minatar.seaquest as kernel
 
     game.e_spawn_speed = state[kernel.SPAWN] = 1
     game.e_spawn_timer = state[kernel.SPAWN_IN] = 0
@@ -39,7 +39,7 @@ def hard_seaquest(game, state):
 
 
 def hard_space_invaders(game, state):
-    import envs.kernel_space_invaders as kernel
+    import steadyrl.envs.kernels.minatar.space_invaders as kernel
 
     game.enemy_move_interval = state[kernel.MOVE] = 7
     game.alien_map[:] = 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs import kernel_mersenne
-from envs.kernel_acrobot import small_cos, small_sin
-from envs.kernel_mersenne import rand, randint, seed_twister
-from envs.kernel_random import (
+from steadyrl.envs.backends.single_env import episode_seed as plain_episode_seed
+from steadyrl.envs.kernels import mt19937 as kernel_mersenne
+from steadyrl.envs.kernels.acrobot import small_cos, small_sin
+from steadyrl.envs.kernels.mt19937 import rand, randint, seed_twister
+from steadyrl.envs.kernels.pcg64 import (
     WORDS,
     episode_seed,
     integers,
@@ -17,8 +18,7 @@ from envs.kernel_random import (
     uniform,
     words_of,
 )
-from envs.kernel_steps import seed_words
-from envs.single import episode_seed as plain_episode_seed
+from steadyrl.envs.kernels.state import seed_words
 
 
 @pytest.mark.parametrize("seed", [0, 1, 123456, 2**32 - 1])

@@ -14,13 +14,13 @@ from numba import njit
 from own_kernels import COUNTED
 from toy_environments import settings
 
-from envs import kernel_sources
-from envs.factory import build_env, choose_backend, probe
-from envs.kernel_backend import KernelBackend
-from envs.kernel_steps import Outcome
-from envs.types import BoxActions, EnvironmentFailedError
-from memory.compiled import compiled
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
+from steadyrl.core.jit import compiled
+from steadyrl.envs.backends.kernel import KernelBackend
+from steadyrl.envs.factory import build_env, choose_backend, probe
+from steadyrl.envs.kernels import sources as kernel_sources
+from steadyrl.envs.kernels.state import Outcome
+from steadyrl.envs.types import BoxActions, EnvironmentFailedError
 
 ENVS = 3
 FALLING = ("CartPole", "CartPole, other rewards", "CartPole, endless")  # long before their limit

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from masked_envs import Stamped, foretold
 from toy_environments import Counter, settings
 
-from agents.masking import Masks
-from envs.factory import build_env, choose_backend, probe
-from envs.kernel import OFFERS
-from envs.masks import masked
-from envs.spaces import observation_encoder
-from envs.types import DiscreteActions, EnvironmentFailedError, EnvSpec
-from memory.errors import SettingError
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.masks import masked
+from steadyrl.envs.encoding.spaces import observation_encoder
+from steadyrl.envs.factory import build_env, choose_backend, probe
+from steadyrl.envs.kernels.api import OFFERS
+from steadyrl.envs.types import DiscreteActions, EnvironmentFailedError, EnvSpec
 
 CPU = torch.device("cpu")
 STAMPED = "masked_envs:StampedMasks-v0"

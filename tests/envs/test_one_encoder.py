@@ -9,8 +9,8 @@ import pytest
 from shown_spaces import LENGTH, SPACES, sample
 from toy_environments import settings
 
-from envs.factory import build_env, probe
-from envs.spaces import observation_encoder
+from steadyrl.envs.encoding.spaces import observation_encoder
+from steadyrl.envs.factory import build_env, probe
 
 ENVS = 2
 
@@ -64,7 +64,7 @@ def test_a_batch_of_another_number_is_refused(kind, wrong):
 @pytest.mark.parametrize("kwargs", [{}, {"grayscale": False}])
 def test_ale_shows_what_its_games_show(kwargs):
     ale = pytest.importorskip("ale_py.vector_env")
-    from envs.single import episode_seed
+    from steadyrl.envs.backends.single_env import episode_seed
 
     config = settings("ALE/Pong-v5", backend="ale", kwargs=kwargs)
     raw = ale.AtariVectorEnv("pong", ENVS, stack_num=1, reward_clipping=False, **kwargs)
@@ -82,7 +82,7 @@ def test_ale_shows_what_its_games_show(kwargs):
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", "Blackjack-v1", "Pong-v5"])
 def test_envpool_shows_what_its_environments_show(env_id):
     envpool = pytest.importorskip("envpool")
-    from envs.single import episode_seed
+    from steadyrl.envs.backends.single_env import episode_seed
 
     more = {"stack_num": 1} if env_id == "Pong-v5" else {}
     seed = episode_seed(3, 0, 0) % (2**31 - 1)

@@ -16,8 +16,8 @@ import pytest
 import torch
 from toy_environments import settings
 
-from envs import worker_handle
-from envs.factory import build_env
+from steadyrl.envs.backends import worker_handle
+from steadyrl.envs.factory import build_env
 
 ZEROS = np.zeros(3, np.int64)
 
@@ -75,7 +75,7 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, sys.argv[1])
     import numpy as np, psutil
     from toy_environments import settings
-    from envs.factory import build_env
+    from steadyrl.envs.factory import build_env
     kwargs = {"fault": "step:hang", "at": 1, "fuse": sys.argv[2], "times": 1}
     config = settings("toy_environments:Faulty-v0", backend="async", num_envs=3, kwargs=kwargs)
     env = build_env(config, seed=0)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from toy_environments import settings
 
-from buffers.replay import build_replay
-from buffers.settings import ReplaySettings
-from envs.factory import build_env
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.envs.factory import build_env
 
 
 def compare(env, steps, action_count):

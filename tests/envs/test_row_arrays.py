@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.row import Row, row_bytes
-from envs.types import DiscreteActions, EnvSpec
+from steadyrl.envs.encoding.step_buffer import Row, row_bytes
+from steadyrl.envs.types import DiscreteActions, EnvSpec
 
 
 def spec(dtype="float32", shape=(3,), n=2):

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.atari_game import AtariGame
-from envs.factory import build_env, build_shown_env
-from envs.settings import EnvSettings
-from envs.single import episode_seed
-from envs.types import EnvironmentFailedError
-from envs.video import Film, Preview, as_pixels
-from memory.errors import SettingError
-from memory.process import MB
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.backends.single_env import episode_seed
+from steadyrl.envs.factory import build_env, build_shown_env
+from steadyrl.envs.rendering.atari import AtariGame
+from steadyrl.envs.rendering.video import Film, Preview, as_pixels
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.memory.process import MB
 
 
 def settings(env_id="CartPole-v1", **changes):

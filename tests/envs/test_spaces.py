@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.spaces import action_decoder, encoders, observation_encoder
-from envs.types import BoxActions, DiscreteActions, MultiBinaryActions, MultiDiscreteActions
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.spaces import action_decoder, encoders, observation_encoder
+from steadyrl.envs.types import (
+    BoxActions,
+    DiscreteActions,
+    MultiBinaryActions,
+    MultiDiscreteActions,
+)
 
 
 def encode(space, observation):

@@ -8,8 +8,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_environments import settings
 
-from envs.factory import build_env
-from envs.single import episode_seed
+from steadyrl.envs.backends.single_env import episode_seed
+from steadyrl.envs.factory import build_env
 
 
 class Reseeded(gym.Wrapper):

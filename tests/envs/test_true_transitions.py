@@ -10,9 +10,9 @@ import torch
 from stamped_envs import LONGEST
 from toy_environments import settings
 
-from buffers.replay import build_replay
-from buffers.settings import ReplaySettings
-from envs.factory import build_env
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.envs.factory import build_env
 
 GAMMA = 0.9
 ENVS = 3

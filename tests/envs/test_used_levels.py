@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from toy_environments import settings
 
-from envs.factory import build_env, choose_backend
-from envs.used_levels import FIRST_ROWS
-from memory.errors import SettingError
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.used_levels import FIRST_ROWS
+from steadyrl.envs.factory import build_env, choose_backend
 
 LINE = "what is seen uses 0…1 of 0…255: env.image_range=[0,1] scales it"
 

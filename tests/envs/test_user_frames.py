@@ -11,13 +11,13 @@ import torch
 import yaml
 from toy_environments import settings
 
-from agents.teacher import ObjectTeacher, TeacherError
-from envs.factory import BACKENDS, build_env, probe
-from envs.native import NativeBackend
-from envs.types import DiscreteActions, EnvironmentFailedError
-from memory.errors import ExpectedError, SettingError, exit_with, told_lines
-from memory.user_frames import place_of, shown_frames, user_frames
-from training.sweep_run import _inside
+from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, told_lines
+from steadyrl.core.user_frames import place_of, shown_frames, user_frames
+from steadyrl.envs.backends.native import NativeBackend
+from steadyrl.envs.factory import BACKENDS, build_env, probe
+from steadyrl.envs.types import DiscreteActions, EnvironmentFailedError
+from steadyrl.training.sweeps.job_run import _inside
 
 FILE = Path(failing_envs.__file__)
 LINE = 1 + next(i for i, x in enumerate(FILE.read_text().splitlines()) if "FAILS HERE" in x)

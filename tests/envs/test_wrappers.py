@@ -7,11 +7,11 @@ import pytest
 import warm
 from toy_environments import settings
 
-from envs.factory import build_env, build_shown_env, choose_backend, probe
-from memory.errors import SettingError
-from scripts.evaluate import command
-from training.manifest import CheckpointError
-from training.resume import refuse_foreign
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.factory import build_env, build_shown_env, choose_backend, probe
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.resume import refuse_foreign
+from steadyrl.training.cli.evaluate import command
 
 CUT = {"TimeLimit": {"max_episode_steps": 3}}
 

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envs.settings import EnvSettings
+from steadyrl.envs.settings import EnvSettings
 
 COUNTER = "toy_environments:Counter-v0"
 NO_ACTION = -1.0

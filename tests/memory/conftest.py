@@ -4,7 +4,7 @@ import psutil
 import pytest
 import yaml
 
-from memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import torch
 import yaml
 from torch import nn
 
-from memory.errors import MemoryBudgetError
-from memory.metrics import MetricAccumulator, record
-from memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
-from memory.watch import MemoryWatch
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.core.metrics import MetricAccumulator, record
+from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.watch import MemoryWatch
 
 matplotlib.use("Agg")
 INTERVALS = 14

@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 from hydra.core.hydra_config import HydraConfig
 
-import train
-from memory.process import read_rss
-from training.command_line import accept
-from training.opening import open_run
-from training.settings import CONFIGS
+import steadyrl.loop as train
+from steadyrl.memory.process import read_rss
+from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.run.job import accept
+from steadyrl.training.setup import open_run
 
 WIDTH = 4096
 

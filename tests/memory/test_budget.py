@@ -7,10 +7,10 @@ import psutil
 import pytest
 from pages import mapped_by
 
-import memory.budget as budget
-from memory.budget import Room
-from memory.errors import MemoryBudgetError
-from memory.process import readable
+import steadyrl.memory.budget as budget
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.budget import Room
+from steadyrl.memory.process import readable
 
 ROOT = Path(__file__).parents[2]
 GB = 1_000_000_000
@@ -61,15 +61,15 @@ def test_a_part_without_capacity_is_refused_too(machine):
 
 
 def test_a_real_address_space_limit_is_met_and_the_named_capacity_allocates():
-    limit = mapped_by("memory.budget") + GB
+    limit = mapped_by("steadyrl.memory.budget") + GB
     code = (
         f"LIMIT = {limit}"
         + """
 import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (LIMIT, resource.RLIM_INFINITY))
 import numpy as np
-from memory.budget import require
-from memory.errors import MemoryBudgetError
+from steadyrl.memory.budget import require
+from steadyrl.core.errors import MemoryBudgetError
 try:
     require("replay of 1,000,000 rows", 7_056_000_000, unit_bytes=7_056)
 except MemoryBudgetError as error:

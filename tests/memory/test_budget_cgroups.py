@@ -1,4 +1,4 @@
-from memory.budget import Room, cgroup_rooms
+from steadyrl.memory.budget import Room, cgroup_rooms
 
 
 def write(path, text):

@@ -8,7 +8,7 @@ import pytest
 import warm
 from pages import mapped_by
 
-from memory.process import readable
+from steadyrl.memory.process import readable
 
 ROOM = 1_350_000_000  # for a run, besides what torch maps
 

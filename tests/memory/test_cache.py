@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from memory import cache
-from memory.cache import CacheCleaner, let_go_of_code
-from memory.settings import CacheSettings
+from steadyrl.memory import reclaim as cache
+from steadyrl.memory.reclaim import CacheCleaner, let_go_of_code
+from steadyrl.memory.settings import CacheSettings
 
 MB = 1_000_000
 CPU = torch.device("cpu")
@@ -22,8 +22,8 @@ READ_ONLY = 1  # PROT_READ
 # Says what is resident before and after, and the same product twice.
 LETTING_GO = """
 import psutil, torch
-from memory.cache import let_go_of_code
-from memory.process import read_rss
+from steadyrl.memory.reclaim import let_go_of_code
+from steadyrl.memory.process import read_rss
 process = psutil.Process()
 torch.manual_seed(0)
 first, second = torch.randn(32, 32), torch.randn(32, 32)
@@ -38,7 +38,7 @@ print(held, left, torch.equal(before, first @ second))
 ASKING_AGAIN = """
 import resource
 import numpy as np
-from memory.cache import keep_what_is_freed
+from steadyrl.memory.reclaim import keep_what_is_freed
 
 def ask(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from memory.census import growers, take_census
+from steadyrl.memory.census import growers, take_census
 
 
 class Keeper:

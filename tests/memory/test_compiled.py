@@ -14,8 +14,8 @@ import numba
 import pytest
 from command import ROOT
 
-from memory import compiled as compiled_module
-from memory.errors import SettingError
+from steadyrl.core import jit as compiled_module
+from steadyrl.core.errors import SettingError
 
 PROBE = """
 from probe.double import double
@@ -66,7 +66,7 @@ def test_a_kernel_runs_uncached_where_nothing_may_be_written(tmp_path):
 
 CHAIN = {
     "called": """
-from memory.compiled import compiled
+from steadyrl.core.jit import compiled
 
 FACTOR = {factor}
 
@@ -76,7 +76,7 @@ def called(x):
 """,
     "between": """
 from called import FACTOR, called
-from memory.compiled import compiled
+from steadyrl.core.jit import compiled
 
 @compiled
 def between(x):
@@ -84,7 +84,7 @@ def between(x):
 """,
     "caller": """
 from between import FACTOR, between
-from memory.compiled import compiled
+from steadyrl.core.jit import compiled
 
 @compiled
 def caller(x):
@@ -140,7 +140,7 @@ def test_machine_code_that_cannot_be_read_is_made_anew(tmp_path, monkeypatch, en
 CALLING = """
 import sys
 import numpy as np
-from memory.compiled import Held, compiled
+from steadyrl.core.jit import Held, compiled
 
 @compiled
 def allocated(x):
@@ -203,7 +203,7 @@ def test_kept_machine_code_is_called_without_preparing_the_compiler(tmp_path):
 
 
 PLANTED = """
-from memory.compiled import compiled
+from steadyrl.core.jit import compiled
 
 @compiled
 def planted(x):

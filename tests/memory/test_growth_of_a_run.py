@@ -7,7 +7,7 @@ import pytest
 import warm
 from command import run
 
-from training.manifest import checked_facts, saved_below
+from steadyrl.training.checkpoints.manifest import checked_facts, saved_below
 
 # Were it not stopped, it would keep 1 GB.
 SIZE = 400_000

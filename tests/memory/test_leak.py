@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from memory import leak
-from memory.census import take_census
-from memory.leak import LeakDetector
-from memory.process import Tree
+from steadyrl.memory import leak
+from steadyrl.memory.census import take_census
+from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.process import Tree
 
 MB = 1_000_000
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.leak import DoublingAlarm, Growth, steady_gain, theil_sen
-from memory.settings import LeakSettings
+from steadyrl.memory.leak import DoublingAlarm, Growth, steady_gain, theil_sen
+from steadyrl.memory.settings import LeakSettings
 
 
 def growth_of(*, warmup, window):

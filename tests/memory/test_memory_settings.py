@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memory.errors import SettingError
-from memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.core.errors import SettingError
+from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +65,7 @@ def test_a_value_out_of_range_is_refused_by_name(part, field, value):
 
 def test_importing_the_settings_loads_nothing_heavy():
     code = (
-        "import sys; import memory.settings; "
+        "import sys; import steadyrl.memory.settings; "
         "print(sorted({'torch', 'numpy', 'psutil', 'gymnasium', 'numba'} & set(sys.modules)))"
     )
     out = subprocess.run(

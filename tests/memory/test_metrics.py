@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memory.errors import NonFiniteError
-from memory.metrics import MetricAccumulator, Metrics, record
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.metrics import MetricAccumulator, Metrics, record
 
 
 class CountTransfers(TorchDispatchMode):

@@ -62,7 +62,7 @@ def test_every_warning_is_one_line_that_names_the_knobs(said):
 def test_cuda_tensors_that_are_kept_are_caught(alert_settings, caplog):
     import torch
 
-    from memory.watch import MemoryWatch
+    from steadyrl.memory.watch import MemoryWatch
 
     watch = MemoryWatch(alert_settings, torch.device("cuda", 0))
     kept = []

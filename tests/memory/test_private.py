@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memory.private import cache_folder, is_private, make_private
+from steadyrl.core.private import cache_folder, is_private, make_private
 
 NOBODY = 65534
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from pages import fresh_pages
 
-from memory.monitor import RareReading
-from memory.process import read_heap, read_peak, read_rss, read_tree
+from steadyrl.memory.monitor import RareReading
+from steadyrl.memory.process import read_heap, read_peak, read_rss, read_tree
 
 MB = 1_000_000
 
@@ -24,7 +24,11 @@ def test_rss_sees_what_is_touched(process):
 
 def test_the_peak_is_that_of_this_process_and_not_of_the_one_that_started_it():
     block = fresh_pages(200 * MB)
-    command = [sys.executable, "-c", "from memory.process import read_peak; print(read_peak())"]
+    command = [
+        sys.executable,
+        "-c",
+        "from steadyrl.memory.process import read_peak; print(read_peak())",
+    ]
     root = Path(__file__).parents[2]
     told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     assert int(told) < block.nbytes <= read_peak()

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from memory.recording import Recorded, record
+from steadyrl.core.cuda_graph import Recorded, record
 
 MB = 1_000_000
 ON_A_DEVICE = [

@@ -5,9 +5,9 @@ import pytest
 import torch
 from pages import fresh_pages
 
-from memory.process import read_peak, read_rss
-from memory.profile import Profile, block
-from memory.scope import MemoryScope, Use
+from steadyrl.memory.process import read_peak, read_rss
+from steadyrl.memory.profile import Profile, block
+from steadyrl.memory.scope import MemoryScope, Use
 
 MB = 1_000_000
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from memory.state import Stateful, give, key_of, take
+from steadyrl.core.state import Stateful, give, key_of, take
 
 
 class Moments(NamedTuple):

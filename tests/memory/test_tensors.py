@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from memory.tensors import (
+from steadyrl.memory.tensors import (
     has_graph,
     kept_graphs,
     kind_of,
@@ -96,7 +96,7 @@ def test_the_walk_does_not_wander_into_modules():
 
 
 def test_an_update_and_its_metrics_leave_no_graph_behind():
-    from memory.metrics import MetricAccumulator, record
+    from steadyrl.core.metrics import MetricAccumulator, record
 
     network = nn.Linear(4, 2)
     optimizer = torch.optim.Adam(network.parameters())

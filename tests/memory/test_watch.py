@@ -10,12 +10,12 @@ import pytest
 import torch
 from pages import fresh_pages
 
-from memory.errors import MemoryBudgetError
-from memory.monitor import Monitor
-from memory.process import read_tree
-from memory.profile import block
-from memory.settings import MonitorSettings
-from memory.watch import MemoryWatch
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.monitor import Monitor
+from steadyrl.memory.process import read_tree
+from steadyrl.memory.profile import block
+from steadyrl.memory.settings import MonitorSettings
+from steadyrl.memory.watch import MemoryWatch
 
 MB = 1_000_000
 CPU = torch.device("cpu")
@@ -284,9 +284,9 @@ import sys, yaml
 import numpy as np, torch
 from pathlib import Path
 from dataclasses import replace
-from memory.errors import MemoryBudgetError
-from memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
-from memory.watch import MemoryWatch
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.settings import CacheSettings, LeakSettings, MemorySettings, MonitorSettings
+from steadyrl.memory.watch import MemoryWatch
 plain = yaml.safe_load(Path("configs/memory/default.yaml").read_text())
 settings = MemorySettings(**{**plain, "monitor": MonitorSettings(**plain["monitor"]),
     "cache": CacheSettings(**plain["cache"]), "leak": LeakSettings(**plain["leak"]),

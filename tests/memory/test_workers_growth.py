@@ -7,9 +7,9 @@ import psutil
 import pytest
 import torch
 
-import memory.process
-from memory.errors import MemoryBudgetError
-from memory.watch import MemoryWatch
+import steadyrl.memory.process
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.watch import MemoryWatch
 
 MB = 1_000_000
 STEPS_PER_SECOND = 600
@@ -26,7 +26,7 @@ class Tree:
         names = {101: "environment-0", 102: "environment-1"}
         active = [SimpleNamespace(pid=pid, name=name) for pid, name in names.items()]
         monkeypatch.setattr("multiprocessing.active_children", lambda: active)
-        monkeypatch.setattr(memory.process, "_rollup", self.rollup)
+        monkeypatch.setattr(steadyrl.memory.process, "_rollup", self.rollup)
         monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: self.children())
 
     def children(self):

@@ -16,10 +16,10 @@ import torch
 from opened import job
 from safetensors import safe_open
 
-from agents.registry import finished_policy
-from scripts.checkpoint import main
-from train import train
-from training.identity import agent_settings, deciding, read_policy, spec_of
+from steadyrl.agents.registry import finished_policy
+from steadyrl.loop import train
+from steadyrl.training.cli.checkpoint import main
+from steadyrl.training.policies.policy import agent_settings, deciding, read_policy, spec_of
 
 PPO = ("agent=ppo", "env=pendulum", "agent.rollout_steps=16", "agent.minibatches=2",
        "total_steps=64", "eval.every=32", "eval.episodes=1", "eval.max_episode_steps=20",

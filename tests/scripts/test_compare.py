@@ -5,7 +5,7 @@ import json
 import pytest
 from written_runs import write_run
 
-from scripts.compare import main
+from steadyrl.training.cli.compare import main
 
 RISING = {1000: 10.0, 2000: 200.0, 3000: 490.0}
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 import warm
 
-from agents.dqn import DQN
-from agents.ppo import PPO
-from envs import video
-from scripts.evaluate import command
-from training.manifest import CheckpointError, seal
-from training.policies import find_policy, settings_of
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.envs.rendering import video
+from steadyrl.training.checkpoints.manifest import CheckpointError, seal
+from steadyrl.training.cli.evaluate import command
+from steadyrl.training.policies.find import find_policy, settings_of
 
 PPO_QUICK = (
     "agent=ppo",

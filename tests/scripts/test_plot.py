@@ -9,9 +9,9 @@ import written_runs
 from command import environment
 from matplotlib import colormaps, colors
 
-from scripts.plot import COLOURS, main
-from training.curves import aggregate
-from training.estimates import interquartile_mean
+from steadyrl.training.analysis.curves import aggregate
+from steadyrl.training.analysis.estimates import interquartile_mean
+from steadyrl.training.cli.plot import COLOURS, main
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -10,10 +10,15 @@ import psutil
 import pytest
 from command import ROOT, environment
 
-from memory.errors import MemoryBudgetError
-from scripts import population
-from training.manifest import CheckpointError, checked_facts, manifest_of, saved_below
-from training.members import (
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    checked_facts,
+    manifest_of,
+    saved_below,
+)
+from steadyrl.training.cli import population
+from steadyrl.training.tuning.members import (
     Member,
     ancestors,
     draw_lineage,

@@ -1,7 +1,7 @@
 """What peers are told of a race: the preset's settings and what was typed, in their words."""
 
 from scripts.benchmarks import race
-from training.command_line import accept, compose_one
+from steadyrl.training.run.job import accept, compose_one
 
 
 def settings_of(*told):

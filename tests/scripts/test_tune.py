@@ -11,11 +11,11 @@ import pytest
 import yaml
 from command import ROOT, environment
 
-from scripts import tune
-from training import child as children
-from training.command_line import main
-from training.search_space import Range, StudyError, typed
-from training.tuned import mean_score, write_preset
+from steadyrl.training.cli import tune
+from steadyrl.training.cli.main import main
+from steadyrl.training.sweeps import subprocess_run as children
+from steadyrl.training.tuning.results import mean_score, write_preset
+from steadyrl.training.tuning.search_space import Range, StudyError, typed
 
 STUDY = {
     "name": "test_study",

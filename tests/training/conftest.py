@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.checkpoints import Checkpoints
+from steadyrl.training.checkpoints.store import Checkpoints
 
 
 @pytest.fixture

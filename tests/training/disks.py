@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from training.files import Files
+from steadyrl.core.files import Files
 
 DIRECTORY = -1  # in the place of a file's number
 

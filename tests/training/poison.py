@@ -24,10 +24,10 @@ import torch
 from opened import job
 from safetensors.torch import load_file, save_file
 
-from memory.errors import ExpectedError
-from train import train
-from training.failures import in_a_line
-from training.manifest import entry_of, saved_below, seal
+from steadyrl.core.errors import ExpectedError
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.manifest import entry_of, saved_below, seal
+from steadyrl.training.cli.failures import in_a_line
 
 MISSING = object()
 HANGS = 60  # seconds, which none of these runs takes

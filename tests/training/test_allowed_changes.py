@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from memory.errors import SettingError
-from training.resume import continued
+from steadyrl.core.errors import SettingError
+from steadyrl.training.config.overrides import continued
 
 STORED: dict[str, Any] = {
     "total_steps": 1000,

@@ -17,19 +17,24 @@ from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import training.files
-from training.archive import (
+import steadyrl.core.files
+from steadyrl.core.files import Files
+from steadyrl.training.checkpoints.archive import (
     TEMPORARY,
     Existing,
     read_part,
     remove_unfinished,
     replace_archive,
-    standing,
     write_archive,
 )
-from training.files import Files
-from training.formats import FORMAT
-from training.manifest import CheckpointError, checked_facts, entry_of, seal
+from steadyrl.training.checkpoints.formats import FORMAT
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    checked_facts,
+    entry_of,
+    seal,
+    standing,
+)
 
 GENERATOR = np.random.default_rng(0)
 
@@ -115,7 +120,7 @@ def test_a_power_cut_leaves_the_old_one_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_survive: bool
 ) -> None:
     recorded = RecordedOs()
-    monkeypatch.setattr(training.files, "os", recorded)
+    monkeypatch.setattr(steadyrl.core.files, "os", recorded)
     source = tmp_path / "disk"
     source.mkdir()
     write(source / "one", 1)
@@ -239,7 +244,7 @@ def test_a_file_that_grew_is_refused_unread(tmp_path: Path) -> None:
 
 def test_the_manifest_is_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = RecordedOs()
-    monkeypatch.setattr(training.files, "os", recorded)
+    monkeypatch.setattr(steadyrl.core.files, "os", recorded)
     write(tmp_path / "one", 1)
     created = [Path(entry[1]).name for entry in recorded.log if entry[0] == "create"]
     assert created[-1] == "manifest.json"

@@ -16,12 +16,12 @@ import pytest
 import torch
 from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 
-import training.files
-from training.archive import TEMPORARY, Existing, read_part
-from training.checkpoints import Checkpoints
-from training.files import Files
-from training.manifest import CheckpointError, checked_facts
-from training.run_directory import RunDirectory
+import steadyrl.core.files
+from steadyrl.core.files import Files
+from steadyrl.training.checkpoints.archive import TEMPORARY, Existing, read_part
+from steadyrl.training.checkpoints.manifest import CheckpointError, checked_facts
+from steadyrl.training.checkpoints.run_directory import RunDirectory
+from steadyrl.training.checkpoints.store import Checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -199,7 +199,7 @@ def test_a_power_cut_leaves_the_first_checkpoint_and_all_directories_it_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = RecordedOs()
-    monkeypatch.setattr(training.files, "os", recorded)
+    monkeypatch.setattr(steadyrl.core.files, "os", recorded)
     with RunDirectory(tmp_path / "disk" / "outputs" / "run", {"config.yaml": ""}) as directory:
         save(Checkpoints(directory.path / "checkpoints", keep=2), 1)
     lay_out(after_power_cut(recorded.log, names_survive=False), tmp_path, tmp_path / "after")
@@ -289,7 +289,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import torch
-from training.checkpoints import Checkpoints
+from steadyrl.training.checkpoints.store import Checkpoints
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=2)
 checkpoints.open()
 step = max([saved.step for saved in checkpoints.all()], default=0)

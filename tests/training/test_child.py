@@ -8,12 +8,12 @@ import time
 import pytest
 from command import QUICK
 
-from envs.types import EnvironmentFailedError
-from training import child as children
-from training.child import Child, quoted
-from training.command_line import compose_one
-from training.members import MemberError, live_one_generation
-from training.run_directory import SUMMARY
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.checkpoints.run_directory import SUMMARY
+from steadyrl.training.run.job import compose_one
+from steadyrl.training.sweeps import subprocess_run as children
+from steadyrl.training.sweeps.subprocess_run import Child, quoted
+from steadyrl.training.tuning.members import MemberError, live_one_generation
 
 
 def begun(directory, *overrides):

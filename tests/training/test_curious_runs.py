@@ -7,9 +7,9 @@ from test_killed import SHORT as KILLED_SHORT
 from test_killed import hold_killed_against_whole
 from told_runs import in_one_and_in_two_parts
 
-from agents.curious_ppo import CuriousPPO
-from memory.errors import SettingError
-from training.opening import build
+from steadyrl.agents.rnd.agent import CuriousPPO
+from steadyrl.core.errors import SettingError
+from steadyrl.training.setup import build
 
 PPO = (
     "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",

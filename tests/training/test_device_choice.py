@@ -9,13 +9,14 @@ import opened
 import pytest
 import torch
 
-from agents.registry import Batching
-from agents.update_cost import UNKNOWN_BATCH, UpdateCost, update_cost
-from envs.types import BoxActions, DiscreteActions, EnvSpec
-from memory.errors import SettingError
-from training import device_choice, hardware, opening
-from training.device_choice import choose_device, is_worthwhile, why_unusable
-from training.launch import Place
+from steadyrl.agents.registry import Batching
+from steadyrl.agents.update_cost import UNKNOWN_BATCH, UpdateCost, update_cost
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
+from steadyrl.training import setup as opening
+from steadyrl.training.run import device_choice, hardware
+from steadyrl.training.run.device_choice import choose_device, is_worthwhile, why_unusable
+from steadyrl.training.run.rank_info import Place
 
 VECTOR = EnvSpec("Vectors", 1, (4,), "float32", 1, DiscreteActions(2))
 LARGE = "agent.hidden=[1024,1024]"

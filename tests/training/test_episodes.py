@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from envs.types import Episode
-from training.episodes import SHOWN, Episodes
+from steadyrl.envs.types import Episode
+from steadyrl.training.run.episode_counter import SHOWN, Episodes
 
 
 def test_each_episode_is_shown_once_and_the_returns_while_there_are_new_ones():

@@ -1,15 +1,14 @@
 import numpy as np
 import pytest
 
-from training.estimates import (
-    STUDENT,
+from steadyrl.training.analysis.estimates import (
     interquartile_mean,
     interval,
     mean,
     probability_of_improvement,
-    student,
     widening,
 )
+from steadyrl.training.evaluation.evaluator import STUDENT, student
 
 
 def test_a_quarter_of_the_runs_goes_at_each_end():
@@ -31,7 +30,7 @@ def test_runs_that_agree_leave_nothing_open():
 def test_points_are_resampled_in_whole_runs_and_alike_in_every_piece(monkeypatch):
     values = np.random.default_rng(1).normal(size=(4, 10))
     whole = interval(values, mean)
-    monkeypatch.setattr("training.estimates.AT_ONCE", 2000 * 4 * 3)
+    monkeypatch.setattr("steadyrl.training.analysis.estimates.AT_ONCE", 2000 * 4 * 3)
     np.testing.assert_array_equal(np.array(interval(values, mean)), np.array(whole))
     # Points that are copies of each other have the same interval: runs are drawn, not points.
     low, _ = interval(np.repeat(values[:, :1], 5, axis=1), mean)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from opened import job
 
-from agents.base import Decision
-from envs.types import Step
-from train import loop
-from training import evaluation
-from training.evaluation import Evaluation, Evaluator
-from training.opening import build, open_run
+from steadyrl.agents.base import Decision
+from steadyrl.envs.types import Step
+from steadyrl.loop import loop
+from steadyrl.training.evaluation import evaluator as evaluation
+from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
+from steadyrl.training.setup import build, open_run
 
 
 class Scripted:

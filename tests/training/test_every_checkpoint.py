@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from opened import job
 
-from train import train
-from training.manifest import saved_below
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.manifest import saved_below
 
 RUN = ("env=cartpole", "env.backend=sync", "env.num_envs=2", "agent.hidden=[8]", "threads=1",
        "agent.compile=false", "device=cpu", "eval.every=0", "log.every=40", "total_steps=160",

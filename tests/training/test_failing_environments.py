@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from opened import job
 
-from envs.types import EnvironmentFailedError
-from train import loop
-from training.opening import open_run
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.loop import loop
+from steadyrl.training.setup import open_run
 
 sys.path.append(str(Path(__file__).parents[1] / "envs"))
 

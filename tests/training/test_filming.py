@@ -10,10 +10,10 @@ import torch
 import warm
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from agents.base import Decision
-from envs.settings import EnvSettings
-from training import filming
-from training.filming import Filmer
+from steadyrl.agents.base import Decision
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.training.evaluation import video as filming
+from steadyrl.training.evaluation.video import Filmer
 
 FILMS = ("total_steps=600", "eval.every=0", "agent.learning_starts=100")
 

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from opened import job
 
-from scripts.evaluate import command
-from train import train
-from training.formats import FORMAT, translate, with_keys_of_before
-from training.manifest import CheckpointError, manifest_of, saved_below, seal
-from training.members import branch
-from training.run_directory import read_summary
-from training.settings import load_settings, missing_keys
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.formats import FORMAT, translate, with_keys_of_before
+from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, saved_below, seal
+from steadyrl.training.checkpoints.run_directory import read_summary
+from steadyrl.training.cli.evaluate import command
+from steadyrl.training.config.settings import load_settings, missing_keys
+from steadyrl.training.tuning.members import branch
 
 # Configurations as the first runs of each format saved them; a new format adds its own.
 SAVED = sorted((Path(__file__).parent / "configurations").glob("format-*.yaml"))

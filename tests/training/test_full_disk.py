@@ -7,7 +7,7 @@ from pathlib import Path
 
 from warm import run
 
-from training.checkpoints import Checkpoints
+from steadyrl.training.checkpoints.store import Checkpoints
 
 ARGUMENTS = (
     "run_dir=run", "resume=auto", "checkpoint.every=100", "log.every=100", "eval.every=0",

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from envs.types import DiscreteActions, EnvSpec
-from memory import budget
-from memory.errors import SettingError
-from training.hardware import device_name, prepare_arithmetic, prepare_device, thread_count
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.memory import budget
+from steadyrl.training.run.hardware import (
+    device_name,
+    prepare_arithmetic,
+    prepare_device,
+    thread_count,
+)
 
 
 @pytest.mark.parametrize(

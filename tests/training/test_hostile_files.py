@@ -11,21 +11,21 @@ from safetensors.torch import save
 from torch import ones
 from written_runs import write_run
 
-from memory.errors import SettingError
-from scripts.checkpoint import main as checkpoint
-from scripts.compare import main as compare
-from training.archive import read_part, write_archive
-from training.documents import from_json, read_yaml
-from training.failures import holds_traceback
-from training.files import Files, open_plain, plain_lines, read_plain
-from training.logger import Logger, to_file
-from training.manifest import CheckpointError, manifest_of, seal
-from training.past_runs import NoRunError, read_run
-from training.plain import from_document
-from training.run_directory import RunDirectory, read_summary, refuse_links
-from training.search_space import StudyError
-from training.search_space import read_yaml as read_study
-from training.sweep_jobs import SweepDirectory
+from steadyrl.core.documents import from_json, read_yaml
+from steadyrl.core.errors import SettingError
+from steadyrl.core.files import Files, open_plain, plain_lines, read_plain
+from steadyrl.training.analysis.past_runs import NoRunError, read_run
+from steadyrl.training.checkpoints.archive import read_part, write_archive
+from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, seal
+from steadyrl.training.checkpoints.plain import from_document
+from steadyrl.training.checkpoints.run_directory import RunDirectory, read_summary, refuse_links
+from steadyrl.training.cli.checkpoint import main as checkpoint
+from steadyrl.training.cli.compare import main as compare
+from steadyrl.training.cli.failures import holds_traceback
+from steadyrl.training.logging.logger import Logger, to_file
+from steadyrl.training.sweeps.jobs import SweepDirectory
+from steadyrl.training.tuning.search_space import StudyError
+from steadyrl.training.tuning.search_space import read_yaml as read_study
 
 TAG = "eval/return_mean"
 BOMB = "a0: &a0 [0, 0]\n" + "".join(

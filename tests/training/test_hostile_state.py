@@ -17,12 +17,12 @@ from opened import job
 from safetensors.torch import load_file, save_file
 from test_run_state import Lines, opened
 
-from memory.errors import NonFiniteError
-from train import train
-from training.identity import facts_of
-from training.manifest import CheckpointError, entry_of, saved_below, seal
-from training.opening import build
-from training.saving import Saver
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.manifest import CheckpointError, entry_of, saved_below, seal
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.policies.policy import facts_of
+from steadyrl.training.setup import build
 
 DQN = ("total_steps=300", "eval.every=0", "agent.replay.prioritized=true", "env.num_envs=2",
        "agent.replay.capacity=200", "checkpoint.keep=1")  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.logger import Logger
+from steadyrl.training.logging.logger import Logger
 
 
 def read_events(directory):
@@ -73,7 +73,7 @@ def test_numbers_that_json_has_not_are_left_out(tmp_path):
 
 def test_what_was_written_survives_a_kill(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from training.logger import Logger\n"
+        "import os, sys; from pathlib import Path; from steadyrl.training.logging.logger import Logger\n"
         "logger = Logger(Path(sys.argv[1]))\n"
         "[logger.write(i, {'a': float(i)}, 0) for i in range(1, 6)]\n"
         "os.kill(os.getpid(), 9)"
@@ -86,7 +86,7 @@ def test_what_was_written_survives_a_kill(tmp_path):
 FULL_DISK = """
 import logging, sys
 from pathlib import Path
-from training.logger import Logger
+from steadyrl.training.logging.logger import Logger
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s", level="INFO")
 target = Path(sys.argv[1])
 logger = Logger(target)
@@ -136,7 +136,7 @@ def test_a_file_size_limit_is_a_warning_too(tmp_path):
     """The same failure where no file system can be mounted: writes are refused by a limit."""
     code = (
         "import logging, resource, signal, sys; from pathlib import Path\n"
-        "from training.logger import Logger\n"
+        "from steadyrl.training.logging.logger import Logger\n"
         "logging.basicConfig(stream=sys.stdout, format='%(levelname)s %(message)s')\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))\n"

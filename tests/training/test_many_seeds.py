@@ -16,13 +16,13 @@ from command import QUICK
 from opened import job
 from test_cut_short import metrics
 
-import agents.learner
-import train
-from memory.errors import NonFiniteError, SettingError
-from training.command_line import main
-from training.launch import NEEDED
-from training.many_seeds import one_graph
-from training.opening import open_run
+import steadyrl.agents.learner.learner
+import steadyrl.loop as train
+from steadyrl.core.errors import NonFiniteError, SettingError
+from steadyrl.training.cli.main import main
+from steadyrl.training.run.rank_info import NEEDED
+from steadyrl.training.setup import open_run
+from steadyrl.training.sweeps.seeds import one_graph
 
 SHORT = (*QUICK, "total_steps=300", "eval.every=200", "log.every=100", "threads=1",
          "eval.episodes=1",         "memory.monitor.tensors_every_seconds=1000")  # fmt: skip
@@ -97,7 +97,7 @@ def test_a_signal_ends_the_seed_under_way_and_all_go_on_from_there(
 ) -> None:
     typed = (*SHORT, "seeds=[3,5]", f"run_dir={tmp_path / 'many'}")
     updates = summary(alone / "3")["updates"]
-    step, calls = agents.learner.Learner.step, 0
+    step, calls = steadyrl.agents.learner.learner.Learner.step, 0
 
     def counted(*given: Any) -> Any:
         nonlocal calls
@@ -106,7 +106,7 @@ def test_a_signal_ends_the_seed_under_way_and_all_go_on_from_there(
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*given)
 
-    monkeypatch.setattr(agents.learner.Learner, "step", counted)
+    monkeypatch.setattr(steadyrl.agents.learner.learner.Learner, "step", counted)
     assert command(*typed) == 143
     told = summary(tmp_path / "many")
     assert told["status"] == "interrupted"

@@ -11,12 +11,12 @@ from test_killed import QUICK as KILLED
 from test_killed import hold_killed_against_whole
 from told_runs import in_one_and_in_two_parts
 
-from agents.registry import Masking
-from memory.errors import SettingError
-from scripts.evaluate import command
-from training.formats import translate
-from training.identity import plain_spec, spec_of
-from training.probing import probed
+from steadyrl.agents.registry import Masking
+from steadyrl.core.errors import SettingError
+from steadyrl.training.checkpoints.formats import translate
+from steadyrl.training.cli.evaluate import command
+from steadyrl.training.policies.policy import plain_spec, spec_of
+from steadyrl.training.run.job import probed
 
 DOORS = "env.id=masked_envs:Doors-v0"
 ENVS = (DOORS, "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.compile=false")

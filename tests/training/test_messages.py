@@ -10,10 +10,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from training.failures import holds_traceback
-from training.logger import to_file
-from training.summary import Summary
-from training.terminal import to_terminal
+from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.cli.failures import holds_traceback
+from steadyrl.training.logging.logger import to_file
+from steadyrl.training.logging.screen import to_terminal
 
 log = logging.getLogger("steadyrl")
 EVIL = "boo\x1b[2Jm\x1b]0;title\x07\r\x9b1mdone"
@@ -50,7 +50,7 @@ def test_a_log_that_cannot_be_opened_or_written_is_silence(tmp_path, obstacle):
     limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))" if obstacle == "handles" else ""
     code = (
         "import logging, resource, sys; from pathlib import Path\n"
-        "from training.logger import to_file\n"
+        "from steadyrl.training.logging.logger import to_file\n"
         "with to_file(Path(sys.argv[1])):\n"
         f"    {limit or 'pass'}\n"
         "    logging.getLogger('steadyrl').info('lost')\n"

@@ -13,17 +13,23 @@ import pytest
 from omegaconf import OmegaConf
 from opened import job
 
-from agents.network_settings import PLAIN, fitting
-from envs.types import DiscreteActions, EnvSpec
-from memory.errors import SettingError
-from train import train
-from training.arguments import help_text, read
-from training.command_line import compose_one, main
-from training.formats import translate
-from training.identity import deciding, network_of, read_policy, starting_weights
-from training.manifest import CheckpointError, manifest_facts, saved_below, seal
-from training.policies import find_policy, settings_of
-from training.settings import CONFIGS
+from steadyrl.agents.networks.settings import PLAIN, fitting
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.formats import translate
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    manifest_facts,
+    saved_below,
+    seal,
+)
+from steadyrl.training.cli.arguments import help_text, read
+from steadyrl.training.cli.main import main
+from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.policies.find import find_policy, settings_of
+from steadyrl.training.policies.policy import deciding, network_of, read_policy, starting_weights
+from steadyrl.training.run.job import compose_one
 
 FEW = ("total_steps=60", "agent.learning_starts=20", "eval.every=0", "checkpoint.every=20")
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from written_runs import write_run
 
-from training.past_runs import NoRunError, find_runs, read_metrics, read_run
+from steadyrl.training.analysis.past_runs import NoRunError, find_runs, read_metrics, read_run
 
 TAG = "eval/return_mean"
 

@@ -14,14 +14,14 @@ import torch
 from poison import CASES, COMMON, Poison, Poisoned, poisons, some_of_each
 from test_hostile_state import outcome, resumable
 
-from agents.host_network import Convolution, HostNetwork, Layer
-from agents.host_policy import q_on_host
-from agents.trunks import QNetwork
-from envs.kernel import Kernel
-from envs.kernel_backend import KernelBackend
-from envs.settings import EnvSettings
-from memory.saved import numpy_generator, set_numpy_generator, torch_generator
-from memory.state import give
+from steadyrl.agents.engine.cpu.network import Convolution, HostNetwork, Layer
+from steadyrl.agents.engine.cpu.policy import q_on_host
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.core.saved import numpy_generator, set_numpy_generator, torch_generator
+from steadyrl.core.state import give
+from steadyrl.envs.backends.kernel import KernelBackend
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.settings import EnvSettings
 
 IN_PROCESS = (
     *(each for each in COMMON if not each.startswith(("resume", "checkpoint.keep"))),

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from disks import RecordedOs, after_power_cut
 
-import training.files
-from training.archive import OLD, finish_replacing, replace_archive, write_archive
-from training.files import Files, write_whole
-from training.manifest import MANIFEST
+import steadyrl.core.files
+from steadyrl.core.files import Files, write_whole
+from steadyrl.training.checkpoints.archive import finish_replacing, replace_archive, write_archive
+from steadyrl.training.checkpoints.manifest import MANIFEST, OLD
 
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> RecordedOs:
     recorded = RecordedOs()
-    monkeypatch.setattr(training.files, "os", recorded)
+    monkeypatch.setattr(steadyrl.core.files, "os", recorded)
     return recorded
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from opened import job
 
-from agents.dqn import DQN
-from memory.errors import MemoryBudgetError, SettingError
-from train import train
-from training.failures import in_a_line
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.core.errors import MemoryBudgetError, SettingError
+from steadyrl.loop import train
+from steadyrl.training.cli.failures import in_a_line
 
 PPO = ("agent=ppo", "agent.hidden=[16]", "agent.rollout_steps=32", "agent.compile=false")
 OF_PPO = (*PPO, "agent.epochs=2", "env=cartpole", "device=cpu", "eval.every=0", "log.every=0")
@@ -75,7 +75,7 @@ def refused(run):
 def test_memory_that_is_not_there_after_all_ends_with_7_and_the_plan(
     tmp_path, monkeypatch, overrides, what
 ):
-    for module in ("memory.budget", "buffers.room"):
+    for module in ("steadyrl.memory.budget", "steadyrl.buffers.replay.placement"):
         monkeypatch.setattr(f"{module}.available_bytes", lambda device=None: 1 << 62)
     error = refused(job(tmp_path, *overrides, "eval.every=0", quick=what == "MemoryError"))
     assert isinstance(error, MemoryBudgetError) and error.exit_code == 7

@@ -7,7 +7,7 @@ from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeE
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from training.tensorboard import framed
+from steadyrl.training.logging.tensorboard import framed
 
 MANY = [b"", b"1", b"123456789", bytes(range(256)) * 5, b"\xff" * 1000]
 

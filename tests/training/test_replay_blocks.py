@@ -18,20 +18,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "buffers"))
 from places import PLACES, make_replay
 from traffic import Row, Scene, Traffic
 
-import training.replay_blocks
-from buffers.replay import ReplayBuffer
-from memory.state import Stateful
-from training.archive import write_archive
-from training.files import Files
-from training.manifest import CheckpointError
-from training.replay_blocks import ReplaySave, held_rows, load_replay, take_over
-from training.saving import Saver
-from training.settings import CheckpointSettings
+import steadyrl.training.checkpoints.replay_blocks
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.core.files import Files
+from steadyrl.core.state import Stateful
+from steadyrl.training.checkpoints.archive import write_archive
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.replay_blocks import (
+    ReplaySave,
+    held_rows,
+    load_replay,
+    take_over,
+)
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.config.settings import CheckpointSettings
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training.replay_blocks, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "BLOCK_BYTES", 300)
 
 
 def feed(replay: ReplayBuffer, rows: list[Row]) -> None:

@@ -5,13 +5,17 @@ import sys
 
 import pytest
 
-from memory.errors import SettingError
-from training.run_directory import RunDirectory, RunDirectoryInUseError, default_path
+from steadyrl.core.errors import SettingError
+from steadyrl.training.checkpoints.run_directory import (
+    RunDirectory,
+    RunDirectoryInUseError,
+    default_path,
+)
 
 HOLD = """
 import sys, os
 from pathlib import Path
-from training.run_directory import RunDirectory
+from steadyrl.training.checkpoints.run_directory import RunDirectory
 held = RunDirectory(Path(sys.argv[1]))
 if os.fork() == 0:
     signal_pipe = sys.stdin.read()  # a worker that outlives its killed parent

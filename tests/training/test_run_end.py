@@ -6,9 +6,9 @@ import pytest
 from opened import job
 from warm import run
 
-from train import train
-from training.evaluation import Evaluator
-from training.summary import weights_hash
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.summary import weights_hash
+from steadyrl.training.evaluation.evaluator import Evaluator
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import pytest
 from written_runs import write_run
 
-from memory.errors import SettingError
-from training.run_groups import differences, groups, label
+from steadyrl.core.errors import SettingError
+from steadyrl.training.analysis.groups import differences, groups, label
 
 TAG = "eval/return_mean"
 

@@ -17,17 +17,17 @@ from places import make_replay
 from test_replay_blocks import Weightless, feed
 from traffic import Scene, Traffic
 
-import training.replay_blocks
-from agents.world import World
-from train import train
-from training.files import Files
-from training.manifest import checked_facts, manifest_of, saved_below
-from training.opening import open_run
-from training.rank_saving import RankCheckpoints
-from training.ranks import Ranks
-from training.run_directory import read_summary
-from training.saving import Saver
-from training.settings import CheckpointSettings
+import steadyrl.training.checkpoints.replay_blocks
+from steadyrl.agents.learner.comm import World
+from steadyrl.core.files import Files
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.manifest import checked_facts, manifest_of, saved_below
+from steadyrl.training.checkpoints.run_directory import read_summary
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.config.settings import CheckpointSettings
+from steadyrl.training.distributed.comm import Ranks
+from steadyrl.training.distributed.saver import RankCheckpoints
+from steadyrl.training.setup import open_run
 
 KEEP_ONE = CheckpointSettings(every=1, seconds=0, keep=1, replay=True)
 
@@ -49,7 +49,7 @@ class Held(Files):
 def test_two_saves_that_meet_are_both_written_where_one_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(training.replay_blocks, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "BLOCK_BYTES", 300)
     scene, disk = Scene(), Held()
     replay, _ = make_replay("host", scene, 200, 1, 0.9, False)
     traffic = Traffic(scene, 0)

@@ -106,15 +106,15 @@ def test_nohup_keeps_a_run_going(tmp_path):
 
 SAVING = """
 import os, signal, sys
-from training import summary
-from training.signals import ended_by_signals
+from steadyrl.training.checkpoints import summary
+from steadyrl.training.run.signals import ended_by_signals
 whole = summary.write_whole
 def write(path, text):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     whole(path, text)
 summary.write_whole = write
-import train
+import steadyrl.loop as train
 sys.argv[0] = "train.py"
 train.command()
 """

@@ -8,7 +8,7 @@ import torch
 from opened import job
 from told_runs import Lines, opened, train
 
-from training.opening import build
+from steadyrl.training.setup import build
 
 PPO = (
     "agent=ppo",

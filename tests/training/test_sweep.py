@@ -4,7 +4,7 @@ import gc
 import sys
 import weakref
 
-from training.command_line import main
+from steadyrl.training.cli.main import main
 
 
 def test_the_configuration_of_a_job_goes_when_the_job_is_over(tmp_path, monkeypatch):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from memory.errors import NonFiniteError
-from training.command_line import main
-from training.run_directory import SUMMARY, RunDirectory
-from training.settings import completed
-from training.sweep_jobs import SweepDirectory, SweepJob, digest, identity, progress_line
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectory
+from steadyrl.training.cli.main import main
+from steadyrl.training.config.settings import completed
+from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob, digest, identity, progress_line
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_directory_of_another_version_is_refused(sweep, tmp_path, content):
 
 
 def test_a_launcher_that_is_not_installed_is_named_with_its_extra(sweep, monkeypatch):
-    monkeypatch.setattr("training.arguments._is_there", lambda package: False)
+    monkeypatch.setattr("steadyrl.training.cli.arguments._is_there", lambda package: False)
     _, code, printed = sweep({}, "hydra/launcher=joblib", "seed=0,1")
     assert code == 2
     assert printed == (

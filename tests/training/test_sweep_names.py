@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from training.command_line import main
-from training.sweep_names import LONGEST, run_name
+from steadyrl.training.cli.main import main
+from steadyrl.training.run.job import LONGEST, run_name
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from opened import job
 from test_killed import hold_killed_against_whole
 from told_runs import Lines, in_one_and_in_two_parts, opened, train
 
-from agents.learner import Learner
-from agents.masking import Masks
-from agents.teacher import TeacherError
-from memory.errors import ExpectedError, SettingError
-from training.manifest import CheckpointError
-from training.opening import build
+from steadyrl.agents.distillation.teacher import TeacherError
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.setup import build
 
 PPO = (
     "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",

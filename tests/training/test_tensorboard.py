@@ -15,9 +15,9 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 from tensorboard.util import tensor_util
 
-from training.logger import Logger
-from training.sinks import Card
-from training.tensorboard import CHARTS
+from steadyrl.training.logging.logger import Logger
+from steadyrl.training.logging.sinks import Card
+from steadyrl.training.logging.tensorboard import CHARTS
 
 CONFIG = {
     "agent": {"name": "dqn", "learning_rate": 0.01, "hidden": [64, 64]},
@@ -206,7 +206,7 @@ def test_every_chart_is_of_tags_that_are_explained():
 
 @pytest.mark.parametrize("broken_at", [1, 2, 3])
 def test_pages_that_did_not_fit_are_written_when_they_do(tmp_path, monkeypatch, broken_at):
-    from training.tensorboard import EventFile
+    from steadyrl.training.logging.tensorboard import EventFile
 
     calls = []
     original = EventFile.write

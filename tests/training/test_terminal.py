@@ -9,11 +9,12 @@ from contextlib import redirect_stdout
 import pytest
 from rich.console import Console
 
-from scripts import checkpoint, compare, evaluate, plot, population, tune
-from training.bar import Bar
-from training.command_line import main
-from training.sweep_run import say
-from training.terminal import Lines, Status, Stream, UnheardError, answering, to_terminal
+from steadyrl.training.cli import checkpoint, compare, evaluate, plot, population, tune
+from steadyrl.training.cli.main import main
+from steadyrl.training.logging.progress_bar import Bar
+from steadyrl.training.logging.screen import to_terminal
+from steadyrl.training.logging.terminal import Lines, Status, Stream, UnheardError, answering
+from steadyrl.training.sweeps.job_run import say
 
 LONG = 123_456_789
 MOMENT = Status(step=LONG // 2, steps_per_second=12_345.6, return_mean=-1234.5, rss_mb=12_345)

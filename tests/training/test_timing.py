@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.schedules import linear
-from training.timing import Interval, Outlook, Pace
+from steadyrl.agents.learner.schedules import linear
+from steadyrl.core.clock import Interval, Outlook, Pace
 
 
 @given(every=st.integers(1, 50), jumps=st.lists(st.integers(0, 120), max_size=60))

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import pytest
 
-from memory.errors import SettingError
-from training.typed import build
+from steadyrl.core.errors import SettingError
+from steadyrl.training.config.schema import build
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,16 +15,16 @@ import warm
 from forked_ranks import start
 from opened import job
 
-import training.run
-import training.saving
-import training.summary
-from train import train
-from training.checkpoints import Checkpoints
-from training.child import status_of
-from training.manifest import manifest_of, saved_below
-from training.sinks import JsonLines
-from training.sweep_jobs import SweepDirectory, SweepJob
-from training.unsaved import UnsavedError, room
+import steadyrl.training.checkpoints.saver
+import steadyrl.training.checkpoints.summary
+import steadyrl.training.run.run
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.manifest import manifest_of, saved_below
+from steadyrl.training.checkpoints.store import Checkpoints
+from steadyrl.training.checkpoints.unsaved import UnsavedError, room
+from steadyrl.training.logging.sinks import JsonLines
+from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
+from steadyrl.training.sweeps.subprocess_run import status_of
 
 SHORT = ("total_steps=400", "eval.every=200", "eval.episodes=2", "resume=auto")
 
@@ -47,11 +47,11 @@ LOST: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "the last checkpoint": (
         Checkpoints, "_write", lambda _, path, *more: path.name != "step-000000000000"
     ),
-    "policy/": (training.saving, "replace_archive", lambda _, path, *more: path.name == "policy"),
+    "policy/": (steadyrl.training.checkpoints.saver, "replace_archive", lambda _, path, *more: path.name == "policy"),
     "policy-best/": (
-        training.saving, "replace_archive", lambda _, path, *more: path.name == "policy-best"
+        steadyrl.training.checkpoints.saver, "replace_archive", lambda _, path, *more: path.name == "policy-best"
     ),
-    "summary.json": (training.summary, "write_whole", lambda path, text: True),
+    "summary.json": (steadyrl.training.checkpoints.summary, "write_whole", lambda path, text: True),
     "the last metrics": (JsonLines, "write", lambda _, record: record.step == 400),
 }  # fmt: skip
 
@@ -87,8 +87,8 @@ def test_all_that_is_lost_is_named_together_and_there_is_nothing_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Checkpoints, "_write", full)
-    monkeypatch.setattr(training.saving, "replace_archive", full)
-    monkeypatch.setattr(training.summary, "write_whole", full)
+    monkeypatch.setattr(steadyrl.training.checkpoints.saver, "replace_archive", full)
+    monkeypatch.setattr(steadyrl.training.checkpoints.summary, "write_whole", full)
     with pytest.raises(UnsavedError) as refused:
         train(job(tmp_path, *SHORT))
     named = "the last checkpoint, policy-best/, policy/ and summary.json: No space left on device"
@@ -108,7 +108,7 @@ def test_what_did_not_fit_is_tried_again_at_the_end(
         return path.name in ("policy-best", "step-000000000400") and tries.count(path.name) == 1
 
     monkeypatch.setattr(Checkpoints, "busy", property(Checkpoints.wait))
-    failing(monkeypatch, training.saving, "replace_archive", once)
+    failing(monkeypatch, steadyrl.training.checkpoints.saver, "replace_archive", once)
     failing(monkeypatch, Checkpoints, "_write", once)
     scores = iter([9.0, 5.0])
     evaluate = training.evaluation.Evaluator.run
@@ -128,14 +128,14 @@ def test_what_did_not_fit_is_tried_again_at_the_end(
 def test_an_interrupted_run_promises_only_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, code: int
 ) -> None:
-    original = training.run.Run.record
+    original = steadyrl.training.run.run.Run.record
 
     def record(self: Any, *args: Any) -> None:
         original(self, *args)
         if self.steps == 100:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(training.run.Run, "record", record)
+    monkeypatch.setattr(steadyrl.training.run.run.Run, "record", record)
     failing(monkeypatch, *LOST[lost])
     with pytest.raises(SystemExit) as ended:
         train(job(tmp_path, *SHORT, "env.backend=sync"))

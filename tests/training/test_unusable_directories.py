@@ -10,8 +10,12 @@ from contextlib import contextmanager
 import pytest
 from warm import run, start
 
-from memory.errors import SettingError
-from training.run_directory import RunDirectory, RunDirectoryInUseError, RunDirectoryLostError
+from steadyrl.core.errors import SettingError
+from steadyrl.training.checkpoints.run_directory import (
+    RunDirectory,
+    RunDirectoryInUseError,
+    RunDirectoryLostError,
+)
 
 FILES = {".hydra/overrides.yaml": "[]\n", "config.yaml": "seed: 0\n"}
 
@@ -106,7 +110,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
 def test_a_refusal_keeps_what_another_run_has_there(tmp_path):
     with RunDirectory(tmp_path / "run", FILES):
         before = sorted(tmp_path.rglob("*"))
-        code = "import sys; from pathlib import Path; from training.run_directory import *\n"
+        code = "import sys; from pathlib import Path; from steadyrl.training.checkpoints.run_directory import *\n"
         code += "RunDirectory(Path(sys.argv[1]))"
         other = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True

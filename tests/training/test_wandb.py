@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from opened import job
 
-from memory.errors import SettingError
-from train import train
-from training.hardware import refuse_unfit_machine
-from training.logger import Logger
-from training.sinks import Card
-from training.wandb_sink import WandB
+from steadyrl.core.errors import SettingError
+from steadyrl.loop import train
+from steadyrl.training.logging.logger import Logger
+from steadyrl.training.logging.sinks import Card
+from steadyrl.training.logging.wandb import WandB
+from steadyrl.training.run.hardware import refuse_unfit_machine
 
 CARD = Card("s3", {"agent": {"name": "dqn"}, "seed": 3}, ["seed=3"])
 

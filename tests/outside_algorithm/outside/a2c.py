@@ -5,16 +5,16 @@ from functools import partial
 import numpy as np
 import torch
 
-from agents.actor_critic import ActorCritic
-from agents.actors import Sampling, most_likely
-from agents.base import Agent
-from agents.heads import build_head
-from agents.learner import Learner
-from agents.networks import FlatNetwork
-from agents.ppo_loss import with_normal_advantages
-from agents.recipe import Recipe, RowLoss
-from agents.schedules import linear
-from buffers.rollout import RolloutBuffer
+from steadyrl.agents.actors.sampling import Sampling, most_likely
+from steadyrl.agents.base import Agent
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.schedules import linear
+from steadyrl.agents.networks.actor_critic import ActorCritic
+from steadyrl.agents.networks.distributions import build_head
+from steadyrl.agents.ppo.loss import with_normal_advantages
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
 def a2c_loss(network, batch, *, head, entropy_coef):

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agents.registry import Algorithm
-from envs.types import EnvSpec
-from memory.errors import fraction, hidden_layers, positive, zero_or_more
+from steadyrl.agents.registry import Algorithm
+from steadyrl.core.errors import fraction, hidden_layers, positive, zero_or_more
+from steadyrl.envs.types import EnvSpec
 
 
 @dataclass(frozen=True, kw_only=True)

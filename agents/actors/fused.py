@@ -1,0 +1,41 @@
+"""Rows of a policy's best actions as machine code: how evaluations play most of their episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steadyrl.agents.engine.cpu.policy import Drawing, choose
+from steadyrl.core.jit import Held, call, compiled
+from steadyrl.envs.types import BROKEN, OVER, SEEN, Rows, RunRows
+
+
+@compiled
+def go_on(advance: int, held_stage: Any, held: Any) -> None:
+    """Make rows until the environments say that it is over."""
+    stage, drawing = held_stage.inside, held.inside
+    counters = stage.counters
+    while True:
+        call(advance, (stage,))
+        if counters[BROKEN] or counters[OVER]:
+            return
+        choose(drawing, stage.seen[counters[SEEN]], stage.sent)
+
+
+@compiled
+def hold(drawing: Any) -> Any:
+    """Hand over what `go_on` works on."""
+    return Held(drawing)
+
+
+class Chooser:
+    """Takes the best actions row after row, by machine code."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self._held: Any = None
+
+    def __call__(self, run: RunRows, steps: int) -> Rows:
+        """Go on from the actions that were sent."""
+        if self._held is None:
+            self._held = hold(self._drawing)
+        return run(go_on, steps, self._held)

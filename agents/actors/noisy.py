@@ -1,0 +1,36 @@
+"""Act greedily by noisy weights (Fortunato et al. 2018), drawn anew for every step and environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steadyrl.agents.base import Actor, Decision
+from steadyrl.agents.networks.noisy import draw_noise
+from steadyrl.buffers.transfer import send
+
+if TYPE_CHECKING:
+    from steadyrl.agents.actors.greedy import Greedy, Observations
+
+
+class Perturbed(Actor):
+    """Takes the best action by noisy weights, drawn anew for every row and environment."""
+
+    state_names = ("_generator",)
+
+    def __init__(self, greedy: Greedy, *, noise_size: int, seed: int) -> None:
+        self._greedy, self._noise_size = greedy, noise_size
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]."""
+        drawn = draw_noise(len(obs), self._noise_size, self._generator)
+        device = self._greedy.device
+        at_home = device.type == "cpu"
+        there = (torch.from_numpy(obs), drawn) if at_home else send(device, obs, drawn.numpy())
+        observed, noise = there
+        with torch.inference_mode():
+            return Decision(observed, self._greedy.decide(observed, noise).cpu())

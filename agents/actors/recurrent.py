@@ -1,0 +1,101 @@
+"""Actors of recurrent policies: they carry a hidden state from step to step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from steadyrl.agents.actors.greedy import Observations, on_device
+from steadyrl.agents.actors.sampling import Sampling
+from steadyrl.agents.base import Actor, Decision
+from steadyrl.agents.learner.precision import Forward
+from steadyrl.agents.networks.distributions import Head
+from steadyrl.buffers.transfer import send
+
+if TYPE_CHECKING:
+    from steadyrl.agents.networks.recurrent import RecurrentActorCritic
+
+
+class RecurrentSampling(Sampling):
+    """Draws actions from a policy that remembers; part of its state is what it remembers."""
+
+    state_names = (*Sampling.state_names, "carry")
+
+    def __init__(
+        self,
+        network: RecurrentActorCritic,
+        head: Head,
+        *,
+        rows: int,
+        num_envs: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        super().__init__(
+            network, head, None, rows=rows, num_envs=num_envs, device=device, seed=seed
+        )
+        self._remembering = network
+        self.carry = torch.zeros((num_envs, *network.memory.carry_shape), device=device)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return super().nbytes + self.carry.nbytes
+
+    @override
+    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]; the decision has the carry that it was made with."""
+        noise = self._row()
+        observed, going = observed_and_kept(obs, ~starts, self._device)
+        self._look(observed)
+        with torch.inference_mode():
+            before = self.carry * going
+            parameters, value, after = self._remembering(observed, before)
+            self.carry.copy_(after)
+            action = self._head.sample(parameters, noise)
+            log_prob = self._head.log_prob(parameters, action)
+            sent = self._head.sent(action)
+        return Decision(observed, sent, log_prob, value, action, before)
+
+    def values(self, observed: Tensor, valid: NDArray[np.bool_], forward: Forward) -> Tensor:
+        """Return the values [N] of what comes after the last row, which was `valid` [N] or not.
+
+        They come from the network as updates read it: its forward pass, which may be rounded.
+        """
+        going = on_device(valid, self._device)
+        value: Tensor = forward(observed, self.carry * going.view(-1, 1, 1))[1]
+        return value
+
+
+class RecurrentGreedy(Actor):
+    """Takes the most likely actions of a policy that remembers; draws nothing."""
+
+    def __init__(self, network: RecurrentActorCritic, head: Head, device: torch.device) -> None:
+        self._network, self._head, self._device = network, head, device
+        self._carry = torch.zeros((0, *network.memory.carry_shape), device=device)
+
+    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]; other environments than before begin anew."""
+        observed, going = observed_and_kept(obs, ~starts, self._device)
+        with torch.inference_mode():
+            if len(obs) != len(self._carry):
+                self._carry = self._carry.new_zeros((len(obs), *self._carry.shape[1:]))
+            parameters, _, after = self._network(observed, self._carry * going)
+            self._carry = after
+            return Decision(observed, self._head.sent(self._head.greedy(parameters)))
+
+
+def observed_and_kept(
+    obs: Observations, of: NDArray[np.bool_], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return observations where the network is, and as [N, 1, 1] whose carry is kept."""
+    if device.type == "cpu":
+        observed, going = torch.from_numpy(obs), torch.from_numpy(of)
+    else:
+        observed, going = send(device, obs, of)
+    return observed, going.view(-1, 1, 1)

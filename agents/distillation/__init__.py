@@ -1,0 +1,1 @@
+"""Learning from a teacher (policy distillation). Read `loss.py` first."""

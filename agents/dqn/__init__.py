@@ -1,0 +1,1 @@
+"""DQN and its variants. Read `agent.py`, then `loss.py`."""

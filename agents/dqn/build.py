@@ -1,0 +1,208 @@
+"""What DQN is built of: its network and replay, and the actors that read the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedy
+from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.actors.noisy import Perturbed
+from steadyrl.agents.base import Actor
+from steadyrl.agents.distillation.loss import taught_td_loss, with_teacher
+from steadyrl.agents.dqn.loss import METRICS, Munchausen, td_loss
+from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
+from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.engine.cpu.host_weights import Mirror, mirrored
+from steadyrl.agents.engine.cpu.policy import drawing_of, q_on_host
+from steadyrl.agents.engine.engine import Mode, compile_mode
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.loss_spec import Recipe
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.networks.init import with_memory
+from steadyrl.agents.networks.noisy import NoisyLinear
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.networks.settings import is_large_image
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.build import build_replay
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.memory.budget import require
+
+HOST = torch.device("cpu")
+ADAM_EPSILON = 1e-8
+
+
+def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
+    """Return what the network says of each action, and how that is learned."""
+    s = settings
+    if s.distribution == "c51":
+        return CategoricalHead(s.atoms, s.v_min, s.v_max, device)
+    if s.distribution == "quantile":
+        return QuantileHead(s.atoms, device)
+    return ScalarHead(huber=s.loss == "huber")
+
+
+def build_munchausen(settings: DQNSettings) -> Munchausen | None:
+    """Return what makes the maxima soft, where they are."""
+    if not settings.munchausen:
+        return None
+    return Munchausen(
+        alpha=settings.munchausen_alpha,
+        temperature=settings.munchausen_temperature,
+        lowest=settings.munchausen_lowest,
+    )
+
+
+def recipe(
+    settings: DQNSettings, device: torch.device = HOST, masks: Masks | None = None
+) -> Recipe:
+    """Return how the learner takes a step of DQN."""
+    loss = partial(
+        td_loss,
+        head=build_head(settings, device),
+        double=settings.double,
+        munchausen=build_munchausen(settings),
+        masks=masks,
+    )
+    how = Recipe(
+        loss=loss,
+        metrics=METRICS,
+        epsilon=ADAM_EPSILON,
+        max_grad_norm=settings.max_grad_norm,
+        grad_accumulation=settings.grad_accumulation,
+    )
+    if settings.teacher is None:
+        return how
+    taught = partial(taught_td_loss, temperature=settings.teacher_temperature, **loss.keywords)
+    return with_teacher(how, taught)
+
+
+def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
+    """Build the network without its memory."""
+    assert isinstance(spec.action, DiscreteActions)
+    noisy = partial(NoisyLinear, sigma=settings.noisy_sigma)
+    with torch.device("meta"):
+        return QNetwork(
+            spec.seen_shape,
+            spec.dtype,
+            spec.action.n,
+            settings.hidden,
+            settings.dueling,
+            build_head(settings).shape,
+            activation=settings.activation,
+            network=settings.network,
+            linear=noisy if settings.noisy else nn.Linear,
+            masks=Masks.of(spec, device),
+        )
+
+
+def start_network(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
+) -> FlatNetwork:
+    """Build a network that is to learn, or to be learned from."""
+    module = build_network(settings, spec, device)
+    # Asked for twice: weights, gradient and optimiser, and the target's.
+    require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
+    require("the loss of agent.atoms", loss_bytes(settings, spec))
+    with_memory(module, torch.device("cpu"))
+    module.start_(torch.Generator().manual_seed(seed), settings.network.init)
+    return FlatNetwork(module, device)
+
+
+def start_replay(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int, mode: Mode
+) -> ReplayBuffer:
+    """Build the replay, to be learned from in this mode."""
+    return build_replay(
+        settings.replay,
+        frame_shape=spec.frame_shape,
+        dtype=spec.dtype,
+        frame_stack=spec.frame_stack,
+        num_envs=spec.num_envs,
+        n_step=settings.n_step,
+        gamma=settings.gamma,
+        device=device,
+        seed=seed,
+        recorded=mode == "cudagraph",
+    )
+
+
+def mode_of(settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
+    """Decide how updates run."""
+    expected = settings.expected_updates(spec, total_steps)
+    large = is_large_image(spec.seen_shape)
+    return compile_mode(settings.compile, device, expected, large_images=large)
+
+
+def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
+    """Return what a distribution's loss takes: every atom of a row is held against every goal."""
+    if settings.distribution == "none":
+        return 0
+    assert isinstance(spec.action, DiscreteActions)
+    goals = settings.atoms * (spec.action.n if settings.munchausen else 1)
+    # Differences, their losses, shares and products, and what their gradients take.
+    rows = -(-settings.batch_size // settings.grad_accumulation)  # a piece at a time
+    return 8 * 4 * rows * settings.atoms * goals
+
+
+def greedy(
+    settings: DQNSettings,
+    network: QNetwork,
+    device: torch.device,
+    mirror: Mirror | None = None,
+    mode: Mode = "eager",
+) -> Greedy:
+    """Return an actor that takes the actions with the highest expected return."""
+    head, masks = build_head(settings, device), network.masks
+    if masks is None:
+        read: Any = network if mirror is None else mirror.module
+        refresh = None if mirror is None else mirror.refresh
+        on_host, best = q_on_host(read), lambda q: head.values(q).argmax(1)
+        return Greedy(
+            network,
+            on_host,
+            device,
+            best,
+            refresh,
+            recorded=mode == "cudagraph",
+            drawing=None if on_host is None else drawing_of(on_host),
+        )
+
+    def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
+        return masks.forbid(head.values(network(obs, *noise)), obs)
+
+    return Greedy(allowed, None, device, lambda q: q.argmax(1))
+
+
+def acting(
+    settings: DQNSettings,
+    online: FlatNetwork,
+    spec: EnvSpec,
+    updates: Callable[[], int],
+    mode: Mode,
+) -> Greedy:
+    """Return the greedy actor of a network that learns, on the host or where the network is."""
+    network, device = online.module, online.weights.device
+    assert isinstance(network, QNetwork)
+    mirror = None
+    if not network.noise_size and settings.teacher is None:  # which are where the network is
+        obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
+        rows = settings.train_every / spec.num_envs
+        mirror = mirrored(online, updates, (q_on_host, network), obs, rows=rows)
+    return greedy(settings, network, device, mirror, mode)
+
+
+def exploring(
+    best: Greedy, network: QNetwork, spec: EnvSpec, epsilon: Callable[[], float], seed: int
+) -> Actor:
+    """Return an actor that takes a random action with probability ε, or goes by noisy weights."""
+    assert isinstance(spec.action, DiscreteActions)
+    if network.noise_size:
+        return Perturbed(best, noise_size=network.noise_size, seed=seed)
+    masks = Masks.of(spec, HOST)
+    return EpsilonGreedy(best, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)

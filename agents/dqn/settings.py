@@ -1,0 +1,197 @@
+"""Types and checks of the `agent.*` keys of DQN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from steadyrl.agents.learner.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
+from steadyrl.agents.networks.settings import Activation, NetworkSettings
+from steadyrl.agents.settings import TeacherSettings
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.core.errors import (
+    SettingError,
+    at_most,
+    fraction,
+    hidden_layers,
+    positive,
+    zero_or_more,
+)
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+
+
+class Schedules(NamedTuple):
+    """What changes over a run of `steps`."""
+
+    rate: Schedule
+    epsilon: Schedule
+    beta: Schedule
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNSettings(TeacherSettings):
+    """Deep Q-learning; all counts are in valid environment steps."""
+
+    name: Literal["dqn"]
+    network: NetworkSettings
+    hidden: tuple[int, ...]
+    activation: Activation
+    learning_rate: float
+    anneal_learning_rate: Anneal
+    learning_rate_end: float
+    learning_rate_warmup: float
+    gamma: float
+    batch_size: int
+    max_grad_norm: float
+    grad_accumulation: int
+    compile: Literal["false", "true", "cudagraph", "auto"]
+    replay: ReplaySettings
+    n_step: int
+    double: bool
+    dueling: bool
+    loss: Literal["huber", "squared"]
+    distribution: Literal["none", "c51", "quantile"]
+    atoms: int
+    v_min: float
+    v_max: float
+    munchausen: bool
+    munchausen_alpha: float
+    munchausen_temperature: float
+    munchausen_lowest: float
+    teacher_temperature: float
+    noisy: bool
+    noisy_sigma: float
+    clip_reward: bool
+    learning_starts: int
+    train_every: int
+    updates_per_train: int
+    target_every: int
+    target_tau: float
+    epsilon_start: float
+    epsilon_end: float
+    epsilon_fraction: float
+    anneal_epsilon: Anneal
+    epsilon_warmup: float
+
+    takes_masks = True
+
+    def __post_init__(self) -> None:
+        hidden_layers(self.hidden)
+        self.refuse_odd_teacher()
+        names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
+        positive(self, *names, "target_every", "target_tau", "grad_accumulation")
+        zero_or_more(self, "learning_starts", "max_grad_norm")
+        fraction(self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau")
+        at_most(self, 1_000, "learning_rate", "learning_rate_end")
+        scheduled(self, "learning_rate")
+        self._refuse_contradictory_epsilon()
+        self._refuse_odd_distributions()
+        positive(self, "noisy_sigma")
+        self._refuse_freezing("teacher_temperature")
+        at_most(self, 1_000, "noisy_sigma", "teacher_temperature")
+        at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
+        at_most(self, 1e30, "max_grad_norm")
+        if self.replay.capacity < self.batch_size:
+            raise SettingError(
+                "replay.capacity",
+                self.replay.capacity,
+                f"must hold at least one batch (batch_size={self.batch_size})",
+            )
+
+    def _refuse_contradictory_epsilon(self) -> None:
+        fraction(self, "epsilon_warmup")
+        if self.epsilon_warmup + self.epsilon_fraction > 1:
+            reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"
+            raise SettingError("epsilon_warmup", self.epsilon_warmup, reason)
+        if shape_of(self.anneal_epsilon) == "constant" and self.epsilon_end != self.epsilon_start:
+            raise SettingError(
+                "epsilon_end",
+                self.epsilon_end,
+                f"is never reached from epsilon_start={self.epsilon_start:g} with "
+                f"agent.anneal_epsilon={str(self.anneal_epsilon).lower()}: make both the same, or "
+                "anneal",
+            )
+
+    def _refuse_odd_distributions(self) -> None:
+        at_most(self, 10_000, "atoms")
+        if self.atoms < 2:
+            raise SettingError("atoms", self.atoms, "must be at least 2")
+        at_most(self, 1e6, "v_max", "munchausen_temperature")
+        if not -1e6 <= self.v_min < self.v_max:
+            reason = f"must lie below v_max={self.v_max:g}, and be -1e6 at least"
+            raise SettingError("v_min", self.v_min, reason)
+        apart = (self.v_max - self.v_min) / (self.atoms - 1)
+        if apart < max(1e-30, 1e-6 * max(-self.v_min, self.v_max)):  # float32 has 7 digits
+            reason = f"is so near to v_max={self.v_max:g} that {self.atoms} atoms between coincide"
+            raise SettingError("v_min", self.v_min, reason)
+        if self.distribution != "none" and self.loss == "squared":
+            reason = (
+                f"is not for agent.distribution={self.distribution}, which has a loss of its own"
+            )
+            raise SettingError("loss", self.loss, reason)
+        fraction(self, "munchausen_alpha")
+        self._refuse_freezing("munchausen_temperature")
+        if not -1e6 <= self.munchausen_lowest <= 0:
+            reason = "must lie between -1e6 and 0"
+            raise SettingError("munchausen_lowest", self.munchausen_lowest, reason)
+
+    def _refuse_freezing(self, name: str) -> None:
+        value = getattr(self, name)
+        if not value >= 1e-6:
+            raise SettingError(name, value, "must be at least 1e-6")
+
+    def learning_rates(self, total_steps: int) -> Schedule:
+        """Return Adam's step size over a run."""
+        end, warmup = self.learning_rate_end, self.learning_rate_warmup
+        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
+
+    def epsilons(self, total_steps: int) -> Schedule:
+        """Return the probability of a random action over a run."""
+        return Schedule(
+            self.epsilon_start,
+            self.epsilon_end,
+            shape_of(self.anneal_epsilon),
+            self.epsilon_fraction * total_steps,
+            self.epsilon_warmup * total_steps,
+            held=True,
+        )
+
+    def schedules(self, total_steps: int) -> Schedules:
+        """Return all of them; those of learning rate and ε fall as asked, that of β linearly."""
+        of = self.replay
+        beta = Schedule(of.beta_start, of.beta_end, "linear", total_steps)
+        rate, epsilon = self.learning_rates(total_steps), self.epsilons(total_steps)
+        return Schedules(rate, epsilon, beta, total_steps)
+
+    def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
+        """Return how many updates a run has."""
+        del spec
+        return total_steps // self.train_every * self.updates_per_train
+
+    def update_batch(self, spec: EnvSpec) -> int:
+        """Return the observations of one gradient step."""
+        del spec
+        return self.batch_size
+
+    def of_rank(self, rank: int, size: int) -> DQNSettings:
+        """Return the part of one of several ranks: batch and replay are of all together."""
+        self.refuse_several_ranks()
+        if self.batch_size < size:
+            reason = f"leaves nothing for some of {size} ranks, which share it"
+            raise SettingError("agent.batch_size", self.batch_size, reason)
+        batch = self.batch_size // size + (rank < self.batch_size % size)
+        replay = replace(self.replay, capacity=-(-self.replay.capacity // size))
+        return replace(self, batch_size=batch, replay=replay)
+
+    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments DQN cannot act in; it learns from whatever steps there are."""
+        del total_steps
+        if not isinstance(spec.action, DiscreteActions):
+            kind = type(spec.action).__name__.removesuffix("Actions")
+            raise SettingError(
+                "agent",
+                "dqn",
+                f"needs discrete actions, but {spec.id} has {kind} actions; try agent=ppo",
+            )
+        self.network.refuse_unfit(spec)

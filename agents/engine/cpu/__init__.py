@@ -1,0 +1,1 @@
+"""Policies as machine code on the host. Read `policy.py` first."""

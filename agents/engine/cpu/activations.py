@@ -1,0 +1,138 @@
+"""The activations of networks as machine code, of a number or of many in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from steadyrl.agents.engine.cpu.products import fused
+from steadyrl.agents.networks.settings import Activation
+from steadyrl.core.jit import compiled
+
+RELU, TANH, ELU, SILU = range(4)
+CODES: dict[Activation, int] = {"relu": RELU, "tanh": TANH, "elu": ELU, "silu": SILU}
+
+F32 = np.float32
+ZERO, HALF, ONE, TWO = F32(0), F32(0.5), F32(1), F32(2)
+# Rational approximation of tanh (Eigen's), to a few units in the last place; ±1 from there on.
+FLAT = F32(7.9)
+ODD = tuple(
+    map(
+        F32,
+        (
+            -2.76076847742355e-16,
+            2.00018790482477e-13,
+            -8.60467152213735e-11,
+            5.12229709037114e-08,
+            1.48572235717979e-05,
+            6.37261928875436e-04,
+            4.89352455891786e-03,
+        ),
+    )
+)
+EVEN = tuple(
+    map(
+        F32,
+        (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03),
+    )
+)
+
+# e^x after Cephes: of what is left of x beside n·ln 2, which is taken away in two parts.
+LOG2_E, LN2_HIGH, LN2_LOW = F32(1.4426950408889634), F32(-0.693359375), F32(2.12194440e-4)
+LEAST = F32(-87.0)  # e^LEAST is nearly the smallest normal number
+EXPONENT_BIAS, MANTISSA_BITS = 127, 23
+SERIES = tuple(
+    map(
+        F32,
+        (
+            1.9875691500e-4,
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        ),
+    )
+)
+
+
+def _declare_power_of_two(typing_context: Any, exponent: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        (exponent,) = values
+        biased = builder.add(exponent, ir.Constant(exponent.type, EXPONENT_BIAS))
+        bits = builder.shl(biased, ir.Constant(exponent.type, MANTISSA_BITS))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+# In compiled code: power_of_two(n) is 2^n as float32, for an int32 n from −126 to 127.
+power_of_two: Any = intrinsic(_declare_power_of_two)
+
+
+@compiled
+def exp_of_negative(x: Any) -> Any:
+    """Return e^x of a float32 x ≤ 0, to a few units in the last place; 0 below e^−87."""
+    inner = max(x, LEAST)
+    n = np.int32(fused(inner, LOG2_E, -HALF))  # cut off towards 0: the nearest
+    whole = F32(n)
+    rest = fused(whole, LN2_HIGH, inner)
+    rest = fused(whole, LN2_LOW, rest)
+    series = SERIES[0]
+    series = fused(series, rest, SERIES[1])
+    series = fused(series, rest, SERIES[2])
+    series = fused(series, rest, SERIES[3])
+    series = fused(series, rest, SERIES[4])
+    series = fused(series, rest, SERIES[5])
+    y = (fused(series, rest * rest, rest) + ONE) * power_of_two(n)
+    return y if x >= LEAST else ZERO
+
+
+@compiled
+def silu(x: Any) -> Any:
+    """Return x·σ(x) of a float32: by e^−|x|, so that it keeps its digits where σ is nearly 0."""
+    small = exp_of_negative(-abs(x))
+    return x * (ONE if x >= ZERO else small) / (ONE + small)
+
+
+@compiled
+def tanh(x: Any) -> Any:
+    """Return tanh(x) of a float32."""
+    inner = min(max(x, -FLAT), FLAT)
+    square = inner * inner
+    odd = ODD[0]
+    odd = fused(odd, square, ODD[1])
+    odd = fused(odd, square, ODD[2])
+    odd = fused(odd, square, ODD[3])
+    odd = fused(odd, square, ODD[4])
+    odd = fused(odd, square, ODD[5])
+    odd = fused(odd, square, ODD[6])
+    even = EVEN[0]
+    even = fused(even, square, EVEN[1])
+    even = fused(even, square, EVEN[2])
+    even = fused(even, square, EVEN[3])
+    y = inner * odd / even
+    y = ONE if x >= FLAT else y
+    return -ONE if x <= -FLAT else y
+
+
+@compiled
+def activate(x: Any, activation: int) -> None:
+    """Apply an activation to numbers [F] in place; elu by way of tanh, which is quick."""
+    if activation == RELU:
+        for i in range(len(x)):
+            x[i] = max(x[i], ZERO)
+    elif activation == TANH:
+        for i in range(len(x)):
+            x[i] = tanh(x[i])
+    elif activation == ELU:
+        for i in range(len(x)):
+            t = tanh(HALF * min(x[i], ZERO))
+            x[i] = max(x[i], ZERO) + TWO * t / (ONE - t)
+    else:
+        for i in range(len(x)):
+            x[i] = silu(x[i])

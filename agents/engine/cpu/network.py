@@ -1,0 +1,304 @@
+"""Small networks as machine code, for those who act on the host.
+
+For the few observations of one step, starting torch's kernels takes several times as long as the
+arithmetic. Weights are read where they lie, so there is nothing to keep in step. Every sum has an
+order of its own: the numbers are the same to the last bit for one row and for many, and in whatever
+function this is compiled into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.agents.engine.cpu.activations import CODES, F32, ONE, ZERO, activate
+from steadyrl.agents.engine.cpu.convolution import convolve, turned
+from steadyrl.agents.engine.cpu.products import (
+    LANES,
+    MANY,
+    TOGETHER,
+    add_four_products,
+    add_inputs_to_eight,
+    add_inputs_to_many,
+    add_inputs_to_one,
+    add_one_product,
+    add_two_products_of_each,
+)
+from steadyrl.agents.networks.settings import Activation
+from steadyrl.core.jit import compiled, floats_at
+
+Floats = NDArray[np.float32]
+
+# Columns of a plan, a row for each layer: where its arrays are, and their sizes. Weights are
+# [in, out], or [out, in] where it is transposed; without a norm its address is 0. The rest is 0
+# but of convolutions, and where a first layer is given bytes' share of 255.
+WEIGHT, BIAS, NORM_WEIGHT, NORM_BIAS, INPUTS, OUTPUTS, TRANSPOSED, SCALED = range(8)
+FILTERS, CHANNELS, HEIGHT, WIDTH, TALL, WIDE, COLUMNS = range(8, 15)
+
+PART = F32(1.0 / 255.0)
+NORM_EPSILON = F32(1e-5)  # torch's own
+
+
+class Layer(NamedTuple):
+    """A linear layer, and the norm after it if there is one."""
+
+    weight: Floats  # [in, out], or [out, in] if transposed
+    bias: Floats  # [out]
+    transposed: bool = False
+    norm: tuple[Floats, Floats] | None = None  # its weight and bias [out]
+
+
+class Convolution(NamedTuple):
+    """Filters over boards, which end at their edges, and max(0, …) after them."""
+
+    weight: Floats  # [O, C, h, w]
+    bias: Floats  # [O]
+    board: tuple[int, int]  # H, W
+
+
+class HostNetwork:
+    """Perhaps a convolution, then linear layers with norms and an activation between them.
+
+    What it is given is `scaled` where that is bytes, or was.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer | Convolution],
+        activation: Activation,
+        *,
+        scaled: bool = False,
+    ) -> None:
+        _check_shapes(layers)
+        self._layers = layers  # which keeps the memory that the plan points to
+        self.plan: NDArray[np.int64] = np.array([_row(layer) for layer in layers], np.int64)
+        self.plan[0, SCALED] = scaled
+        self.activation = CODES[activation]
+        self.inputs, self.outputs = int(self.plan[0, INPUTS]), int(self.plan[-1, OUTPUTS])
+
+    def __call__(self, x: NDArray[Any]) -> Floats:
+        """Return the last layer's output [N, K] for inputs [N, …]."""
+        y, rows = np.empty((len(x), self.outputs), np.float32), np.ascontiguousarray(x)
+        rows = rows.reshape(len(x), -1)
+        if rows.shape[1] != self.inputs:
+            raise ValueError(f"a network of {self.inputs} inputs was given {rows.shape[1]}")
+        forward(self.plan, self.activation, rows, y)
+        return y
+
+
+def _check_shapes(layers: Sequence[Layer | Convolution]) -> None:
+    """Refuse layers whose arrays are not of the sizes that compiled code reads them with."""
+    before: int | None = None
+    for number, layer in enumerate(layers):
+        inputs, outputs = _row(layer)[INPUTS], _row(layer)[OUTPUTS]
+        norms: tuple[Floats, ...] = ()
+        biases = outputs
+        if isinstance(layer, Convolution):
+            biases = len(layer.weight)
+            height, width = layer.board
+            fits = layer.weight.shape[2] <= height and layer.weight.shape[3] <= width
+        else:
+            norms, fits = layer.norm or (), layer.weight.ndim == 2
+        fits = fits and layer.bias.shape == (biases,)
+        fits = fits and all(norm.shape == (outputs,) for norm in norms)
+        if not fits or min(inputs, outputs) < 1 or before not in (None, inputs):
+            given = "" if before is None else f" after {before} outputs"
+            raise ValueError(f"layer {number} of {inputs} inputs and {outputs} outputs{given}")
+        before = outputs
+
+
+def _row(layer: Layer | Convolution) -> list[int]:
+    row = [0] * COLUMNS
+    arrays = [layer.weight, layer.bias]
+    if isinstance(layer, Convolution):
+        filters, channels, tall, wide = layer.weight.shape
+        height, width = layer.board
+        row[FILTERS:] = filters, channels, height, width, tall, wide
+        row[INPUTS] = channels * height * width
+        row[OUTPUTS] = filters * (height - tall + 1) * (width - wide + 1)
+    else:
+        arrays += layer.norm or ()
+        sizes = layer.weight.shape[::-1] if layer.transposed else layer.weight.shape
+        row[INPUTS], row[OUTPUTS] = sizes
+        row[TRANSPOSED] = layer.transposed
+    if not all(array.flags.c_contiguous and array.dtype == np.float32 for array in arrays):
+        raise ValueError("weights must be contiguous float32")
+    row[: len(arrays)] = [array.ctypes.data for array in arrays]
+    return row
+
+
+@compiled
+def _normalise(x: Any, weight: Any, bias: Any) -> None:
+    mean = square = ZERO
+    count = F32(len(x))
+    for i in range(len(x)):
+        mean += x[i]
+    mean /= count
+    for i in range(len(x)):
+        x[i] -= mean
+    for i in range(len(x)):
+        square += x[i] * x[i]
+    scale = np.sqrt(square / count + NORM_EPSILON)
+    for i in range(len(x)):
+        x[i] = x[i] / scale * weight[i] + bias[i]
+
+
+@compiled
+def _times(x: Any, weight: int, y: Any) -> None:
+    """Add x [in] times a weight [in, out] at an address to y [out]."""
+    inputs, outputs, size = len(x), len(y), x.itemsize
+    given, made, o = x.ctypes.data, y.ctypes.data, 0
+    while o + MANY <= outputs:
+        add_inputs_to_many(given, inputs, weight + o * size, outputs, made + o * size)
+        o += MANY
+    while o + LANES <= outputs:
+        add_inputs_to_eight(given, inputs, weight + o * size, outputs, made + o * size)
+        o += LANES
+    for at in range(o, outputs):
+        add_inputs_to_one(given, inputs, weight + at * size, outputs, made + at * size)
+
+
+@compiled
+def _times_transposed(x: Any, weight: int, y: Any) -> None:
+    """Add x [in] times a weight [out, in] at an address to y [out]."""
+    inputs, outputs = len(x), len(y)
+    whole, size = outputs - outputs % 4, x.itemsize
+    given, made = x.ctypes.data, y.ctypes.data
+    for o in range(0, whole, 4):
+        add_four_products(given, weight + o * inputs * size, inputs, made + o * size)
+    for o in range(whole, outputs):
+        add_one_product(given, weight + o * inputs * size, inputs, made + o * size)
+
+
+@compiled
+def _rows_times_transposed(
+    x: int, inputs: int, weight: int, y: int, outputs: int, apart: int
+) -> None:
+    """Do so for x [TOGETHER, in] and y [TOGETHER, out] at addresses, rows so many bytes apart.
+
+    Weights are read once for all of them.
+    """
+    size, whole = 4, outputs - outputs % 2
+    for o in range(0, whole, 2):
+        at, to = weight + o * inputs * size, y + o * size
+        add_two_products_of_each(x, at, inputs, to, apart)
+    for row in range(TOGETHER):
+        for o in range(whole, outputs):
+            to = y + row * apart + o * size
+            add_one_product(x + row * apart, weight + o * inputs * size, inputs, to)
+
+
+@compiled
+def _linear(of: Any, room: Any, side: int, rows: int) -> None:
+    """Make the other side of the room [N, out] of this one [N, in] by one linear layer."""
+    inputs, outputs, weight = of[INPUTS], of[OUTPUTS], of[WEIGHT]
+    bias, all_at_once = floats_at(of[BIAS], outputs), of[TRANSPOSED] and rows == TOGETHER
+    for n in range(rows):
+        here, there = room[side, n, :inputs], room[1 - side, n, :outputs]
+        for o in range(outputs):
+            there[o] = bias[o]
+        if not of[TRANSPOSED]:
+            _times(here, weight, there)
+        elif not all_at_once:
+            _times_transposed(here, weight, there)
+    if all_at_once:
+        begin, across, apart = room.ctypes.data, room.strides[0], room.strides[1]
+        x, y = begin + side * across, begin + (1 - side) * across
+        _rows_times_transposed(x, inputs, weight, y, outputs, apart)
+
+
+@compiled
+def _boards(of: Any, filters: Any, sums: Any, room: Any, side: int, rows: int) -> None:
+    """Make the other side [N, O · h · w] of boards [N, C · H · W] by turned filters."""
+    bias = floats_at(of[BIAS], of[FILTERS])
+    for n in range(rows):
+        board = room[side, n, : of[INPUTS]].reshape(of[CHANNELS], of[HEIGHT], of[WIDTH])
+        convolve(filters, of[TALL], of[WIDE], bias, board, sums, room[1 - side, n])
+
+
+@compiled
+def _between(of: Any, activation: int, room: Any, side: int, rows: int) -> None:
+    """Apply what comes between two layers to one side of the room [N, out]."""
+    outputs = of[OUTPUTS]
+    for n in range(rows):
+        there = room[side, n, :outputs]
+        if of[NORM_WEIGHT]:
+            weight, bias = floats_at(of[NORM_WEIGHT], outputs), floats_at(of[NORM_BIAS], outputs)
+            _normalise(there, weight, bias)
+        activate(there, activation)
+
+
+@compiled
+def _widest(plan: Any) -> int:
+    widest: int = plan[0, OUTPUTS]
+    for layer in range(1, len(plan)):
+        widest = max(widest, plan[layer, OUTPUTS])
+    return widest
+
+
+@compiled
+def _one_by_one(plan: Any, activation: int, x: Any, y: Any) -> None:
+    """Do what `forward` does row by row: nothing is gained by several small ones at once."""
+    layers = len(plan)
+    room = np.empty((2, _widest(plan)), np.float32)
+    for n in range(len(x)):
+        here = x[n]
+        for layer in range(layers):
+            outputs = plan[layer, OUTPUTS]
+            there = y[n] if layer == layers - 1 else room[layer % 2, :outputs]
+            bias = floats_at(plan[layer, BIAS], outputs)
+            for o in range(outputs):
+                there[o] = bias[o]
+            if plan[layer, TRANSPOSED]:
+                _times_transposed(here, plan[layer, WEIGHT], there)
+            else:
+                _times(here, plan[layer, WEIGHT], there)
+            if layer < layers - 1:
+                if plan[layer, NORM_WEIGHT]:
+                    _normalise(
+                        there,
+                        floats_at(plan[layer, NORM_WEIGHT], outputs),
+                        floats_at(plan[layer, NORM_BIAS], outputs),
+                    )
+                activate(there, activation)
+            here = there
+
+
+@compiled
+def _together(plan: Any, activation: int, x: Any, y: Any) -> None:
+    """Do it a few rows at a time."""
+    first, layers = plan[0], len(plan)
+    room = np.empty((2, TOGETHER, max(first[INPUTS], _widest(plan))), np.float32)
+    filters = sums = room[0, 0]  # which nobody reads where there are none
+    if first[FILTERS]:
+        filters = turned(first[WEIGHT], first[FILTERS], first[CHANNELS], first[TALL], first[WIDE])
+        sums = np.empty(first[OUTPUTS], np.float32)
+    part = PART if first[SCALED] else ONE
+    for begin in range(0, len(x), TOGETHER):
+        rows = min(TOGETHER, len(x) - begin)
+        for n in range(rows):
+            for i in range(x.shape[1]):
+                room[0, n, i] = F32(x[begin + n, i]) * part
+        for layer in range(layers):
+            of, side = plan[layer], layer % 2
+            if of[FILTERS]:
+                _boards(of, filters, sums, room, side, rows)
+                continue
+            _linear(of, room, side, rows)
+            if layer < layers - 1:
+                _between(of, activation, room, 1 - side, rows)
+        for n in range(rows):
+            for o in range(y.shape[1]):
+                y[begin + n, o] = room[layers % 2, n, o]
+
+
+@compiled
+def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
+    """Write the last layer's output [N, K] for inputs [N, D]: the same, whichever way is taken."""
+    if plan[0, FILTERS] or plan[0, SCALED]:
+        _together(plan, activation, x, y)
+    else:
+        _one_by_one(plan, activation, x.astype(np.float32), y)

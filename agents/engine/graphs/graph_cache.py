@@ -1,0 +1,164 @@
+"""Graphs as machine code of the host, kept from run to run: compiled once, then loaded in a moment.
+
+Each is a library of its own, which runs without the compiler in memory (150 MB) and without
+Python between its loops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compiling_privately
+from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
+from steadyrl.core.private import cache_folder, is_private, make_private
+
+
+@contextmanager
+def compilable() -> Iterator[None]:
+    """Let the compiler write such products into graphs."""
+    if not faster_here():  # nothing asks for them: the compiler is left as it is
+        yield
+        return
+    from torch._inductor import config  # slow to import, as all of it
+    from torch._inductor.lowering import lowerings
+
+    from steadyrl.agents.engine.graphs.product_template import lowered
+
+    lowerings[operator()] = lowered
+    try:
+        with config.patch(epilogue_fusion=False):  # loops that use a product come after it
+            yield
+    finally:
+        del lowerings[operator()]
+
+
+log = logging.getLogger("steadyrl")
+
+
+KEPT = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
+
+
+COMPILERS = "TORCHINDUCTOR_"  # how the compiler's own switches in the environment begin
+
+
+def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[Any], Any]:
+    """Return what computes `graph` of a list of tensors like these, compiled where it is not kept.
+
+    Its results are new tensors; inputs that the graph writes to are written to.
+    """
+    library = folder() / f"{fingerprint(graph, inputs)}.so"
+    private = make_private(library.parent)
+    if private and is_private(library):
+        with suppress(RuntimeError):  # not what it was when it was kept
+            run = _loaded(library)
+            _touch(library)
+            return run
+    made = _compile(graph, inputs)
+    if not private:
+        log.warning(
+            "compiled graphs are not kept: %s cannot be written to, or others than this user can",
+            library.parent,
+        )
+        return _loaded(made)
+    try:
+        _keep(made, library)
+    except OSError:  # a home that cannot be written to, a full disk
+        return _loaded(made)
+    return _loaded(library)
+
+
+def folder() -> Path:
+    """Return where libraries are kept."""
+    return cache_folder()
+
+
+def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
+    """Return a name for all that the machine code depends on."""
+    modules = [part.code for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    forms = [(tuple(each.shape), each.stride(), str(each.dtype)) for each in inputs]
+    switches = {k: v for k, v in os.environ.items() if k.startswith(COMPILERS) and k != CHOICE}
+    of_machine = (
+        torch.__version__,
+        torch.get_num_threads(),
+        sorted(switches.items()),
+        _processor(),
+    )
+    told = (modules, CODE.read_text(), forms, of_machine)
+    return sha256(repr(told).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """Return which instructions there are: a home may be that of many machines."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
+    for node in graph.graph.nodes:
+        node.meta.clear()  # what tracing noted of shapes is for another compiler than this
+    with compiling_privately(), compilable(), _linkable(), warnings.catch_warnings():
+        from torch._inductor import aot_compile  # slow to import
+
+        warnings.simplefilter("ignore", FutureWarning)  # about torch itself
+        return Path(str(aot_compile(graph, tuple(inputs))))
+
+
+@contextmanager
+def _linkable() -> Iterator[None]:
+    """Name torch's libraries by a path without spaces: the compiler does not quote it."""
+    from torch.utils import cpp_extension  # slow to import
+
+    path = cpp_extension.TORCH_LIB_PATH
+    if " " not in path:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="steadyrl-") as private:
+        link = Path(private, "lib")
+        link.symlink_to(path)
+        cpp_extension.TORCH_LIB_PATH = str(link)
+        try:
+            yield
+        finally:
+            cpp_extension.TORCH_LIB_PATH = path
+
+
+def _loaded(library: Path) -> Callable[[Any], Any]:
+    run: Callable[[Any], Any] = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1).run
+    return run
+
+
+def _keep(made: Path, library: Path) -> None:
+    """Put a library where it is looked for, whole or not at all."""
+    place, name = tempfile.mkstemp(dir=library.parent)
+    try:
+        with open(place, "wb") as to, made.open("rb") as source:
+            shutil.copyfileobj(source, to)
+            to.flush()
+            os.fsync(to.fileno())
+        os.replace(name, library)
+    finally:
+        Path(name).unlink(missing_ok=True)
+    found = sorted(library.parent.glob("*.so"), key=lambda path: path.stat().st_mtime)
+    for path in found[:-KEPT]:
+        path.unlink(missing_ok=True)
+
+
+def _touch(library: Path) -> None:
+    with suppress(OSError):
+        os.utime(library)

@@ -1,0 +1,60 @@
+"""How the compiler writes a product of matrices into a graph: as a call of product.h."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._inductor.codegen.cpp_template import CppTemplate
+from torch._inductor.ir import ExternKernel, FixedLayout
+from torch._inductor.utils import parallel_num_threads
+from typing_extensions import override
+
+from steadyrl.agents.engine.graphs.wide_products import CODE
+
+CALL = """
+extern "C" {head}
+{{
+    steadyrl::multiply({left}, {right}, {sums}, {pairs}, {threads});
+}}
+"""
+
+
+def lowered(left: Any, right: Any) -> Any:
+    """Return what the compiler has for left @ right, of two matrices or of pairs of them."""
+    given = [ExternKernel.realize_input(each) for each in (left, right)]
+    size = [*left.get_size()[:-1], right.get_size()[-1]]
+    layout = FixedLayout(device=left.get_device(), dtype=left.get_dtype(), size=size)
+    return Product(given, layout).generate().output_node()
+
+
+class Product(CppTemplate):
+    """The code of one such product."""
+
+    def __init__(self, given: list[Any], layout: FixedLayout) -> None:
+        super().__init__("product", given, layout, parallel_num_threads())
+
+    @override
+    def render(self, **given: Any) -> str:
+        """Return the function; the compiler tells which tensor its result is once it knows."""
+        kernel, (left, right) = given["kernel"], self.input_nodes
+        sums: Any = given.get("template_buffer_node") or self.output_node
+        head = kernel.def_kernel(inputs={"left": left, "right": right}, outputs={"sums": sums})
+        told = {
+            "left": _told(kernel, left),
+            "right": _told(kernel, right),
+            "sums": kernel.args.output(sums.get_name()),
+            "pairs": kernel.size(sums, 0) if len(sums.get_size()) > 2 else 1,
+        }
+        call = CALL.format(head=head, threads=self.num_threads, **told)
+        return "\n".join((self.header().getvalue(), CODE.read_text(), call))
+
+
+def _told(kernel: Any, matrices: Any) -> str:
+    """Return the arguments for a matrix, or the first of several, and how far apart those are."""
+    sides = len(matrices.get_size())
+    two = sides - 2, sides - 1
+    size, stride = ([part(matrices, side) for side in two] for part in (kernel.size, kernel.stride))
+    apart = kernel.stride(matrices, 0) if sides > 2 else 0
+    first = kernel.index(matrices, [0] * sides)
+    matrix = ", ".join((f"&{first}", *size, *stride))
+    return f"{{{matrix}}}, {apart}"

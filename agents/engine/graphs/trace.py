@@ -1,0 +1,167 @@
+"""How a function of tensors becomes a graph, and what is written otherwise in it to be fast.
+
+torch has a tracer, which brings its compiler along: a second, for graphs that are mostly kept from
+an earlier run. This one writes down what is computed while the function runs once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+from typing_extensions import override
+
+from steadyrl.agents.engine.graphs.patches import Patches
+from steadyrl.agents.engine.graphs.wide_products import pays, product
+from steadyrl.core.cuda_graph import flatten
+
+
+def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
+    """Undo `flatten`, with the structure of `like`."""
+    rest = iter(leaves)
+
+    def taken(arg: Any) -> Any:
+        if not isinstance(arg, tuple):
+            return next(rest)
+        items = [next(rest) for _ in arg]
+        return type(arg)(*items) if hasattr(arg, "_fields") else tuple(items)
+
+    return [taken(arg) for arg in like]
+
+
+def traced(
+    function: Callable[..., Any], args: tuple[Any, ...], only_read: Sequence[int] = ()
+) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """Return a graph of `function`, and the tensors it takes after its flattened arguments.
+
+    It runs on copies, but of arguments that it only reads, by their numbers, on these themselves.
+    """
+    patches = Patches()
+    rewritten: dict[Any, Callable[..., Any]] = {
+        torch.ops.aten.mm.default: _mm,
+        torch.ops.aten.addmm.default: _addmm,
+        torch.ops.aten.bmm.default: _bmm,
+        torch.ops.aten.baddbmm.default: _baddbmm,
+        torch.ops.aten.convolution.default: patches.forward,
+        torch.ops.aten.convolution_backward.default: patches.backward,
+    }
+    copies: list[Tensor] = []
+    for number, arg in enumerate(args):
+        leaves = [leaf.detach() for leaf in flatten((arg,))]
+        copies += leaves if number in only_read else [leaf.clone() for leaf in leaves]
+    tracer = Tracer(copies, rewritten)
+    with tracer:
+        found = function(*rebuild(tuple(copies), args))
+    return tracer.finish(found), tracer.captured
+
+
+class Tracer(TorchDispatchMode):
+    """Writes down every operation on tensors while it is entered, and what each was given."""
+
+    def __init__(self, inputs: list[Tensor], rewritten: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.captured: list[Tensor] = []  # tensors from elsewhere: arguments after the `inputs`
+        self._graph = torch.fx.Graph()
+        self._rewritten = rewritten
+        # Weakly: autograd makes a view of what nobody else holds, and else of a copy of it.
+        self._nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
+        self._last: torch.fx.Node | None = None
+        for place, tensor in enumerate(inputs):
+            self._argument(f"arg{place}", tensor)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch not import its compiler to be told that this is not to be compiled."""
+        return False
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with self:  # what it is made of is written down in its place
+            rewrite = self._rewritten.get(func)
+            found = NotImplemented if rewrite is None else rewrite(*args, **kwargs)
+            if found is NotImplemented:
+                found = func.decompose(*args, **kwargs)
+        if found is not NotImplemented:
+            return found
+        given = torch.fx.node.map_aggregate((args, kwargs), self._told)
+        node = self._graph.call_function(func, *given)  # type: ignore[arg-type]
+        found = func(*args, **kwargs)
+        self._note(node, found)
+        return found
+
+    def finish(self, found: Any) -> torch.fx.GraphModule:
+        """Return the graph of what was written down, which gives what was `found`."""
+        self._graph.output(torch.fx.node.map_aggregate(found, self._told))
+        return torch.fx.GraphModule(torch.nn.Module(), self._graph)
+
+    def _told(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value not in self._nodes:
+            if value.grad_fn is not None:  # else it would be taken for a constant
+                raise RuntimeError("a tensor was computed that tracing did not see")
+            self._argument(f"captured{len(self.captured)}", value)
+            self.captured.append(value)
+        return self._nodes[value]
+
+    def _argument(self, name: str, tensor: Tensor) -> None:
+        if self._last is None:
+            node = self._graph.placeholder(name)
+        else:
+            with self._graph.inserting_after(self._last):
+                node = self._graph.placeholder(name)
+        self._last = node
+        self._note(node, tensor)
+
+    def _note(self, node: torch.fx.Node, found: Any) -> None:
+        if isinstance(found, Tensor):
+            node.meta["val"] = found.detach().to("meta")
+            self._nodes[found] = node
+        elif isinstance(found, tuple | list):
+            for place, part in enumerate(found):
+                self._note(self._graph.call_function(operator.getitem, (node, place)), part)
+
+
+# Products that are so narrow are sums in a loop with what is done before and after; the library
+# takes longer to be called, but not longer than a loop that jumps from row to row of a matrix that
+# lies transposed. Those with few columns it computes several times as fast transposed.
+NARROW, FEW = 2, 16
+
+
+SHORT = 8  # sums of so few are written out where they are needed
+
+
+def _mm(left: Tensor, right: Tensor) -> Any:
+    rows, inner, columns = left.shape[0], *right.shape
+    narrow = min(rows, inner, columns) <= NARROW
+    few = columns <= FEW < rows and (not narrow or left.stride(1) != 1)
+    if narrow and not few and (right.stride(1) == 1 or inner > NARROW or columns <= NARROW):
+        return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
+    if pays(left, right):
+        return product(left, right)
+    return torch.mm(right.t(), left.t()).t() if few else NotImplemented  # as it is
+
+
+def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
+    found = _mm(left, right)
+    found = torch.mm(left, right) if found is NotImplemented else found
+    # As below; of a plain sum with a product the compiler would make one call of both again.
+    return (found.unsqueeze(0) + bias).squeeze(0)
+
+
+def _bmm(left: Tensor, right: Tensor) -> Any:
+    if left.shape[2] <= SHORT:
+        return (left.unsqueeze(3) * right.unsqueeze(1)).sum(2)
+    return product(left, right) if pays(left, right) else NotImplemented
+
+
+def _baddbmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
+    found = _bmm(left, right)
+    # The library would first write the bias to every row of the result; so it costs nothing.
+    return (torch.bmm(left, right) if found is NotImplemented else found) + bias

@@ -1,0 +1,1 @@
+"""The learner: gradient, clipping, Adam, schedules, several ranks. Read `learner.py` first."""

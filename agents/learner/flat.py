@@ -1,0 +1,83 @@
+"""All weights of a network, and their gradients, as views of two flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from typing_extensions import override
+
+from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.statistics import Statistics
+from steadyrl.core.saved import Limits
+from steadyrl.core.state import Stateful
+
+WEIGHT = Limits(-1e9, 1e9)  # of a network that computes with larger ones nothing is left
+
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class FlatNetwork(Stateful):
+    """A network whose parameters, and their gradients, are views of two flat tensors.
+
+    On small networks most of an update's time goes into starting kernels, one per layer and
+    operation; on the flat tensors it is one per operation.
+    """
+
+    state_names = ("weights", "buffers")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"weights": WEIGHT}
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module.to(device)
+        named = dict(module.named_parameters())
+        self._shapes = {name: parameter.shape for name, parameter in named.items()}
+        self.weights = torch.cat([p.detach().reshape(-1) for p in named.values()])
+        self.gradient = torch.zeros_like(self.weights)
+        self.broadcasts = 0
+        weights, gradients = self.views(self.weights), self.views(self.gradient)
+        for name, parameter in named.items():
+            parameter.data, parameter.grad = weights[name], gradients[name]
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for part in self.module.modules():
+            if isinstance(part, Statistics):
+                part.check_ranges()
+
+    def views(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return `weights` [P] cut into the module's parameters."""
+        pieces = weights.split([shape.numel() for shape in self._shapes.values()])
+        pairs = zip(self._shapes.items(), pieces, strict=True)
+        return {name: piece.view(shape) for (name, shape), piece in pairs}
+
+    def join(self, world: World) -> None:
+        """Together: take over rank 0's weights and buffers.
+
+        That is counted, because a collective does not raise a tensor's `_version`.
+        """
+        world.copy_((self.weights, *self.module.buffers()))
+        self.broadcasts += 1
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """What the module keeps besides its weights, such as running statistics."""
+        return dict(self.module.named_buffers())
+
+    def named(self) -> dict[str, Tensor]:
+        """Return weights and buffers of this moment by the module's names."""
+        return self.views(self.weights) | self.buffers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and gradient."""
+        return self.weights.nbytes + self.gradient.nbytes
+
+    def function(self, weights: Tensor) -> Callable[..., Any]:
+        """Return the network as a pure function of its inputs, with these weights [P]."""
+        views = self.views(weights)
+        return lambda *inputs: functional_call(self.module, views, inputs)

@@ -1,0 +1,92 @@
+"""Numbers that change over a run, in closed form; importable without torch.
+
+Steps are valid environment steps, so a schedule is the same for any number of environments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+from steadyrl.core.errors import SettingError, fraction, zero_or_more
+
+Shape = Literal["constant", "linear", "cosine"]
+# What `agent.anneal_…` reads: true is linear, false constant.
+Anneal = bool | Shape
+
+
+class Schedule(NamedTuple):
+    """A number that stays at `start`, or falls (or rises) to `end` within `steps`.
+
+    Before that comes a warm-up, in which it rises linearly from 0, or, held, is at `start` already.
+    """
+
+    start: float
+    end: float
+    shape: Shape
+    steps: float
+    warmup: float = 0.0  # steps
+    held: bool = False
+
+    def at(self, now: int, ahead: int = 0) -> float:
+        """Return the number after `now` steps.
+
+        Where it is used once for the `ahead` steps that follow, the warm-up counts them: the first
+        number is not 0.
+        """
+        if now < self.warmup:
+            return self.start if self.held else self.start * min(1.0, (now + ahead) / self.warmup)
+        if self.shape == "constant":
+            return self.start
+        between = linear if self.shape == "linear" else cosine
+        return between(self.start, self.end, self.steps, now - self.warmup)
+
+
+def linear(start: float, end: float, steps: float, now: float) -> float:
+    """Return start + (end − start)·min(1, now / steps); exactly `end` from `steps` on."""
+    if now >= steps:
+        return end
+    return start + (end - start) * (now / steps)
+
+
+def cosine(start: float, end: float, steps: float, now: float) -> float:
+    """Return end + (start − end)·½(1 + cos(π·min(1, now / steps))) (Loshchilov & Hutter 2017)."""
+    if now >= steps:
+        return end
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * now / steps))
+
+
+def shape_of(anneal: Anneal) -> Shape:
+    """Return the shape that `agent.anneal_…` asks for."""
+    if isinstance(anneal, bool):
+        return "linear" if anneal else "constant"
+    return anneal
+
+
+def over_the_run(
+    anneal: Anneal, start: float, end: float, warmup: float, total_steps: int
+) -> Schedule:
+    """Return what rises to `start` over a share of the run and reaches `end` at the run's end."""
+    rising = warmup * total_steps
+    return Schedule(start, end, shape_of(anneal), total_steps - rising, rising)
+
+
+def scheduled(settings: object, *names: str) -> None:
+    """Refuse schedules that cannot be, and ends that contradict a schedule without one.
+
+    For each name: its `anneal_NAME`, `NAME_end` and `NAME_warmup`.
+    """
+    for name in names:
+        end, warmup = f"{name}_end", f"{name}_warmup"
+        zero_or_more(settings, end)
+        fraction(settings, warmup)
+        if getattr(settings, warmup) == 1:
+            raise SettingError(warmup, 1, "must be below 1: nothing of the run would be left")
+        anneal = getattr(settings, f"anneal_{name}")
+        if shape_of(anneal) == "constant" and getattr(settings, end):
+            said = str(anneal).lower()
+            raise SettingError(
+                end,
+                getattr(settings, end),
+                f"is never reached with agent.anneal_{name}={said}: make that linear or cosine",
+            )

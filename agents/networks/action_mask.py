@@ -1,0 +1,68 @@
+"""Which actions an observation allows: bits behind what is seen of it (`envs/encoding/masks.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from steadyrl.envs.types import MASK_BITS, DiscreteActions, EnvSpec
+
+# What a forbidden action is worth, or its logit: so little that its probability is exactly 0, and
+# finite, so that 0 · it is 0 as well.
+FORBIDDEN = -1e30
+RANKS = 1 << 62  # a number below it is the same remainder of any number of actions as often
+
+
+class Masks:
+    """Takes observations [B, …] apart: into what is seen, and which actions are allowed."""
+
+    def __init__(self, spec: EnvSpec, actions: int, device: torch.device) -> None:
+        self._actions, self._mask = actions, spec.mask
+        self._vectors = spec.frame_stack if len(spec.frame_shape) == 1 else 0
+        self._size = spec.frame_shape[0]  # of a vector, or in channels
+        self._newest = 1 if self._vectors else self._size
+        bits = range(MASK_BITS[spec.dtype])
+        self._powers = torch.tensor([0.5**bit for bit in bits], device=device)
+
+    @classmethod
+    def of(cls, spec: EnvSpec, device: torch.device) -> Masks | None:
+        """Return the masks of environments that give some."""
+        if not spec.mask:
+            return None
+        assert isinstance(spec.action, DiscreteActions)
+        return cls(spec, spec.action.n, device)
+
+    def _frames(self, obs: Tensor) -> Tensor:
+        """Return frames [B, K, …] whose third axis ends in bits; of images K counts channels."""
+        return obs.reshape(len(obs), self._vectors, self._size) if self._vectors else obs
+
+    def seen(self, obs: Tensor) -> Tensor:
+        """Return observations [B, …] without their masks."""
+        seen = self._frames(obs)[:, :, : -self._mask]
+        return seen.flatten(1) if self._vectors else seen
+
+    def behind(self, seen: Tensor, obs: Tensor) -> Tensor:
+        """Return the same vectors [B, D] with something else seen of them."""
+        masks = self._frames(obs)[:, :, -self._mask :]
+        parts = seen.reshape(len(seen), self._vectors, self._size - self._mask), masks
+        return torch.cat(parts, 2).flatten(1)
+
+    def allowed(self, obs: Tensor) -> Tensor:
+        """Return which actions are allowed [B, A] by the newest frames."""
+        numbers = self._frames(obs)[:, -self._newest :, -self._mask :].flatten(1)
+        bits = torch.floor(numbers.unsqueeze(-1) * self._powers).remainder(2)
+        return bits.flatten(1)[:, : self._actions].bool()
+
+    def forbid(self, values: Tensor, obs: Tensor) -> Tensor:
+        """Return values or logits [B, A], those of forbidden actions replaced."""
+        return torch.where(self.allowed(obs), values, FORBIDDEN)
+
+    def pick(self, numbers: NDArray[np.int64], obs: NDArray[Any]) -> NDArray[np.int64]:
+        """Return for every number [N] below `RANKS` one of the actions allowed, any as likely."""
+        ranks = self.allowed(torch.from_numpy(obs)).numpy().cumsum(1)
+        picked: NDArray[np.int64] = (ranks > (numbers % ranks[:, -1])[:, None]).argmax(1)
+        return picked

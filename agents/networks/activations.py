@@ -1,0 +1,66 @@
+"""Activations of all networks, in torch; `agents/engine/cpu/activations.py` has the same for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from steadyrl.agents.engine.graphs.trace import Tracer
+from steadyrl.agents.networks.settings import Activation
+
+
+def being_traced() -> bool:
+    """Return whether the caller is being turned into a graph rather than run."""
+    return isinstance(_get_current_dispatch_mode(), Tracer)
+
+
+class FastTanh(torch.autograd.Function):
+    """tanh(x) = 2σ(2x) − 1 with its derivative 1 − y² as one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return y = tanh(x)."""
+        y = tanh_by_sigmoid(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> Tensor:
+        """Return (1 − y²) · gradient."""
+        slope: Tensor = torch.ops.aten.tanh_backward(gradient[0], ctx.saved_tensors[0])
+        return slope
+
+
+def tanh_by_sigmoid(x: Tensor) -> Tensor:
+    """Return 2σ(2x) − 1, with one allocation."""
+    y = torch.add(x, x).sigmoid_()
+    return y.add_(y).sub_(1)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return tanh(x), to 2e-7 in float32.
+
+    PyTorch's tanh takes half of a small network's time on a CPU; its sigmoid is six times as fast.
+    Near 0 the difference 2σ − 1 cancels: in bfloat16 nothing would be left of a small x.
+    """
+    if x.is_cuda or x.dtype != torch.float32:
+        return torch.tanh(x)
+    if being_traced():
+        return 2 * torch.sigmoid(2 * x) - 1
+    if x.requires_grad:
+        y: Tensor = FastTanh.apply(x)  # type: ignore[no-untyped-call]
+        return y
+    return tanh_by_sigmoid(x)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "tanh": tanh,
+    "elu": F.elu,
+    "silu": F.silu,
+}

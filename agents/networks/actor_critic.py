@@ -1,0 +1,191 @@
+"""Policy and value in one network: with one trunk for both, or one each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.networks.activations import ACTIVATIONS
+from steadyrl.agents.networks.distributions import GaussianLayer, Head
+from steadyrl.agents.networks.init import orthogonal_, uniform_
+from steadyrl.agents.networks.normalizers import ObservationNormaliser, ValueUnits
+from steadyrl.agents.networks.settings import PLAIN, Activation, Init, NetworkSettings
+
+
+class TwinLayer(nn.Module):
+    """Two layers of one size as one batched product: [2, B, in] to [2, B, out]."""
+
+    def __init__(
+        self, inputs: int, outputs: int, activation: Activation, *, layer_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(2, 1, outputs))
+        self.norm = TwinNorm(outputs) if layer_norm else None
+        self._activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return f(x W + b) for both."""
+        y = torch.baddbmm(self.bias, x, self.weight)
+        if self.norm is not None:
+            y = self.norm(y)
+        activated: Tensor = self._activation(y)
+        return activated
+
+    def start_(self, generator: torch.Generator, init: Init) -> None:
+        """Initialise both, orthogonally with gain √2 and zero biases, or uniformly."""
+        if init == "uniform":
+            bound = 1 / math.sqrt(self.weight.shape[1])
+            for parameter in (self.weight, self.bias):
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        else:
+            for weight in self.weight:
+                nn.init.orthogonal_(weight, math.sqrt(2), generator=generator)
+            nn.init.zeros_(self.bias)
+        if self.norm is not None:
+            nn.init.ones_(self.norm.weight)
+            nn.init.zeros_(self.norm.bias)
+
+
+class TwinNorm(nn.Module):
+    """Two layer norms side by side."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, 1, features))
+        self.bias = nn.Parameter(torch.empty(2, 1, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return both normalised [2, B, F] and scaled, each by its own weights."""
+        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
+
+
+class TwinTrunk(nn.Module):
+    """Two MLPs side by side: half the kernels of two separate ones."""
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: Sequence[int],
+        activation: Activation,
+        *,
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = pairwise((inputs, *hidden))
+        self.twins = [TwinLayer(a, b, activation, layer_norm=layer_norm) for a, b in sizes]
+        self.layers = nn.Sequential(*self.twins)
+        self.activation: Activation = activation
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features [B, F] for the policy and for the value."""
+        x = obs.flatten(1)
+        for_policy, for_value = self.layers(x.expand(2, *x.shape)).unbind(0)
+        return for_policy, for_value
+
+
+class SeparateTrunks(nn.Module):
+    """Two trunks that share nothing."""
+
+    def __init__(self, policy: nn.Module, value: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+        self.value = value
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features [B, F] for the policy and for the value."""
+        return self.policy(obs), self.value(obs)
+
+
+class SharedTrunk(nn.Module):
+    """One trunk for both."""
+
+    def __init__(self, both: nn.Module) -> None:
+        super().__init__()
+        self.both = both
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features [B, F], twice."""
+        features = self.both(obs)
+        return features, features
+
+
+class ActorCritic(nn.Module):
+    """Normalised observations, trunk or trunks, and two heads."""
+
+    def __init__(
+        self,
+        observation_shape: tuple[int, ...],
+        dtype: str,
+        head: Head,
+        *,
+        hidden: Sequence[int],
+        activation: Activation,
+        shared: bool | None,
+        normalise: bool,
+        log_std: float,
+        network: NetworkSettings = PLAIN,
+        masks: Masks | None = None,
+        value_norm: bool = False,
+    ) -> None:
+        from steadyrl.agents.networks.encoders import (
+            build_trunk,  # here: it builds on these activations
+        )
+
+        super().__init__()
+        self.observation_shape = observation_shape
+        trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
+        image = len(observation_shape) == 3
+        if image if shared is None else shared:
+            self.trunk: nn.Module = SharedTrunk(trunk)
+        elif image:
+            second, _ = build_trunk(observation_shape, dtype, hidden, activation, network)
+            self.trunk = SeparateTrunks(trunk, second)
+        else:
+            inputs, norm = math.prod(observation_shape), network.layer_norm
+            self.trunk = TwinTrunk(inputs, hidden, activation, layer_norm=norm)
+        self.masks = masks  # of what is shown besides `observation_shape`
+        self.normaliser = ObservationNormaliser(observation_shape, masks) if normalise else None
+        self.policy = head.layer(features, log_std)
+        self.value = nn.Linear(features, 1)
+        self.units = ValueUnits() if value_norm else None
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the policy's parameters [B, P] and the values [B], in `units` if there are any."""
+        for_policy, for_value = self.trunk(self.seen(obs))
+        return self.allowed(self.policy(for_policy), obs), self.value(for_value).squeeze(-1)
+
+    def deciding(self, obs: Tensor) -> Tensor:
+        """Return the policy's parameters [B, P] alone."""
+        return self.allowed(self.policy(self.trunk(self.seen(obs))[0]), obs)
+
+    def allowed(self, parameters: Tensor, obs: Tensor) -> Tensor:
+        """Return parameters [B, P] under which nothing forbidden is ever done."""
+        return parameters if self.masks is None else self.masks.forbid(parameters, obs)
+
+    def seen(self, obs: Tensor) -> Tensor:
+        """Return what the trunk sees of observations [B, …]."""
+        x = obs if self.normaliser is None else self.normaliser(obs)
+        return x if self.masks is None else self.masks.seen(x)
+
+    def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
+        """Initialise orthogonally with gains √2 in the trunks, .01 and 1 after, or uniformly."""
+        if init == "uniform":
+            uniform_(self, generator)
+        else:
+            orthogonal_(self.trunk, math.sqrt(2), generator)
+        for layer in self.trunk.modules():
+            if isinstance(layer, TwinLayer):
+                layer.start_(generator, init)
+        if init != "uniform":
+            orthogonal_(self.policy, 0.01, generator)
+            orthogonal_(self.value, 1.0, generator)
+        for part in (self.policy, self.normaliser, self.units):
+            if isinstance(part, GaussianLayer | ObservationNormaliser | ValueUnits):
+                part.start_()

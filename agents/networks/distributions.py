@@ -1,0 +1,239 @@
+"""Policies over each kind of action: sampling, log-probability and entropy as a few tensor ops.
+
+A head reads `parameters` [B, size], what the policy's last layer puts out. Randomness comes in
+as `noise`, so that everything else is a pure function that can be compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor, nn
+
+from steadyrl.core.saved import FINITE, Limits
+from steadyrl.envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
+
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Head(ABC):
+    """The distribution of one kind of action."""
+
+    size: int  # numbers per row in `parameters`
+    noise_shape: tuple[int, ...]
+    action_shape: tuple[int, ...]
+    action_dtype = torch.int64
+
+    def layer(self, features: int, log_std: float) -> nn.Module:
+        """Build the policy's last layer; `log_std` is where log σ starts, if there is one."""
+        del log_std
+        return nn.Linear(features, self.size)
+
+    @abstractmethod
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Fill `noise` [..., *noise_shape] with what `sample` needs."""
+
+    @abstractmethod
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Return actions [B, *action_shape]."""
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Return the log-probability of `action` [B]."""
+        return self.evaluate(parameters, action)[0]
+
+    @abstractmethod
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Return the most likely actions [B, *action_shape]."""
+
+    def sent(self, action: Tensor) -> Tensor:
+        """Return what the environment is sent for `action`: the same, unless units differ."""
+        return action
+
+    @abstractmethod
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of `action` [B] and the entropy [B]."""
+
+
+class DiscreteHead(Head):
+    """One choice out of n: softmax of n logits."""
+
+    def __init__(self, n: int) -> None:
+        self.size = n
+        self.noise_shape = (n,)
+        self.action_shape = ()
+
+    def _logits(self, parameters: Tensor) -> Tensor:
+        return parameters
+
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw log E, E ~ Exp(1)."""
+        return noise.exponential_(generator=generator).log_()
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Take argmax(logit − log E), which is distributed as softmax(logit) (Gumbel-max)."""
+        return (self._logits(parameters) - noise).argmax(-1)
+
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Take the largest logit."""
+        return self._logits(parameters).argmax(-1)
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p(a) and −Σ p log p."""
+        log_p = F.log_softmax(parameters, -1)  # [B, n]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def action_limits(head: Head) -> Limits:
+    """Return what the numbers of an action can be, in the policy's own units."""
+    if isinstance(head, MultiBinaryHead):
+        return Limits(0, 1)
+    if isinstance(head, DiscreteHead):
+        return Limits(0, head.noise_shape[-1] - 1)
+    return FINITE
+
+
+class MultiDiscreteHead(DiscreteHead):
+    """C independent choices, padded to the widest so that all are one softmax [B, C, K]."""
+
+    def __init__(self, nvec: tuple[int, ...], device: torch.device) -> None:
+        self.size = len(nvec) * max(nvec)
+        self.noise_shape = (len(nvec), max(nvec))
+        self.action_shape = (len(nvec),)
+        outside = torch.arange(max(nvec)) >= torch.tensor(nvec).unsqueeze(1)  # [C, K]
+        # Large enough that p is exactly 0, small enough that p · log p is too.
+        self._penalty = (outside.float() * -1e9).to(device)
+
+    def _logits(self, parameters: Tensor) -> Tensor:
+        return parameters.view(-1, *self.noise_shape) + self._penalty
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Σ log p(a) and −ΣΣ p log p."""
+        log_p = F.log_softmax(self._logits(parameters), -1)  # [B, C, K]
+        entropy = -(log_p.exp() * log_p).sum((-2, -1))
+        return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1).sum(-1), entropy
+
+
+class MultiBinaryHead(Head):
+    """n independent switches: sigmoid of n logits."""
+
+    action_dtype = torch.int8
+
+    def __init__(self, n: int) -> None:
+        self.size = n
+        self.noise_shape = self.action_shape = (n,)
+
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw u ~ U[0, 1)."""
+        return noise.uniform_(generator=generator)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Switch on where u < p."""
+        return (noise < parameters.sigmoid()).to(torch.int8)
+
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Switch on where p > ½."""
+        return (parameters > 0).to(torch.int8)
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Σ (a·x − softplus(x)) and Σ (softplus(x) − x·p) for switches with logit x."""
+        softplus = F.softplus(parameters)
+        entropy = (softplus - parameters * parameters.sigmoid()).sum(-1)
+        return (action * parameters - softplus).sum(-1), entropy
+
+
+class GaussianLayer(nn.Module):
+    """Means from the features, log σ as free parameters: [B, features] to [B, 2·size]."""
+
+    def __init__(self, features: int, size: int, log_std: float) -> None:
+        super().__init__()
+        self.mean = nn.Linear(features, size)
+        self.log_std = nn.Parameter(torch.empty(size))
+        self._start = log_std
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return means and log σ side by side."""
+        mean = self.mean(features)
+        return torch.cat((mean, self.log_std.expand_as(mean)), -1)
+
+    def start_(self) -> None:
+        """Set log σ to where it starts."""
+        nn.init.constant_(self.log_std, self._start)
+
+
+class BoxHead(Head):
+    """A vector from a diagonal Gaussian; the environment, not the policy, clips it."""
+
+    action_dtype = torch.float32
+
+    def __init__(self, size: int, units: tuple[Tensor, Tensor] | None = None) -> None:
+        self.size = 2 * size
+        self.noise_shape = self.action_shape = (size,)
+        self.units = units  # what 1 and what 0 stand for, [size] each
+
+    def layer(self, features: int, log_std: float) -> nn.Module:
+        """Build a layer with state-independent log σ."""
+        return GaussianLayer(features, self.size // 2, log_std)
+
+    def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw z ~ N(0, 1)."""
+        return noise.normal_(generator=generator)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """Take μ + σz."""
+        mean, log_std = parameters.chunk(2, -1)
+        return mean + log_std.exp() * noise
+
+    def sent(self, action: Tensor) -> Tensor:
+        """Return `action` in the units of the environment."""
+        if self.units is None:
+            return action
+        half_width, middle = self.units
+        return torch.addcmul(middle, action, half_width)
+
+    def meant(self, sent: Tensor) -> Tensor:
+        """Return the action that is sent as `sent`."""
+        if self.units is None:
+            return sent
+        half_width, middle = self.units
+        return (sent - middle) / half_width
+
+    def greedy(self, parameters: Tensor) -> Tensor:
+        """Take the mean."""
+        return parameters.chunk(2, -1)[0]
+
+    def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log N(a; μ, σ) of the unclipped action and Σ (log σ + ½ log 2πe)."""
+        mean, log_std = parameters.chunk(2, -1)
+        z = (action - mean) * (-log_std).exp()
+        log_prob = -(0.5 * z.square() + log_std + HALF_LOG_2PI).sum(-1)
+        return log_prob, (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
+
+
+def box_units(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Return half the width and the middle of the bounds, so that they are −1 and 1 to the policy.
+
+    None where they are so already. Where a bound is infinite, 1 stands for 1 and 0 for 0.
+    """
+    low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
+    # float32's largest numbers as bounds mean that there are none.
+    finite = (high - low) < torch.finfo(torch.float32).max
+    half_width = torch.where(finite, (high - low) / 2, 1.0).float()
+    half_width[half_width == 0] = 1.0  # of one number, to which everything is clipped
+    middle = torch.where(finite, (high + low) / 2, 0.0).float()
+    same = bool((half_width == 1).all()) and bool((middle == 0).all())
+    return None if same else (half_width.to(device), middle.to(device))
+
+
+def build_head(action: ActionSpec, device: torch.device, *, scaled: bool = True) -> Head:
+    """Return the head for an action space; `scaled`: finite bounds are [−1, 1] to the policy."""
+    if isinstance(action, DiscreteActions):
+        return DiscreteHead(action.n)
+    if isinstance(action, MultiDiscreteActions):
+        return MultiDiscreteHead(action.nvec, device)
+    if isinstance(action, BoxActions):
+        return BoxHead(len(action.low), box_units(action, device) if scaled else None)
+    return MultiBinaryHead(action.n)

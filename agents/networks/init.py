@@ -1,0 +1,54 @@
+"""Weight initialisation: uniform and orthogonal, from a generator of our own."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from steadyrl.agents.networks.noisy import NoisyLinear
+
+if TYPE_CHECKING:
+    from steadyrl.agents.learner.flat import Network
+
+
+def uniform_(module: nn.Module, generator: torch.Generator) -> None:
+    """Initialise every layer as U(−1/√fan_in, 1/√fan_in), PyTorch's default, from our generator."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            if isinstance(layer, NoisyLinear):
+                layer.start_()
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()  # to 1 and 0
+
+
+def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> None:
+    """Initialise every layer of `module` orthogonally with zero biases (Saxe et al. 2014)."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
+            if isinstance(layer, NoisyLinear):
+                layer.start_()
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()  # to 1 and 0
+
+
+def with_memory(module: Network, device: torch.device) -> Network:
+    """Give a network that was built without memory its tensors, which hold anything.
+
+    `Module.to_empty` does the same, and loads 35 MB of symbolic mathematics for it.
+    """
+    for part in module.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            empty = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+            setattr(part, name, nn.Parameter(empty, weight.requires_grad))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+    return module

@@ -1,0 +1,90 @@
+"""The Q-network: encoder, dueling streams, and a head of values or return distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.networks.encoders import build_trunk, linearly
+from steadyrl.agents.networks.init import orthogonal_, uniform_
+from steadyrl.agents.networks.noisy import noise_sizes
+from steadyrl.agents.networks.settings import PLAIN, Activation, Init, NetworkSettings
+
+if TYPE_CHECKING:
+    from steadyrl.agents.networks.encoders import Linear
+
+
+class QNetwork(nn.Module):
+    """What a head says of every action, optionally split in two (dueling, Wang et al. 2016)."""
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        dtype: str,
+        actions: int,
+        hidden: Sequence[int],
+        dueling: bool,
+        shape: tuple[int, ...] = (),
+        *,
+        activation: Activation = "relu",
+        network: NetworkSettings = PLAIN,
+        linear: Linear = nn.Linear,
+        masks: Masks | None = None,
+    ) -> None:
+        super().__init__()
+        self.observation_shape = tuple(observation_shape)
+        self.masks = masks  # of what is shown besides it
+        self.trunk, features = build_trunk(
+            observation_shape, dtype, hidden, activation, network, linear
+        )
+        size = math.prod(shape)
+        self.advantage = linear(features, actions * size)
+        self.value = linear(features, size) if dueling else None
+        self.shape = shape  # of what is said of one action
+        self._noise_sizes = noise_sizes(self)
+
+    @property
+    def noise_size(self) -> int:
+        """Numbers that one draw of all noisy weights takes."""
+        return sum(self._noise_sizes)
+
+    def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
+        """Initialise uniformly, or orthogonally with gain √2 in the trunk and 1 after it."""
+        if init != "orthogonal":
+            uniform_(self, generator)
+            return
+        orthogonal_(self.trunk, math.sqrt(2), generator)
+        for head in (self.advantage, self.value):
+            if head is not None:
+                orthogonal_(head, 1.0, generator)
+
+    def forward(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return numbers [B, A, *shape] for observations [B, …].
+
+        `noise` is [K] of noisy layers, or [B, K]; without it they are as their means are.
+        """
+        # As in Dense: what is called here is called several times an update.
+        parts = None if noise is None else iter(noise.split(self._noise_sizes, -1))
+        features = self._features(obs if self.masks is None else self.masks.seen(obs), parts)
+        advantage = linearly(self.advantage, features, parts)
+        if self.shape:
+            advantage = advantage.view(len(obs), -1, *self.shape)
+        if self.value is None:
+            return advantage
+        value = linearly(self.value, features, parts)
+        if self.shape:
+            value = value.view(len(obs), 1, *self.shape)
+        return value + advantage - advantage.mean(1, keepdim=True)
+
+    def _features(self, obs: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
+        if noise is None:
+            return self.trunk.forward(obs)  # type: ignore[no-any-return]
+        *before, dense = self.trunk if isinstance(self.trunk, nn.Sequential) else (self.trunk,)
+        for layer in before:
+            obs = layer.forward(obs)
+        return dense.forward(obs, noise)  # type: ignore[no-any-return]

@@ -1,0 +1,63 @@
+"""Types and checks of the `agent.network.*` keys; importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import EnvSpec
+
+Activation = Literal["relu", "tanh", "elu", "silu"]
+Trunk = Literal["mlp", "nature", "impala", "minatar"]
+Init = Literal["auto", "orthogonal", "uniform"]
+
+# Below this side length the Nature layers' strides leave nothing of the image.
+NATURE_MIN_SIDE = 36
+
+
+def is_large_image(observation_shape: Sequence[int]) -> bool:
+    """Say whether observations are images that the Nature layers take."""
+    return len(observation_shape) == 3 and min(observation_shape[1:]) >= NATURE_MIN_SIDE
+
+
+def fitting(observation_shape: Sequence[int]) -> tuple[Trunk, ...]:
+    """Return the trunks that take such observations, first the one that is chosen for them."""
+    if len(observation_shape) != 3:
+        return ("mlp",)
+    if is_large_image(observation_shape):
+        return ("nature", "impala", "minatar", "mlp")
+    return ("minatar", "impala", "mlp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """The layers before `agent.hidden`, and how all of them start."""
+
+    trunk: Literal["auto"] | Trunk
+    layer_norm: bool
+    init: Init
+
+    def trunk_for(self, observation_shape: Sequence[int]) -> Trunk:
+        """Return the trunk for such observations."""
+        return fitting(observation_shape)[0] if self.trunk == "auto" else self.trunk
+
+    def refuse_unfit(self, spec: EnvSpec) -> None:
+        """Refuse a trunk that the environment's observations do not go through."""
+        shape = spec.seen_shape
+        if self.trunk == "auto" or self.trunk in fitting(shape):
+            return
+        size = "x".join(str(side) for side in shape)
+        needs = f"images of {NATURE_MIN_SIDE}x{NATURE_MIN_SIDE} or more"
+        raise SettingError(
+            "agent.network",
+            self.trunk,
+            f"needs {needs if self.trunk == 'nature' else 'images'}, but {spec.id} is observed as "
+            f"{f'images of {size}' if len(shape) == 3 else f'vectors of {size}'}, which fit "
+            f"{', '.join(sorted(fitting(shape)))}",
+        )
+
+
+# The choice of algorithms that have no such keys.
+PLAIN = NetworkSettings(trunk="auto", layer_norm=False, init="auto")

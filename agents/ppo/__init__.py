@@ -1,0 +1,1 @@
+"""PPO and its variants. Read `agent.py`, then `loss.py`."""

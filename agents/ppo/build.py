@@ -1,0 +1,224 @@
+"""What PPO is built of: its network and rollout, and what a finished policy decides by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from steadyrl.agents.actors.recurrent import RecurrentGreedy, RecurrentSampling
+from steadyrl.agents.actors.sampling import Sampling, most_likely
+from steadyrl.agents.base import Actor
+from steadyrl.agents.distillation.loss import taught_ppo_loss, with_teacher
+from steadyrl.agents.distillation.rollout import TaughtBatch, TaughtRollout, TaughtSequenceRollout
+from steadyrl.agents.distillation.teacher import lesson_of
+from steadyrl.agents.engine.cpu.host_weights import mirrored
+from steadyrl.agents.engine.cpu.policy import policy_on_host
+from steadyrl.agents.engine.engine import Mode, compile_mode
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.loss_spec import Recipe
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.networks.actor_critic import ActorCritic
+from steadyrl.agents.networks.distributions import Head, build_head
+from steadyrl.agents.networks.init import with_memory
+from steadyrl.agents.networks.recurrent import RecurrentActorCritic
+from steadyrl.agents.networks.settings import is_large_image
+from steadyrl.agents.ppo.loss import ppo_loss, recipe, sequence_recipe
+from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer
+from steadyrl.buffers.rollout.sequences import SequenceRollout, bytes_of_sequences
+from steadyrl.envs.types import EnvSpec
+
+HOST = torch.device("cpu")
+
+
+def build_network(
+    settings: PPOSettings, spec: EnvSpec, head: Head, device: torch.device
+) -> ActorCritic:
+    """Build the network without its memory."""
+    kind: Callable[..., ActorCritic] = ActorCritic
+    if settings.recurrent != "none":
+        kind = partial(
+            RecurrentActorCritic,
+            recurrent=settings.recurrent,
+            size=settings.recurrent_size,
+            longest=settings.length,
+        )
+    with torch.device("meta"):
+        return kind(
+            spec.seen_shape,
+            spec.dtype,
+            head,
+            hidden=settings.hidden,
+            activation=settings.activation,
+            shared=settings.shared_trunk,
+            normalise=settings.normalizes_obs(spec),
+            log_std=settings.log_std_init,
+            network=settings.network,
+            masks=Masks.of(spec, device),
+            value_norm=settings.value_norm,
+        )
+
+
+def start_network(
+    network: ActorCritic, settings: PPOSettings, device: torch.device, seed: int
+) -> FlatNetwork:
+    """Give a network that is to learn its memory and its first weights."""
+    with_memory(network, torch.device("cpu"))
+    network.start_(torch.Generator().manual_seed(seed), settings.network.init)
+    return FlatNetwork(network, device)
+
+
+def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
+    """Decide how updates run."""
+    expected = settings.expected_updates(spec, total_steps)
+    large = is_large_image(spec.seen_shape)
+    return compile_mode(settings.compile, device, expected, large_images=large)
+
+
+def picks_rows(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
+    """Return whether a step picks its rows itself: a graph that reads the host's memory does."""
+    return mode == "compiled" and device.type == "cpu" and settings.recurrent == "none"
+
+
+def recipe_of(settings: PPOSettings, head: Head, rows: int, *, picks: bool) -> Recipe:
+    """Return how the learner takes a step on minibatches of at most `rows` rows."""
+    taught = settings.teacher is not None
+    of = taught_ppo_loss if taught else ppo_loss
+    if settings.recurrent != "none":
+        how = sequence_recipe(settings, head, rows, of)
+    else:
+        kind: type[Any] = TaughtBatch if taught else RolloutBatch
+        how = recipe(settings, head, rows, of, kind if picks else None)
+    return with_teacher(how, how.loss) if taught else how
+
+
+def start_rollout(
+    settings: PPOSettings,
+    spec: EnvSpec,
+    head: Head,
+    network: ActorCritic,
+    device: torch.device,
+    *,
+    copies: int,
+) -> RolloutBuffer:
+    """Build the rollout, once there is memory for it, for `copies` of its rows, and for the rest.
+
+    The rest is the noise, and weights, gradient, optimiser and what is kept while learning.
+    """
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    row = math.prod(spec.observation_shape) * dtype.itemsize
+    row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
+    rows = settings.rollout_steps * spec.num_envs
+    noise = 4 * rows * math.prod(head.noise_shape)
+    networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
+    beside = copies * row + noise + networks
+    kind: type[RolloutBuffer] = RolloutBuffer if settings.teacher is None else TaughtRollout
+    told: dict[str, Any] = {}
+    if isinstance(network, RecurrentActorCritic):
+        length, carry = settings.length, network.memory.carry_shape
+        size = 4 * math.prod(carry)
+        beside += bytes_of_sequences(settings.rollout_steps, spec.num_envs, length, size)
+        together = settings.largest_minibatch(rows) // length
+        kind = SequenceRollout if settings.teacher is None else TaughtSequenceRollout
+        told |= {"length": length, "together": together, "carry": carry}
+    if settings.teacher is not None:
+        shape, lesson = lesson_of(head)
+        beside += (rows + copies) * (math.prod(shape) * lesson.itemsize + 1)
+        told |= {"lesson_shape": shape, "lesson_dtype": lesson}
+    return kind(
+        steps=settings.rollout_steps,
+        num_envs=spec.num_envs,
+        observation_shape=spec.observation_shape,
+        observation_dtype=dtype,
+        action_shape=head.action_shape,
+        action_dtype=head.action_dtype,
+        device=device,
+        beside=beside,
+        **told,
+    )
+
+
+def finished(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device
+) -> tuple[ActorCritic, Actor]:
+    """Return the network of a finished policy, its weights not set yet, and who acts by it."""
+    network, head = _untrained(settings, spec, device)
+    return network, likeliest(network, head, device)
+
+
+def _untrained(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device
+) -> tuple[ActorCritic, Head]:
+    head = build_head(spec.action, device, scaled=settings.scale_actions)
+    return with_memory(build_network(settings, spec, head, device), device), head
+
+
+def likeliest(
+    network: ActorCritic, head: Head, device: torch.device, mirror: Reading | None = None
+) -> Actor:
+    """Return an actor that takes the most likely actions."""
+    if isinstance(network, RecurrentActorCritic):
+        return RecurrentGreedy(network, head, device)
+    if mirror is not None:
+        return most_likely(mirror.network, mirror.head, HOST, mirror.refresh)
+    return most_likely(network, head, device)
+
+
+def drawing(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
+) -> tuple[ActorCritic, Actor]:
+    """Return the same network, and who draws actions from its distribution."""
+    network, head = _untrained(settings, spec, device)
+    return network, sampling(network, head, device, 1, num_envs, seed)
+
+
+class Reading(NamedTuple):
+    """What those who act on the host while a device learns read."""
+
+    network: ActorCritic
+    head: Head
+    refresh: Callable[[], None]
+
+
+def reading(
+    settings: PPOSettings, flat: FlatNetwork, spec: EnvSpec, updates: Callable[[], int]
+) -> Reading | None:
+    """Return what is read on the host, where that is quicker than to act on the device."""
+    network = flat.module
+    assert isinstance(network, ActorCritic)
+    if isinstance(network, RecurrentActorCritic) or settings.teacher is not None:
+        return None
+    obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
+    kinds = policy_on_host, network.deciding
+    mirror = mirrored(flat, updates, kinds, obs, rows=settings.rollout_steps)
+    if mirror is None:
+        return None
+    assert isinstance(mirror.module, ActorCritic)
+    head = build_head(spec.action, HOST, scaled=settings.scale_actions)
+    return Reading(mirror.module, head, mirror.refresh)
+
+
+def sampling(
+    network: ActorCritic,
+    head: Head,
+    device: torch.device,
+    rows: int,
+    num_envs: int,
+    seed: int,
+    mirror: Reading | None = None,
+    mode: Mode = "eager",
+) -> Sampling:
+    """Return who draws actions, with noise for so many rows at once."""
+    size: Any = {"rows": rows, "num_envs": num_envs, "device": device, "seed": seed}
+    if isinstance(network, RecurrentActorCritic):
+        return RecurrentSampling(network, head, **size)
+    if mirror is None:
+        recorded = mode == "cudagraph"
+        return Sampling(network, head, policy_on_host(network), **size, recorded=recorded)
+    on_host = policy_on_host(mirror.network)
+    return Sampling(network, mirror.head, on_host, **size, refresh=mirror.refresh)

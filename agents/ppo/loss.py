@@ -1,0 +1,201 @@
+"""The mathematics of PPO (Schulman et al. 2017) as free functions of tensors, and its recipe.
+
+Every mean over a minibatch is a dot product with `share` [B], which is 1/M for each of its M rows
+and 0 for padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.networks.distributions import Head
+from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.buffers.rollout.buffer import RolloutBatch
+from steadyrl.buffers.rollout.sequences import SequenceBatch
+
+Network = Callable[..., Any]  # of observations: parameters [B, P], values [B]
+
+
+METRICS = (
+    "train/policy_loss",
+    "train/value_loss",
+    "train/entropy",
+    "train/approx_kl",
+    "train/clip_fraction",
+)
+
+
+ADAM_EPSILON = 1e-5
+
+
+KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
+
+
+ROUNDING = 1e-6**2  # of a sum of two float32, squared: what varies less is equal
+
+
+def recipe(
+    settings: PPOSettings,
+    head: Head,
+    rows: int,
+    of: Callable[..., RowLoss] | None = None,
+    picks: type[Any] | None = None,
+) -> Recipe:
+    """Return how the learner takes a step of PPO on minibatches of at most `rows` rows.
+
+    The loss is `ppo_loss`, or another one `of` the same numbers. Where a step `picks` its rows,
+    which is cheaper within a graph, a batch is their places and all fields of a whole rollout.
+    """
+    target = settings.target_kl
+    loss = partial(
+        of or ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
+    )
+    if not settings.entropy_coef_varies:  # else it is a number given to each step
+        loss = partial(loss, entropy_coef=settings.entropy_coef)
+    return Recipe(
+        loss=loss,
+        metrics=METRICS,
+        epsilon=ADAM_EPSILON,
+        max_grad_norm=settings.max_grad_norm,
+        grad_accumulation=settings.grad_accumulation,
+        prepare=with_normal_advantages if picks is None else partial(picked, kind=picks),
+        limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
+        rows=rows,
+    )
+
+
+def sequence_recipe(
+    settings: PPOSettings, head: Head, rows: int, of: Callable[..., RowLoss]
+) -> Recipe:
+    """Return how the learner takes a step on `rows` of sequences, which come prepared."""
+    loss = partial(of, said_of=said_of_sequences)
+    pieces = min(settings.grad_accumulation, rows // settings.length)
+    how = recipe(settings, head, rows, loss)
+    return replace(how, prepare=None, rows=None, grad_accumulation=pieces)
+
+
+class Said(NamedTuple):
+    """What a network says of a batch's rows."""
+
+    log_prob: Tensor  # [B] of the actions that were taken
+    entropy: Tensor  # [B]
+    value: Tensor  # [B]
+
+
+def said_of_rows(network: Network, batch: RolloutBatch, head: Head) -> Said:
+    """Return what is said of rows, each alone."""
+    parameters, value = network(batch.obs)
+    return Said(*head.evaluate(parameters, batch.action), value)
+
+
+def said_of_sequences(network: Network, batch: SequenceBatch, head: Head) -> Said:
+    """Return what is said of sequences, unrolled from their carries.
+
+    Rows that do not count have the ratio 1, whatever the network has come to say of them: a share
+    of 0 would not save the gradient from an infinite ratio.
+    """
+    parameters, value, _ = network(batch.obs, batch.carry, batch.starts)
+    log_prob, entropy = head.evaluate(parameters, batch.action)
+    return Said(torch.where(batch.counts, log_prob, batch.log_prob), entropy, value)
+
+
+def ppo_loss(
+    network: Network,
+    batch: RolloutBatch | SequenceBatch,
+    clip: float | Tensor,
+    entropy_coef: float | Tensor,
+    *,
+    head: Head,
+    clip_value: bool,
+    value_coef: float,
+    said_of: Callable[..., Said] = said_of_rows,
+) -> RowLoss:
+    """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
+    log_prob, entropy, value = said_of(network, batch, head)
+    log_ratio = log_prob - batch.log_prob
+    ratio = log_ratio.exp()
+    if clip_value:
+        squares = clipped_value_loss(value, batch.value, batch.return_, clip)
+    else:
+        squares = value_loss(value, batch.return_)
+    policy = policy_loss(ratio, batch.advantage, clip)
+    each = torch.add(policy, squares, alpha=value_coef)
+    if isinstance(entropy_coef, Tensor):
+        each = each - entropy_coef * entropy
+    elif entropy_coef:
+        each = torch.sub(each, entropy, alpha=entropy_coef)
+    with torch.no_grad():
+        change = ratio - 1
+        kl = change - log_ratio  # unbiased for KL(old, new) and never negative (Schulman 2020)
+        clipped = (change.abs() > clip).float()
+    return RowLoss(each, (policy, squares, entropy, kl, clipped))
+
+
+def with_normal_advantages(batch: RolloutBatch, share: Tensor) -> RolloutBatch:
+    """Return a minibatch with its advantages normalised."""
+    return batch._replace(advantage=normalised(batch.advantage, share))
+
+
+def picked(whole: tuple[Tensor, ...], share: Tensor, kind: type[Any]) -> Any:
+    """Return the minibatch whose places [B] come first, ready to be learned from."""
+    rows, *fields = whole
+    batch = kind(*(field.index_select(0, rows) for field in fields))
+    return with_normal_advantages(batch, share)
+
+
+def normalised(advantage: Tensor, share: Tensor) -> Tensor:
+    """Return (A − mean) / (std + 1e-8) [B]; zeros for a minibatch of one."""
+    centred = advantage - torch.dot(advantage, share)
+    return centred / (torch.dot(centred.square(), share).sqrt() + 1e-8)
+
+
+def policy_loss(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
+    """Return −min(ρA, clip(ρ, 1−ε, 1+ε)A) [B] (equation 7).
+
+    Written as −min(ρA, A + ε|A|), which is the same and has one branch to differentiate.
+    """
+    return -(ratio * advantage).clamp(max=advantage + clip * advantage.abs())
+
+
+def value_loss(value: Tensor, return_: Tensor) -> Tensor:
+    """Return (V − R)² [B]."""
+    return F.mse_loss(value, return_, reduction="none")
+
+
+def clipped_value_loss(value: Tensor, old: Tensor, return_: Tensor, clip: float | Tensor) -> Tensor:
+    """Return max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²) [B]."""
+    clipped = old + (value - old).clamp(-clip, clip)  # type: ignore[arg-type]
+    return torch.maximum(value_loss(value, return_), value_loss(clipped, return_))
+
+
+def explained_variance(value: Tensor, return_: Tensor, world: World = ALONE) -> Tensor:
+    """Together: return 1 − Var(R − V) / Var(R) [] over all ranks' rows; 0 for equal returns.
+
+    Returns are the sums of advantages and values: they are equal where they differ by no more than
+    such a sum is rounded.
+    """
+    parts = torch.stack((return_, return_ - value))
+    if world.alone:
+        squares = parts.square().mean(1)
+        spread, unexplained = parts.var(1, correction=0)
+    else:
+        total, first, second = world.sum_(torch.stack([*map(moments_of, parts)])).unbind(1)
+        squares = second / total
+        spread, unexplained = squares - (first / total).square()
+    varies = spread > ROUNDING * squares.sum()
+    return torch.where(varies, 1 - unexplained / spread, 0.0).float()
+
+
+def moments_of(x: Tensor) -> Tensor:
+    """Return how many numbers there are, Σx and Σx² [3] in float64."""
+    x = x.double()
+    return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))

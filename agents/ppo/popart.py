@@ -1,0 +1,49 @@
+"""Values that are learned in units of their own: PopArt (van Hasselt et al. 2016) for PPO.
+
+The value head says V̂, and V = μ + σ V̂ is what the rollout's advantages are computed of. μ and σ are
+running statistics of the returns, which move once a rollout; the head moves with them, so that V
+stays what it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from steadyrl.agents.learner.comm import World
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
+
+if TYPE_CHECKING:
+    from steadyrl.agents.networks.normalizers import ValueUnits
+
+
+@torch.no_grad()
+def finish(
+    rollout: RolloutBuffer,
+    last_value: Tensor,
+    head: nn.Linear,
+    units: ValueUnits | None,
+    world: World,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> None:
+    """Turn rewards and values into advantages, and into returns in the units of the value head.
+
+    Together, where there are such units: they move on to this rollout's returns, and the head, and
+    the values that the rollout holds, with them.
+    """
+    if units is None:
+        rollout.finish(last_value, gamma=gamma, gae_lambda=gae_lambda)
+        return
+    mean, std = units.mean_and_std
+    rollout.value[:-1].mul_(std).add_(mean)
+    rollout.finish((last_value * std + mean).float(), gamma=gamma, gae_lambda=gae_lambda)
+    units.take_in(rollout.return_.flatten().index_select(0, rollout.valid), world)
+    new_mean, new_std = units.mean_and_std
+    head.weight.mul_(std / new_std)
+    head.bias.mul_(std / new_std).add_((mean - new_mean) / new_std)
+    for part in (rollout.value, rollout.return_):
+        part.sub_(new_mean).div_(new_std)

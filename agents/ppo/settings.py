@@ -1,0 +1,214 @@
+"""Types and checks of the `agent.*` keys of PPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from steadyrl.agents.learner.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
+from steadyrl.agents.networks.settings import Activation, NetworkSettings
+from steadyrl.agents.settings import TeacherSettings
+from steadyrl.core.errors import (
+    WIDEST_LAYER,
+    SettingError,
+    at_most,
+    fraction,
+    hidden_layers,
+    positive,
+    zero_or_more,
+)
+from steadyrl.envs.types import EnvSpec
+
+LARGEST_LOG_STD = 20  # e^20 is half a billion
+# What a graph of sequences saves grows with their rows, but so does the time to compile it: it pays
+# after so many times fewer updates. Graphs of more than so many rows take minutes.
+SOONER, LONGEST_GRAPH = 16, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings(TeacherSettings):
+    """Proximal policy optimisation; `rollout_steps` are rows, each with all environments."""
+
+    name: Literal["ppo"]
+    network: NetworkSettings
+    hidden: tuple[int, ...]
+    activation: Activation
+    shared_trunk: bool | None
+    log_std_init: float
+    scale_actions: bool
+    learning_rate: float
+    anneal_learning_rate: Anneal
+    learning_rate_end: float
+    learning_rate_warmup: float
+    gamma: float
+    gae_lambda: float
+    rollout_steps: int
+    epochs: int
+    minibatches: int
+    batch_size: int | None
+    clip: float
+    anneal_clip: Anneal
+    clip_end: float
+    clip_warmup: float
+    clip_value: bool
+    entropy_coef: float
+    anneal_entropy_coef: Anneal
+    entropy_coef_end: float
+    entropy_coef_warmup: float
+    value_coef: float
+    max_grad_norm: float
+    target_kl: float | None
+    normalize_obs: bool | None
+    normalize_reward: bool | None
+    value_norm: bool
+    clip_reward: bool
+    rnd_coef: float
+    rnd_fraction: float
+    rnd_gamma: float
+    recurrent: Literal["none", "gru", "lstm"]
+    recurrent_size: int
+    sequence_length: int
+    grad_accumulation: int
+    compile: Literal["false", "true", "cudagraph", "auto"]
+
+    takes_masks = True
+
+    def __post_init__(self) -> None:
+        hidden_layers(self.hidden)
+        self.refuse_odd_teacher()
+        positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
+        positive(self, "grad_accumulation", "recurrent_size", "sequence_length")
+        for name in ("batch_size", "target_kl"):
+            if getattr(self, name) is not None:
+                positive(self, name)
+        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm", "rnd_coef")
+        fraction(self, "gamma", "gae_lambda", "rnd_fraction", "rnd_gamma")
+        scheduled(self, "learning_rate", "clip", "entropy_coef")
+        at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
+        at_most(self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef")
+        at_most(self, 1e6, "grad_accumulation", "rnd_coef")
+        at_most(self, WIDEST_LAYER, "recurrent_size")
+        at_most(self, 1e30, "max_grad_norm", "target_kl")
+        if abs(self.log_std_init) > LARGEST_LOG_STD:
+            reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
+            raise SettingError("log_std_init", self.log_std_init, reason)
+        if self.clip_reward and self.normalize_reward:
+            raise SettingError(
+                "clip_reward", True, "choose either clip_reward or normalize_reward, not both"
+            )
+
+    def normalizes_obs(self, spec: EnvSpec) -> bool:
+        """Whether observations are normalised: where nothing is said, vectors are."""
+        return spec.dtype == "float32" if self.normalize_obs is None else self.normalize_obs
+
+    @property
+    def normalizes_reward(self) -> bool:
+        """Whether rewards are normalised: where nothing is said, unless they are clipped."""
+        return not self.clip_reward if self.normalize_reward is None else self.normalize_reward
+
+    def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
+        """Return how many updates a run has; one through L rows of a sequence counts as many."""
+        rows = self.rollout_steps * spec.num_envs
+        updates = total_steps // rows * self.epochs * self.minibatches_of(rows)
+        return updates * min(self.length, SOONER) if self.length <= LONGEST_GRAPH else 0
+
+    def update_batch(self, spec: EnvSpec) -> int:
+        """Return the observations of one gradient step."""
+        return self.largest_minibatch(self.rollout_steps * spec.num_envs)
+
+    def of_rank(self, rank: int, size: int) -> PPOSettings:
+        """Return the part of one of several ranks: a minibatch is of all together."""
+        del rank
+        self.refuse_several_ranks()
+        if self.batch_size is None:
+            return self
+        return replace(self, batch_size=-(-self.batch_size // size))
+
+    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+        """Refuse environments and run lengths that these settings do not fit."""
+        self.network.refuse_unfit(spec)
+        rows = self.rollout_steps * spec.num_envs
+        if -(-total_steps // spec.num_envs) < self.rollout_steps:
+            raise SettingError(
+                "total_steps",
+                total_steps,
+                f"is shorter than one rollout of {rows:,} steps, nothing would be learned: raise "
+                "it, or lower agent.rollout_steps or env.num_envs",
+            )
+        name = "minibatches" if self.batch_size is None else "batch_size"
+        if getattr(self, name) > rows:
+            raise SettingError(
+                f"agent.{name}",
+                getattr(self, name),
+                f"a rollout has {rows:,} rows (agent.rollout_steps × env.num_envs)",
+            )
+        self._refuse_parts_of_sequences(rows)
+        if self.normalize_obs and spec.dtype == "uint8":
+            reason = "is for vectors; images are scaled to [0, 1] by the network itself"
+            raise SettingError("agent.normalize_obs", True, reason)
+
+    def _refuse_parts_of_sequences(self, rows: int) -> None:
+        if self.recurrent == "none":
+            return
+        sequences = self._sequences(rows)
+        if self.batch_size is not None and self.batch_size < self.length:
+            reason = f"is less than a sequence of {self.length} rows (agent.sequence_length)"
+            raise SettingError("agent.batch_size", self.batch_size, reason)
+        if self.batch_size is None and self.minibatches > sequences:
+            reason = f"a rollout has {sequences:,} sequences of {self.length} rows"
+            raise SettingError(
+                "agent.minibatches", self.minibatches, f"{reason} (agent.sequence_length)"
+            )
+
+    def learning_rates(self, total_steps: int) -> Schedule:
+        """Return Adam's step size over a run."""
+        end, warmup = self.learning_rate_end, self.learning_rate_warmup
+        return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
+
+    def clips(self, total_steps: int) -> Schedule:
+        """Return over a run how far the probability ratio may move from 1."""
+        return over_the_run(
+            self.anneal_clip, self.clip, self.clip_end, self.clip_warmup, total_steps
+        )
+
+    def entropy_coefs(self, total_steps: int) -> Schedule:
+        """Return what the entropy counts for over a run."""
+        end, warmup = self.entropy_coef_end, self.entropy_coef_warmup
+        return over_the_run(self.anneal_entropy_coef, self.entropy_coef, end, warmup, total_steps)
+
+    def rnd_coefs(self, total_steps: int) -> Schedule:
+        """Return what novelty counts for over a run."""
+        return Schedule(self.rnd_coef, 0.0, "linear", self.rnd_fraction * total_steps)
+
+    @property
+    def entropy_coef_varies(self) -> bool:
+        """Whether what the entropy counts for is another from update to update."""
+        return shape_of(self.anneal_entropy_coef) != "constant" or self.entropy_coef_warmup > 0
+
+    @property
+    def length(self) -> int:
+        """Rows of a sequence that is learned from as a whole; without memory each is alone."""
+        alone = self.recurrent == "none"
+        return 1 if alone else min(self.sequence_length, self.rollout_steps)
+
+    def minibatches_of(self, rows: int) -> int:
+        """Return into how many minibatches a rollout of so many rows is cut."""
+        if self.recurrent == "none":
+            return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)
+        sequences = self._sequences(rows)
+        if self.batch_size is None:
+            return self.minibatches
+        return -(-sequences // (self.batch_size // self.length))
+
+    def largest_minibatch(self, rows: int) -> int:
+        """Return the rows of the largest; with memory all have as many, some of which only fill."""
+        parts = self.minibatches_of(rows)
+        if self.recurrent == "none":
+            return -(-rows // parts)
+        sequences = -(-self._sequences(rows) // parts)
+        pieces = min(self.grad_accumulation, sequences)
+        return -(-sequences // pieces) * pieces * self.length
+
+    def _sequences(self, rows: int) -> int:
+        """Return into how many sequences a rollout of so many rows is cut."""
+        return -(-self.rollout_steps // self.length) * (rows // self.rollout_steps)

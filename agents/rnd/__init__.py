@@ -1,0 +1,1 @@
+"""Exploration by random network distillation (RND). Read `rnd.py` first."""

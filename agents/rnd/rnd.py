@@ -1,0 +1,318 @@
+"""Curiosity by random network distillation: rewards what is new, beside whatever policy learns.
+
+It has a learner of its own: the gradient's norm, which is clipped, and the KL divergence, at which
+steps are undone, are the policy's own business, and a policy's loss may be any (of sequences, with
+a teacher). It learns from every row once: what is learned at once is new no more. Nothing happens
+in the first rollout, before which observations have no scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from steadyrl.agents.engine.engine import Mode
+from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.interrupt import CutShortError
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.networks.encoders import build_trunk
+from steadyrl.agents.networks.init import uniform_, with_memory
+from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNormaliser
+from steadyrl.agents.networks.settings import NetworkSettings
+from steadyrl.agents.ppo.loss import ADAM_EPSILON
+from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.buffers.rollout.buffer import RolloutBuffer, touched
+from steadyrl.core.jit import compiled
+from steadyrl.core.metrics import Metrics
+from steadyrl.core.state import Stateful
+from steadyrl.envs.types import EnvSpec
+from steadyrl.memory.budget import require
+
+CLIP = 5.0  # standard deviations: what is far from all that was seen is new enough
+
+
+METRICS = ("train/rnd_loss", "train/rnd_value_loss")
+
+
+class NoveltyBatch(NamedTuple):
+    """B valid rows, observations as these networks see them."""
+
+    obs: Tensor  # [B, …]
+    following: Tensor  # [B, …] what came next, also where an episode ended
+    features: Tensor  # [B, K] what the fixed network says of that
+    return_: Tensor  # [B]
+
+
+class Novelty(nn.Module):
+    """Predicts features of observations, and the value of the novelty to come; a trunk for each."""
+
+    def __init__(self, shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings):
+        super().__init__()
+        self.normaliser = ObservationNormaliser(tuple(shape), clip=CLIP)
+        # One layer more than what it predicts.
+        self.predictor = features(shape, (*hidden, hidden[-1]), network)
+        trunk, size = build_trunk(shape, "float32", hidden, "relu", network)
+        self.value = nn.Sequential(trunk, nn.Linear(size, 1))
+
+    def forward(self, obs: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values [B] of normalised observations, and features [B, K] of those after them."""
+        return self.value(obs).squeeze(-1), self.predictor(following)
+
+
+def features(shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings) -> nn.Module:
+    """Build a network from observations to as many features as its last layer is wide.
+
+    Layers are followed by ReLUs whatever the policy's are: tanh says the same of all that is far.
+    """
+    trunk, size = build_trunk(shape, "float32", hidden, "relu", network)
+    return nn.Sequential(trunk, nn.Linear(size, size))
+
+
+def start_(module: nn.Module, generator: torch.Generator) -> None:
+    """Initialise every layer as U(−2/√fan_in, 2/√fan_in), so that ReLUs bend everywhere.
+
+    Without biases a function of few numbers would be guessed far from where it was learned.
+    """
+    uniform_(module, generator)
+    for parameter in module.parameters():
+        parameter.data.mul_(2)
+
+
+def novelty(predicted: Tensor, known: Tensor) -> Tensor:
+    """Return mean (f̂ − f)² [B] over the features [B, K]."""
+    return F.mse_loss(predicted, known, reduction="none").mean(-1)
+
+
+def novelty_loss(
+    network: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], batch: NoveltyBatch
+) -> RowLoss:
+    """Return e(o') + (V(o) − R)² of every row [B], and both as metrics."""
+    value, predicted = network(batch.obs, batch.following)
+    error = novelty(predicted, batch.features)
+    squares = F.mse_loss(value, batch.return_, reduction="none")
+    return RowLoss(error + squares, (error, squares))
+
+
+@compiled
+def endless_advantages(  # type: ignore[no-untyped-def]
+    reward, value, valid, gamma, gae_lambda, advantage
+):
+    """Write A_t = δ_t + γλA_t', δ_t = r_t + γV(o_t') − V(o_t) [T, N], t' being the next valid row.
+
+    What is new stays new when an episode ends: neither termination nor truncation ends a return,
+    the row that resets is left out, and what follows is the next episode's first observation.
+    """
+    steps, envs = reward.shape
+    for env in range(envs):
+        following, worth = 0.0, value[steps, env]
+        for t in range(steps - 1, -1, -1):
+            if not valid[t, env]:
+                advantage[t, env] = 0.0
+                continue
+            delta = reward[t, env] + gamma * worth - value[t, env]
+            following = delta + gamma * gae_lambda * following
+            advantage[t, env] = following
+            worth = value[t, env]
+
+
+HOST = torch.device("cpu")
+
+
+FADING = 0.9  # of what a rollout's errors count for in their scale, with every later one
+
+
+class Told(NamedTuple):
+    """What is told of the observations of a rollout and of those after it, row T."""
+
+    features: Tensor  # [T + 1, N, K] by the fixed network
+    error: Tensor  # [T + 1, N]
+    value: Tensor  # [T + 1, N]
+    last: Tensor  # [N, …] row T as it is stored
+    return_: Tensor  # [T, N]
+
+
+class Curiosity(Stateful):
+    """A fixed network, what predicts it, the value of its rewards, and their running scales."""
+
+    state_names = ("learner", "_target", "_knows")
+
+    def __init__(
+        self, settings: PPOSettings, spec: EnvSpec, device: torch.device, mode: Mode, seed: int
+    ) -> None:
+        rows = settings.rollout_steps * spec.num_envs
+        self._settings = settings
+        self._masks = Masks.of(spec, device)
+        self._world: World = ALONE
+        self._knows = False  # whether there is a scale of observations
+        self._parts = settings.minibatches_of(rows)
+        self._piece = -(-rows // self._parts)
+        with torch.device("meta"):
+            learned = Novelty(spec.seen_shape, settings.hidden, settings.network)
+            fixed = features(spec.seen_shape, settings.hidden, settings.network)
+        _ask_for_memory(settings, spec, learned, device, self._piece)
+        generator = torch.Generator().manual_seed(seed)
+        for module in (learned, fixed):
+            start_(with_memory(module, HOST), generator)
+        learned.normaliser.start_()
+        recipe = Recipe(
+            loss=novelty_loss,
+            metrics=METRICS,
+            epsilon=ADAM_EPSILON,
+            max_grad_norm=settings.max_grad_norm,
+            grad_accumulation=settings.grad_accumulation,
+            rows=self._piece,
+        )
+        self.learner = Learner(recipe, FlatNetwork(learned, device), mode)
+        self._module, self._statistics = learned, learned.normaliser
+        self._target = FlatNetwork(fixed, device)
+        self.rewards = RewardNormaliser(spec.num_envs, settings.rnd_gamma, episodic=False)
+        every = (settings.rollout_steps + 1, spec.num_envs)
+        dtype = getattr(torch, spec.dtype)
+        self._told = Told(
+            touched((*every, settings.hidden[-1]), torch.float32, device),
+            touched(every, torch.float32, device),
+            touched(every, torch.float32, device),
+            touched((spec.num_envs, *spec.observation_shape), dtype, device),
+            touched((settings.rollout_steps, spec.num_envs), torch.float32, device),
+        )
+
+    def join(self, world: World) -> None:
+        """Together: one novelty for all ranks, by the rows that all of them have seen."""
+        self._world = self._statistics.world = self.rewards.world = world
+        self.learner.join(world)
+        self._target.join(world)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the networks and of what is told of a rollout."""
+        told = sum(part.nbytes for part in self._told)
+        return self.learner.nbytes + self._target.nbytes + told
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Take back all that was learned and counted if CutShortError ends it."""
+        before = self.rewards.state_dict()
+        try:
+            with self.learner.all_or_nothing():
+                yield
+        except CutShortError:
+            self.rewards.load_state_dict(before)
+            raise
+
+    @torch.no_grad()
+    def reward(self, rollout: RolloutBuffer, last: Tensor, coef: float) -> None:
+        """Together: add novelty's to the advantages of a rollout, which `last` [N, …] follow.
+
+        Errors are divided by the deviation of their discounted sums. Values and returns of what
+        the environments reward stay as they are.
+        """
+        if not self._knows:
+            return
+        told, s = self._told, self._settings
+        told.last.copy_(last)
+        self._look(rollout.obs.flatten(0, 1), slice(None, -1))
+        self._look(told.last, slice(-1, None))
+        error, value = torch.stack((told.error, told.value)).cpu().numpy()  # waits for a device
+        valid = rollout.flags[2].numpy()
+        reward = error[1:] * valid
+        self.rewards.add(reward, valid)
+        reward *= self.rewards.scale
+        self.rewards.fade(FADING)
+        advantage = reward.copy()
+        endless_advantages(reward, value, valid, s.rnd_gamma, s.gae_lambda, advantage)
+        worth = torch.from_numpy(advantage).to(told.value.device)
+        torch.add(worth, told.value[:-1], out=told.return_)
+        rollout.advantage.add_(worth, alpha=coef)
+
+    def learn(
+        self, rollout: RolloutBuffer, generator: torch.Generator, rate: float
+    ) -> Metrics | None:
+        """Together: learn from every row of the rewarded rollout once."""
+        if not self._knows:
+            return None
+        for rows, share in self._minibatches(rollout, generator):
+            if self.learner.stop.requested:
+                raise CutShortError
+            self.learner.share = share
+            self.learner.step(self._batch(rollout, rows), rate)
+        return self.learner.means()
+
+    def take_in(self, rollout: RolloutBuffer, known: ObservationNormaliser | None) -> None:
+        """Together: count a rollout's observations, or take over the statistics that `known` has.
+
+        So it is where the rollout's rows are normalised already.
+        """
+        self._knows = True
+        if known is not None:
+            self._statistics.take_over(known)
+            return
+        obs, valid = rollout.obs.flatten(0, 1), rollout.valid
+        pieces = valid.split(self._piece)
+        self._statistics.update_by(
+            lambda: (self._seen(obs.index_select(0, rows)) for rows in pieces)
+        )
+
+    def _look(self, obs: Tensor, rows: slice) -> None:
+        """Fill in what is told of these rows, given their observations [M, …]."""
+        whole = self._told
+        parts = (part[rows].flatten(0, 1) for part in (whole.features, whole.error, whole.value))
+        pieces = (part.split(self._piece) for part in (obs, *parts))
+        for some, told, error, value in zip(*pieces, strict=True):
+            normal = self._statistics(self._seen(some))
+            values, predicted = self._module(normal, normal)
+            told.copy_(self._target.module(normal))
+            value.copy_(values)
+            error.copy_(novelty(predicted, told))
+
+    def _minibatches(
+        self, rollout: RolloutBuffer, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, float | None]]:
+        """Together: yield one epoch: rows [M], and what one of them counts for among all ranks'.
+
+        A rank that has no row in a part gives one that counts for nothing.
+        """
+        parts = rollout.shuffled(generator).tensor_split(self._parts)
+        if self._world.alone:
+            yield from ((rows, None) for rows in parts if len(rows))
+            return
+        counts = self._told.value.new_tensor([len(rows) for rows in parts], dtype=torch.float64)
+        for rows, total in zip(parts, self._world.sum_(counts).tolist(), strict=True):
+            if total:
+                yield (rows, 1 / total) if len(rows) else (rows.new_zeros(1), 0.0)
+
+    @torch.no_grad()
+    def _batch(self, rollout: RolloutBuffer, rows: Tensor) -> NoveltyBatch:
+        told, obs = self._told, rollout.obs.flatten(0, 1)
+        after = rows + len(told.last)
+        inside = (after < len(obs)).view(-1, *(1 for _ in obs.shape[1:]))
+        later = obs.index_select(0, after.clamp(max=len(obs) - 1))
+        following = torch.where(inside, later, told.last[rows % len(told.last)])
+        now, then = (
+            self._statistics(self._seen(each)) for each in (obs.index_select(0, rows), following)
+        )
+        features = told.features.flatten(0, 1).index_select(0, after)
+        return NoveltyBatch(now, then, features, told.return_.flatten().index_select(0, rows))
+
+    def _seen(self, obs: Tensor) -> Tensor:
+        return obs if self._masks is None else self._masks.seen(obs)
+
+
+def _ask_for_memory(
+    settings: PPOSettings, spec: EnvSpec, learned: Novelty, device: torch.device, piece: int
+) -> None:
+    """Refuse what does not fit: networks, what is told of a rollout, and minibatches of floats."""
+    rows = (settings.rollout_steps + 1) * spec.num_envs
+    told = 4 * rows * (settings.hidden[-1] + 3)
+    batch = 4 * piece * (6 * math.prod(spec.seen_shape) + settings.hidden[-1])
+    networks = 9 * sum(parameter.nbytes for parameter in learned.parameters())
+    where = device if device.type == "cuda" else None
+    require("curiosity", told + batch + networks, device=where)

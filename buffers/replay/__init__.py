@@ -1,0 +1,1 @@
+"""The replay: a ring of timesteps with prioritised n-step samples. Read `buffer.py` first."""

@@ -1,0 +1,52 @@
+"""Build the replay for a device and a budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from steadyrl.buffers.replay.index import ReplayLayout
+from steadyrl.buffers.replay.placement import choose_accelerator, require_room
+from steadyrl.buffers.replay.settings import ReplaySettings
+
+if TYPE_CHECKING:
+    from steadyrl.buffers.replay.buffer import ReplayBuffer
+
+
+def build_replay(
+    settings: ReplaySettings,
+    *,
+    frame_shape: tuple[int, ...],
+    dtype: str,
+    frame_stack: int,
+    num_envs: int,
+    n_step: int,
+    gamma: float,
+    device: torch.device,
+    seed: int,
+    recorded: bool = False,
+) -> ReplayBuffer:
+    """Build the replay that the settings ask for; refuse it first if it cannot fit.
+
+    `recorded`: where an accelerator works on it, it does so by what it recorded once.
+    """
+    from steadyrl.buffers.replay.device import DeviceReplay  # here: both build on this module
+    from steadyrl.buffers.replay.host import HostReplay
+
+    layout = ReplayLayout(
+        capacity=settings.capacity,
+        frame_shape=frame_shape,
+        dtype=dtype,
+        frame_stack=frame_stack,
+        num_envs=num_envs,
+        n_step=n_step,
+        prioritized=settings.prioritized,
+    )
+    where = choose_accelerator(settings, DeviceReplay.bytes_needed(layout), device)
+    common: Any = {"alpha": settings.alpha, "gamma": gamma, "device": device, "seed": seed}
+    if where is None:
+        require_room(layout, HostReplay.bytes_needed, None)
+        return HostReplay(layout, **common)
+    require_room(layout, DeviceReplay.bytes_needed, where)
+    return DeviceReplay(layout, **common, recorded=recorded)

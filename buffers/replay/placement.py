@@ -1,0 +1,45 @@
+"""Where a replay has room: on an accelerator, on the host, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from steadyrl.buffers.replay.index import ReplayLayout, Timeline
+from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.core.errors import SettingError
+from steadyrl.memory.budget import available_bytes, require
+
+AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations need the rest
+
+
+def require_room(
+    layout: ReplayLayout, bytes_needed: Callable[[ReplayLayout], int], device: torch.device | None
+) -> None:
+    """Refuse a replay that does not fit, naming the capacity that does if there is one."""
+    if device is not None:
+        require("the replay's bookkeeping", Timeline.bytes_needed(layout))
+    smallest = bytes_needed(replace(layout, capacity=1))
+    if smallest > available_bytes(device):
+        reach = f"n_step={layout.n_step:,} and frame_stack={layout.frame_stack:,}"
+        require(f"a replay of one transition with {reach}", smallest, device=device)
+    needed = bytes_needed(layout)
+    require("replay", needed, unit_bytes=needed / layout.capacity, device=device)
+
+
+def choose_accelerator(
+    settings: ReplaySettings, needed: int, device: torch.device
+) -> torch.device | None:
+    """Return the accelerator that the replay lives on, or None for the host."""
+    if settings.device == "cpu":
+        return None
+    if settings.device == "cuda":
+        if device.type != "cuda":
+            reason = f"the run trains on {device.type}; set device=cuda too, or use auto"
+            raise SettingError("agent.replay.device", "cuda", reason)
+        return device
+    if device.type != "cuda":
+        return None
+    return device if needed <= AUTO_SHARE * available_bytes(device) else None

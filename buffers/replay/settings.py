@@ -1,0 +1,30 @@
+"""The replay's settings. Light on purpose: it is imported before anything heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from steadyrl.core.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """How much experience is kept, where, and how it is drawn."""
+
+    capacity: int  # transitions; rounded up to a multiple of the number of environments
+    prioritized: bool
+    alpha: float  # 0 draws uniformly, 1 in proportion to the error
+    beta_start: float  # importance correction at the first update …
+    beta_end: float  # … and at the last
+    device: Literal["auto", "cpu", "cuda"]
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise SettingError("capacity", self.capacity, "must be at least 1 transition")
+        for field in ("alpha", "beta_start", "beta_end"):
+            value = getattr(self, field)
+            if not 0.0 <= value <= 1.0:
+                raise SettingError(field, value, "must lie between 0 and 1")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise SettingError("device", self.device, "must be one of auto, cpu, cuda")

@@ -1,0 +1,102 @@
+"""JSON and YAML that a stranger may have written: bounded before anything is made of them.
+
+A short text can ask for much: `[]` is two bytes, and a list of it takes sixty; an alias of YAML
+stands for all that it names, of which each may be an alias.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from steadyrl.core.errors import one_line
+from steadyrl.core.files import read_plain
+
+LARGEST_FILE = 4_000_000  # bytes of what runs write in one piece, but for checkpoints
+MOST_VALUES = 200_000
+DEEPEST = 40
+
+
+def from_json(
+    text: bytes,
+    *,
+    most: int = MOST_VALUES,
+    deepest: int = DEEPEST,
+    parse_constant: Callable[[str], Any] | None = None,
+) -> Any:
+    """Return what JSON says; ValueError where it says nothing, too much, or in too many layers."""
+    values = 1 + sum(text.count(mark) for mark in (b"[", b"{", b",", b":"))
+    if values > most:
+        raise ValueError(f"holds up to {values:,} values, which is more than it ever has")
+    try:
+        found = json.loads(text.decode(), parse_constant=parse_constant)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    _refuse_deep(found, deepest)
+    return found
+
+
+def _refuse_deep(value: Any, deepest: int) -> None:
+    layer = [value]
+    for _ in range(deepest):
+        layer = [
+            item
+            for each in layer
+            if isinstance(each, dict | list)
+            for item in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not layer:
+            return
+    raise ValueError("is nested too deeply")
+
+
+def read_json(path: Path, most: int = LARGEST_FILE) -> Any:
+    """Read JSON from a plain file; OSError or ValueError where that cannot be done."""
+    return from_json(read_plain(path, most))
+
+
+def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any:
+    """Read YAML from a plain file; OSError, ValueError or a parser's error where it cannot be.
+
+    It may refer to itself only where references are to be resolved.
+    """
+    import yaml  # type: ignore[import-untyped]
+    from omegaconf import OmegaConf
+
+    text = read_plain(path, LARGEST_FILE, follow=follow).decode()
+    try:
+        _refuse_large(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"is not the YAML it should be: {one_line(str(error))}") from None
+    try:
+        return OmegaConf.to_container(OmegaConf.create(text), resolve=resolve)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+
+
+def _refuse_large(text: str) -> None:
+    """Count what YAML says, an alias as all that it stands for; ValueError if it is too much."""
+    import yaml
+
+    sizes: dict[str, int] = {}
+    open_ones: list[tuple[str | None, int]] = []  # anchors, and how much there was before
+    count = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise ValueError(f"*{event.anchor} stands for what it is part of, or for nothing")
+            count += sizes[event.anchor]
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_ones.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_ones.append((event.anchor, count - 1))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+        if count > MOST_VALUES // 10 or len(open_ones) > DEEPEST:
+            raise ValueError("stands for more values, or deeper ones, than it ever has")

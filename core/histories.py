@@ -1,0 +1,55 @@
+"""A numeric history that cannot grow."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, SupportsFloat
+
+from typing_extensions import override
+
+from steadyrl.core.saved import Saved, real
+from steadyrl.core.state import Stateful
+
+
+class History(Stateful):
+    """The last `maxlen` numbers; older ones are forgotten."""
+
+    def __init__(self, maxlen: int) -> None:
+        if maxlen < 1:
+            raise ValueError(f"a history needs room for at least one number, not {maxlen}")
+        self._values: deque[float] = deque(maxlen=maxlen)
+
+    def append(self, value: SupportsFloat) -> None:
+        """Keep a number; what it came from (a tensor, its graph) is not kept."""
+        self._values.append(float(value))
+
+    @property
+    def mean(self) -> float:
+        """Mean of what is kept; NaN when empty."""
+        return math.fsum(self._values) / len(self._values) if self._values else math.nan
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._values.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._values)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self._values)}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the numbers back; a shorter history than the saved one keeps the newest."""
+        values = Saved(state, "a history").raw("values")
+        if not isinstance(values, list):
+            raise ValueError(f"values: saved as {type(values).__name__}, here it is a list")
+        found = [real(value) for value in values]
+        self._values.clear()
+        self._values.extend(found)

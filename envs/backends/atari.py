@@ -1,0 +1,74 @@
+"""Atari games through ALE's own vector environment, whose threads work while we learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.envs.backends.batch import BatchBackend
+from steadyrl.envs.encoding.spaces import observation_encoder
+from steadyrl.envs.encoding.step_buffer import Ends, Row
+from steadyrl.envs.rendering.atari import SEED_LIMIT, make_ale
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import DiscreteActions
+
+
+class AtariBackend(BatchBackend):
+    """N copies of a game: one 84x84 frame a row, raw scores, lives as episodes where asked for.
+
+    ALE's `episodic_life` starts a whole new game at every lost life; here the game goes on, as in
+    the published protocols: the row after a lost life presses FIRE (or nothing), is not valid, and
+    its reward counts for the score only.
+    """
+
+    def __init__(self, settings: EnvSettings, *, seed: int) -> None:
+        kwargs = dict(settings.kwargs)
+        self._lives_are_episodes = bool(kwargs.pop("episodic_life", False))
+        self.env = make_ale(settings, kwargs, settings.num_envs)
+        # One frame [H, W] or [H, W, 3] of the stacks [1, H, W, …].
+        shape = self.env.single_observation_space.shape[1:]
+        actions = DiscreteActions(int(self.env.single_action_space.n))
+        frames = observation_encoder(spaces.Box(0, 255, shape, np.uint8), settings.images)
+        super().__init__(settings, frames, actions, seed=seed)
+        buttons = [action.name for action in self.env.ale.get_action_set()]
+        fire = kwargs.get("use_fire_reset", True) and "FIRE" in buttons
+        self._after_life = buttons.index("FIRE") if fire else buttons.index("NOOP")
+        self._choices = len(buttons)
+        self._lives = np.zeros(settings.num_envs, np.int32)
+        self._new_life = np.zeros(
+            settings.num_envs, np.bool_
+        )  # whose next row goes on after a lost life
+
+    def close(self) -> None:
+        """End the threads; safe to call twice and after a failure."""
+        self.env = None
+
+    def _reset(self, seeds: list[int]) -> Any:
+        observations, info = self.env.reset(seed=np.array(seeds) % SEED_LIMIT)
+        self._lives[:] = info["lives"]
+        self._new_life[:] = False
+        return observations[:, 0]
+
+    def _check(self, action: NDArray[Any]) -> None:
+        if action.min() < 0 or action.max() >= self._choices:  # ALE's threads would wait forever
+            raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
+
+    def _send(self, action: NDArray[Any]) -> None:
+        self.env.send(np.where(self._new_life, self._after_life, action))
+
+    def _receive(self, row: Row) -> None:
+        """Finish the step and fill the row, whose scores go by games and not by lives."""
+        observations, reward, game_over, time_up, info = self.env.recv()
+        lives, begun, new_life = info["lives"], self._done.copy(), self._new_life
+        self._fill(row, observations[:, 0], reward, game_over, time_up, info)
+        row.ends = Ends(reward, begun=begun, ended=self._done.copy(), skipped=new_life.copy())
+        row.valid &= ~new_life
+        for array in (row.reward, row.terminated, row.truncated):
+            array[new_life] = 0
+        if self._lives_are_episodes:
+            self._new_life = (lives < self._lives) & row.valid & ~self._done
+            row.terminated |= self._new_life
+        self._lives[:] = lives

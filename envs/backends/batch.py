@@ -1,0 +1,155 @@
+"""Environments that one simulator steps all in one call."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.core.saved import LARGEST_SEED, Saved
+from steadyrl.envs.backends.single_env import Remarks, episode_seed
+from steadyrl.envs.encoding.statistics import read_infos
+from steadyrl.envs.encoding.step_buffer import Row, made_by
+from steadyrl.envs.faults import Faults
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import ActionSpec, Encoder, EnvSpec
+from steadyrl.envs.vector import Backend
+
+
+class BatchBackend(Backend):
+    """N environments that are seeded when all start and never in between.
+
+    One that does not give its state away starts anew when it is restored: the next row of every
+    environment is then a reset.
+    """
+
+    works_alone = True
+
+    def __init__(
+        self, settings: EnvSettings, encoder: Encoder, action: ActionSpec, *, seed: int
+    ) -> None:
+        n = settings.num_envs
+        self.spec = EnvSpec.of(settings, encoder, action)
+        self.faults = Faults(settings.max_restarts, settings.role)
+        self._write, self.limits = encoder.write, encoder.limits
+        self._seed = seed
+        self._starts = 0  # how often all environments were started; each start has its own seeds
+        self._cut = False  # the next row starts all environments
+        self._done = np.ones(n, np.bool_)  # whose next row is a reset
+        self._say = Remarks(settings.id)
+        self.timeouts = n  # one after the other, it may be
+        if settings.checked:
+            self._say(encoder.remark)
+
+    @abstractmethod
+    def _reset(self, seeds: list[int]) -> Any:
+        """Seed and reset all environments; return their observations."""
+
+    @abstractmethod
+    def _send(self, action: NDArray[Any]) -> None:
+        """Begin a step of all environments."""
+
+    @abstractmethod
+    def _receive(self, row: Row) -> None:
+        """Finish the step; `_fill` the row."""
+
+    def _save(self) -> dict[str, Any] | None:
+        """Return the simulator's whole state, None when it cannot be had."""
+        return None
+
+    def _load(self, saved: dict[str, Any]) -> bool:
+        """Put back what `_save` returned; say whether that could be done."""
+        return False
+
+    def start(self, row: Row) -> None:
+        """Start every environment anew; the row holds their first frames."""
+        envs = range(self.spec.num_envs)
+        try:
+            observations = self._reset([episode_seed(self._seed, e, self._starts) for e in envs])
+            self._write(observations, row.obs, (self.spec.num_envs,))
+        except BaseException as error:
+            self.faults.give_up(self.spec.id, error)
+        self._starts += 1
+        self._cut = False
+        self._done[:] = False
+        row.set_all_reset()
+
+    def _check(self, action: NDArray[Any]) -> None:
+        """Raise ValueError for actions [N, …] that no environment may be sent."""
+
+    def launch(self, action: NDArray[Any], row: Row) -> None:
+        """Begin a step [N, …] whose outcome this row will hold."""
+        if self._cut:
+            return
+        self._check(action)
+        try:
+            self._send(action)
+        except BaseException as error:
+            self.faults.give_up(self.spec.id, error)
+
+    def collect(self, row: Row) -> None:
+        """Finish the step begun last and fill the row."""
+        if self._cut:
+            self.start(row)
+            return
+        try:
+            self._receive(row)
+        except BaseException as error:
+            self.faults.give_up(self.spec.id, error)
+        self.answers += 1
+
+    def _fill(
+        self,
+        row: Row,
+        observations: Any,
+        reward: Any,
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        info: Mapping[str, Any],
+    ) -> None:
+        """Write a row in which those that were done have reset."""
+        n = self.spec.num_envs
+        columns = (("reward", reward), ("terminated", terminated), ("truncated", truncated))
+        for name, column in columns:
+            if np.shape(column) != (n,):  # it would count for environments that it is not of
+                raise ValueError(f"{name} has shape {np.shape(column)}, not ({n},)")
+        self._write(observations, row.obs, (n,))
+        np.logical_not(self._done, out=row.valid)
+        np.multiply(reward, row.valid, out=row.reward, casting="unsafe")
+        row.terminated[:] = terminated & row.valid
+        row.truncated[:] = truncated & row.valid
+        np.logical_or(terminated, truncated, out=self._done)
+        if self.spec.info_metrics and self._done.any():
+            read_infos(info, self.spec.info_metrics, row.info, self._say)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the plain state: of the simulator itself where it can be taken."""
+        idle = self._cut or not self._starts
+        return {
+            "made_by": "batch",
+            "seed": self._seed,
+            "starts": self._starts,
+            "done": self._done,
+            "simulator": None if idle else self._save(),
+        }
+
+    def restore(
+        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+    ) -> NDArray[np.bool_]:
+        """Put a snapshot back; where there is none all start anew."""
+        # Of a backend that knows its environments one by one only the seed is of use.
+        state, n = Saved(saved, "backend"), self.spec.num_envs
+        known = made_by(state) == "batch" or "starts" in state
+        self._seed = state.whole("seed", 0, LARGEST_SEED)
+        self._starts = state.whole("starts") if known else 1
+        self._done[:] = state.tensor("done", (n,), "bool").numpy() if known else True
+        snapshot = state.raw("simulator") if known else None
+        self._cut = snapshot is None or not self._load(snapshot)
+        return np.full(self.spec.num_envs, not self._cut)
+
+    def cut(self, env: int) -> None:
+        """Let the next row of all environments be a reset: one alone cannot be."""
+        self._cut = True

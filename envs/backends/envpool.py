@@ -1,0 +1,87 @@
+"""EnvPool's C++ environments, for those who have installed it."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.backends.batch import BatchBackend
+from steadyrl.envs.encoding.spaces import Decoder, encoders
+from steadyrl.envs.encoding.step_buffer import Row
+from steadyrl.envs.registration import nearest_id, told_as_number, unknown_keyword
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import Encoder
+
+SEED_LIMIT = 2**31 - 1
+
+
+class EnvPoolBackend(BatchBackend):
+    """N environments of EnvPool; it is seeded when built, so every start builds it anew."""
+
+    def __init__(self, settings: EnvSettings, *, seed: int) -> None:
+        self._settings = settings
+        self._env: Any = None
+        encoder, decoder = _inspect(settings)
+        super().__init__(settings, encoder, decoder.spec, seed=seed)
+        self._decode = decoder.decode
+
+    def close(self) -> None:
+        """End the threads; safe to call twice and after a failure."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _reset(self, seeds: list[int]) -> Any:
+        import envpool
+
+        self.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Gymnasium's, about the precision of bounds
+            self._env = envpool.make(
+                self._settings.id,
+                env_type="gymnasium",
+                num_envs=self.spec.num_envs,
+                seed=seeds[0] % SEED_LIMIT,
+                **_kwargs(self._settings),
+            )
+        return self._env.reset()[0]
+
+    def _send(self, action: NDArray[Any]) -> None:
+        self._env.send(np.asarray(self._decode(action), self._env.action_space.dtype))
+
+    def _receive(self, row: Row) -> None:
+        self._fill(row, *self._env.recv())
+
+
+def _kwargs(settings: EnvSettings) -> dict[str, Any]:
+    """Return EnvPool's keywords; one frame a row where the game offers stacks."""
+    import envpool
+
+    config = envpool.make_spec(settings.id).config._fields
+    return {
+        **({"stack_num": 1} if "stack_num" in config else {}),
+        **told_as_number(settings.kwargs),
+    }
+
+
+def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:
+    if importlib.util.find_spec("envpool") is None:
+        raise SettingError(
+            "backend", "envpool", 'needs envpool, install it with: pip install -e ".[envpool]"'
+        )
+    import envpool
+
+    known = envpool.list_all_envs()
+    if settings.id not in known:
+        raise SettingError("id", settings.id, f"not in EnvPool, {nearest_id(settings.id, known)}")
+    try:
+        told = envpool.make_spec(settings.id, **_kwargs(settings))
+    except TypeError as error:
+        raise unknown_keyword(settings, error) or error from None
+    spaces = told.gymnasium_observation_space, told.gymnasium_action_space
+    return encoders(settings.id, *spaces, settings.images)

@@ -1,0 +1,144 @@
+"""N environments one after the other in this process: the leanest way to run cheap ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.core.saved import LARGEST_SEED, Saved
+from steadyrl.envs.backends.single_env import Remarks, SingleEnv
+from steadyrl.envs.encoding.step_buffer import Row, progress_in
+from steadyrl.envs.faults import Faults, refuse_other_spaces
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.vector import Backend
+
+log = logging.getLogger("steadyrl")
+
+
+class SyncBackend(Backend):
+    """N environments stepped in a plain loop."""
+
+    replays = True
+
+    def __init__(self, settings: EnvSettings, *, seed: int) -> None:
+        self.faults = Faults(settings.max_restarts, settings.role)
+        self._seed = seed
+        self._envs: list[SingleEnv] = []
+        self._spaces = ""  # of all of them, once there is one
+        self._actions: list[Any] = []  # decoded, of the step under way
+        try:
+            for index in range(settings.num_envs):
+                say = Remarks(settings.id) if settings.checked and index == 0 else None
+                self._add(SingleEnv(settings, seed=seed, index=index, say=say))
+            self._decode = self._envs[0].decoder.decode
+            self.spec, self.limits = self._envs[0].spec(), self._envs[0].encoder.limits
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, env: SingleEnv) -> None:
+        self._envs.append(env)
+        self._rebuild(env, self._try(env))
+
+    def close(self) -> None:
+        """Close every environment; safe to call twice and after a failure."""
+        for env in self._envs:
+            env.close()
+
+    def start(self, row: Row) -> None:
+        """Start every environment anew; the row holds their first frames."""
+        for index, env in enumerate(self._envs):
+            try:
+                env.start(row.frames[index])
+            except BaseException as error:  # each one may break
+                self._recover(env, error, row)
+            self.answers += 1
+
+    def launch(self, action: NDArray[Any], row: Row) -> None:
+        """Keep the decoded actions of a step until it is collected."""
+        self._actions = self._decode(action)
+
+    def collect(self, row: Row) -> None:
+        """Step every environment and fill the row."""
+        for env, action in zip(self._envs, self._actions, strict=True):
+            try:
+                env.advance(action, row)
+            except BaseException as error:  # each one may break
+                self._recover(env, error, row)
+            self.answers += 1
+
+    def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
+        """Replace an environment whose numbers are no numbers; its row becomes a reset."""
+        self._recover(self._envs[env], error, row)
+
+    def _recover(self, env: SingleEnv, error: BaseException, row: Row) -> None:
+        """Rebuild an environment that broke, or give up; its row becomes a reset."""
+        self._rebuild(env, error, row.frames[env.index])
+        row.set_reset(env.index)
+
+    def _rebuild(
+        self, env: SingleEnv, failure: BaseException | None, frame: NDArray[Any] | None = None
+    ) -> None:
+        """Build an environment anew until it stands, and starts if there is a frame for it."""
+        while failure is not None:
+            self.faults.excuse(env.index, failure)
+            failure = self._try(env, frame)
+
+    def _try(self, env: SingleEnv, frame: NDArray[Any] | None = None) -> BaseException | None:
+        """Build an environment, start it if there is a frame for it, and return what broke."""
+        try:
+            self._build(env)
+            if frame is not None:
+                env.start(frame)
+        except BaseException as error:
+            return error
+        return None
+
+    def _build(self, env: SingleEnv) -> None:
+        env.build()
+        self._spaces = self._spaces or env.spaces
+        refuse_other_spaces(self._spaces, env.spaces)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the plain state: seeds and episodes, which their actions lead to again."""
+        return {
+            "made_by": "single",
+            "seed": self._seed,
+            "episode": [env.episode for env in self._envs],
+            "over": [env.over for env in self._envs],
+        }
+
+    def restore(
+        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+    ) -> NDArray[np.bool_]:
+        """Play the episodes under way again; return whose goes on [N]."""
+        self._seed = Saved(saved, "backend").whole("seed", 0, LARGEST_SEED)
+        able = np.zeros(len(self._envs), np.bool_)
+        played = progress_in(saved, len(self._envs)).tolist()
+        for env, (episode, over) in zip(self._envs, played, strict=True):
+            env.seed = self._seed
+            able[env.index] = self._replay(env, episode, past[env.index], row) and env.over == over
+            if not able[env.index]:
+                env.cut(episode)
+        return able
+
+    def _replay(self, env: SingleEnv, episode: int, past: NDArray[Any] | None, row: Row) -> bool:
+        if past is None:
+            return False
+        try:
+            env.replay(episode, past, row.frames[env.index])
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            log.warning("environment %d could not be replayed", env.index, exc_info=True)
+            self._rebuild(env, self._try(env))
+            return False
+        return True
+
+    def cut(self, env: int) -> None:
+        """Let the next row of an environment be a reset."""
+        self._envs[env].cut(self._envs[env].episode)

@@ -1,0 +1,181 @@
+"""The process of one environment: it obeys one-letter commands and dies with its parent."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from steadyrl.core.errors import SettingError
+from steadyrl.core.user_frames import shown_frames
+from steadyrl.envs.backends.single_env import SingleEnv
+from steadyrl.envs.encoding.step_buffer import Row, SharedRows
+from steadyrl.envs.faults import told
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
+
+BUILD = b"b"  # what a worker begins with, by itself
+# Commands. STEP and REPLAY name the row to write to (0 or 1) and are answered.
+STEP = b"s"
+REPLAY = b"r"  # + row + actions: do them again
+CUT = b"c"  # + [seed, episode]: the next step starts the episode after this one
+QUIT = b"q"
+# Answers.
+DONE, BROKEN = b"d", b"b"
+
+PR_SET_PDEATHSIG = 1
+TRIAL_STEPS = 20
+TRIAL_SECONDS = 0.1
+HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
+
+
+class Assignment(NamedTuple):
+    """All that a worker needs to know; without `memory` it only describes the spaces."""
+
+    settings: EnvSettings
+    seed: int
+    env: int
+    episode: int  # the first reset starts the one after it
+    spec: EnvSpec | None
+    memory: Any
+    trial: bool = False  # without `memory`: measure a step instead of describing the spaces
+
+
+def run_worker(task: Assignment, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """Run one environment until told to quit, until it breaks or until the parent is gone."""
+    _detach(inherited)
+    worker = _Worker(task)
+    message = BUILD
+    try:
+        while message != QUIT:
+            answer = worker.answer(message)
+            if answer:
+                pipe.send_bytes(answer)
+            if answer[:1] == BROKEN:
+                return
+            message = pipe.recv_bytes()
+    except (EOFError, OSError):  # of the pipe, as answers let no error out: the parent is gone
+        return
+    finally:
+        worker.env.close()
+
+
+def _detach(inherited: Sequence[Connection]) -> None:
+    """Leave Ctrl-C to the parent, die with it, and hold none of its other pipes open.
+
+    A session of its own: whatever the environment starts can be ended together with it.
+    """
+    os.setsid()
+    multiprocessing.current_process().daemon = False  # it may have children, and they end with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in HELD - {signal.SIGINT}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    for connection in inherited:
+        connection.close()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it died before we could ask to be told
+        os._exit(0)
+    gc.freeze()  # what came with the fork stays shared as long as nobody writes to it
+
+
+class _Worker:
+    """Carry commands out."""
+
+    def __init__(self, task: Assignment) -> None:
+        self._task = task
+        self._remarks: list[str] = []  # to be sent with the next answer
+        checked = task.settings.checked and task.env == 0 and task.spec is not None
+        say = self._remarks.append if checked else None
+        self.env = SingleEnv(task.settings, seed=task.seed, index=task.env, say=say)
+        if task.spec is not None:
+            self._shared = SharedRows(task.spec, task.memory)
+            self._progress = self._shared.progress[task.env]
+
+    def answer(self, message: bytes) -> bytes:
+        """Return what the parent is told: nothing where it does not wait."""
+        try:
+            return self._obey(message[:1], message[1:])
+        except BaseException as error:
+            return BROKEN + _report(error)
+
+    def _obey(self, command: bytes, rest: bytes) -> bytes:
+        env = self.env
+        if command == BUILD:
+            env.build()
+            env.cut(self._task.episode)
+            return DONE + (step_time(env) if self._task.trial else describe(env))
+        if command == CUT:
+            env.seed, episode = json.loads(rest)
+            env.cut(episode)
+            return b""
+        self._write(command, rest[0], rest[1:])
+        self._progress[:] = env.episode, env.over
+        remarks = "\n".join(self._remarks)
+        self._remarks.clear()
+        return DONE + remarks.encode()
+
+    def _write(self, command: bytes, turn: int, rest: bytes) -> None:
+        env, row, actions = self.env, self._shared.rows[turn], self._shared.actions
+        if command == REPLAY:
+            known = np.frombuffer(rest, actions.dtype).reshape(-1, *actions.shape[1:])
+            env.redo(known, row.frames[env.index])
+        elif env.over:
+            # Told before it is tried: an episode whose reset breaks is not tried again.
+            self._progress[0] = env.episode + 1
+            env.advance(None, row)
+        else:
+            (action,) = env.decoder.decode(actions[env.index : env.index + 1])
+            env.advance(action, row)
+
+
+def _report(error: BaseException) -> bytes:
+    """Write down what broke, as text: the exception itself may not survive the journey."""
+    trace = "".join(traceback.format_exception(error))
+    refused = None
+    if isinstance(error, SettingError):
+        refused = [error.field, str(error.value), error.reason]
+    for_good = isinstance(error, EnvironmentFailedError)
+    printable = "\n".join(map(_printable, trace.splitlines()))
+    frames = [_printable(frame) for frame in shown_frames(error)]
+    said = [told(error), printable, refused, for_good, isinstance(error, Exception), frames]
+    return json.dumps(said).encode()
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
+def describe(env: SingleEnv) -> bytes:
+    """Write down what the environment's spaces are, for `read_description`."""
+    encoder, action = env.encoder, env.decoder.spec
+    said = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
+    return json.dumps([*said, encoder.mask, encoder.limits, env.spaces]).encode()
+
+
+def step_time(env: SingleEnv) -> bytes:
+    """Measure what one step of a built environment takes, in seconds."""
+    times: list[float] = []
+    row = Row(env.spec(), 0)
+    end = time.perf_counter() + TRIAL_SECONDS
+    while len(times) < TRIAL_STEPS and (not times or time.perf_counter() < end):
+        resets = env.over
+        begin = time.perf_counter()
+        env.advance(env.any_action(), row)
+        if not resets:
+            times.append(time.perf_counter() - begin)
+    return repr(statistics.median(times)).encode()

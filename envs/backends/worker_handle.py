@@ -1,0 +1,251 @@
+"""The parent's end of a worker: start it, talk to it, wait for it with a limit, kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, get_args
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.backends.worker import BROKEN, HELD, QUIT, Assignment, run_worker
+from steadyrl.envs.faults import WorkerError
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
+
+log = logging.getLogger("steadyrl")
+ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
+KILL_SECONDS = 5.0
+LISTEN_SECONDS = 0.2  # how often a long wait looks whether it is in vain
+CLOSE_SECONDS = 2.0
+SPAWN_SECONDS = 30.0  # a spawned process loads its modules first
+
+
+class WorkerHandle:
+    """One worker process and the pipe to it."""
+
+    def __init__(self, task: Assignment, others: Sequence[Connection] = ()) -> None:
+        self.task = task
+        try:
+            self.pipe, child = multiprocessing.Pipe()
+        except OSError as error:
+            raise no_process(task.env, error) from error
+        try:
+            self._process = _start(task, child, [self.pipe, *others])
+        except BaseException:
+            self.pipe.close()
+            raise
+        finally:
+            child.close()
+        self._hangs = False
+        self._ready = select.poll()
+        self._ready.register(self.pipe.fileno(), select.POLLIN)
+
+    def send(self, message: bytes) -> None:
+        """Send a command; that nobody is there any more is noticed when its answer is due."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send_bytes(message)
+
+    def answer(self, deadline: float) -> bytes:
+        """Wait for the answer to a command; raise WorkerError when none comes in time."""
+        left = deadline - time.monotonic()
+        while not self._ready.poll(1000 * max(0.0, min(left, LISTEN_SECONDS))):
+            # A child of the environment may hold the pipe of a dead process open.
+            if self._process.exitcode is not None and not self._ready.poll(0):
+                raise WorkerError(self._death())
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._hangs = True
+                raise WorkerError(f"no answer within {self.task.settings.step_timeout:g} s")
+        try:
+            message = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise WorkerError(self._death()) from None
+        if message[:1] == BROKEN:
+            what, trace, refused, for_good, raised, frames = json.loads(message[1:])
+            error = WorkerError(what, trace, for_good=for_good, raised=raised, user_frames=frames)
+            if refused is not None:
+                raise SettingError(*refused) from error
+            raise error
+        return message[1:]
+
+    def _death(self) -> str:
+        self._process.join(KILL_SECONDS)
+        code = self._process.exitcode
+        if code is None:
+            return "its process closed its pipe"
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process exited with code {code}"
+
+    def quit(self) -> None:
+        """Ask the worker to close its environment and end."""
+        self.send(QUIT)
+
+    def kill(self, grace: float = 0.0) -> None:
+        """End the process and all it has started, by force once the grace period is over."""
+        if self.pipe.closed:
+            return
+        self._process.join(0.0 if self._hangs else grace)
+        ended = self._process.exitcode is not None
+        _kill_group(self._process.pid, ended=ended)
+        if not ended:
+            self._process.kill()
+            self._process.join(KILL_SECONDS)
+        self.pipe.close()
+        try:
+            self._process.close()
+        except ValueError:  # not even SIGKILL ends a process that waits for a broken device
+            log.error("the process of environment %d cannot be ended", self.task.env)
+
+
+def _kill_group(leader: int, *, ended: bool) -> None:
+    """Kill what is left of a worker's session: its own children, and itself.
+
+    The number of a process that has ended may be another's by now, but only if its group is gone.
+    """
+    try:
+        group = os.getpgid(leader)
+    except ProcessLookupError:
+        ours = ended
+    else:
+        ours = not ended and group == leader  # else it has not come to have a session of its own
+    if ours:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+
+
+def _start(task: Assignment, child: Connection, inherited: list[Connection]) -> Any:
+    """Start the process by the first method that works."""
+    methods = start_methods()
+    for method in methods:
+        context: Any = multiprocessing.get_context(method)
+        arguments = (task, child, inherited if method == "fork" else [])
+        process = context.Process(
+            target=run_worker, args=arguments, daemon=True, name=f"environment-{task.env}"
+        )
+        try:
+            with warnings.catch_warnings():  # forking beside threads is what we mean
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            return process
+        except OSError as error:
+            if error.errno != errno.ENOMEM or method == methods[-1]:
+                raise no_process(task.env, error) from error
+            # There is no memory for a copy of this process, but perhaps for a fresh one.
+            log.warning("cannot %s a process for environment %d: %s", method, task.env, error)
+    raise AssertionError("there is a way to start a process")
+
+
+def no_process(env: int, error: OSError) -> EnvironmentFailedError:
+    """Name the limit for which an environment cannot have its process."""
+    limits = {
+        errno.EMFILE: ("files open", "-n", resource.RLIMIT_NOFILE),
+        errno.EAGAIN: ("processes", "-u", resource.RLIMIT_NPROC),
+    }
+    reason = error.strerror or str(error)
+    if error.errno in limits:
+        what, flag, limit = limits[error.errno]
+        most = resource.getrlimit(limit)[0]
+        number = "unlimited" if most == resource.RLIM_INFINITY else str(most)
+        reason += f"; the limit of {what} (ulimit {flag}) is {number}: raise it"
+        reason += " or use fewer env.num_envs"
+    return EnvironmentFailedError(f"environment {env} can have no process: {reason}")
+
+
+def no_shared_memory(error: OSError) -> EnvironmentFailedError:
+    """Name the directory in which environments' processes cannot share their rows."""
+    if error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE):
+        return no_process(0, error)
+    where, reason = os.path.dirname(error.filename), error.strerror or str(error)
+    return EnvironmentFailedError(
+        f"the processes of environments can share no memory in {where}: {reason}; let it be "
+        "written to, or use env.backend=sync"
+    )
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold signals back until a process has started, minds its own and is in its owner's hands."""
+    received: list[int] = []
+    with contextlib.ExitStack() as restored:
+        restored.callback(_raise, received)
+        if threading.current_thread() is threading.main_thread():
+            # Another thread may be given the signal all the same, and this one then handles it.
+            for number in HELD:
+                if callable(handler := signal.getsignal(number)):
+                    restored.callback(signal.signal, number, handler)
+                    signal.signal(number, lambda number, _: received.append(number))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        yield
+
+
+def _raise(signals: list[int]) -> None:
+    for number in signals:
+        signal.raise_signal(number)
+
+
+def start_methods() -> tuple[str, ...]:
+    """Return the ways to start a process, the fastest safe one first.
+
+    What is forked from a process that works on a GPU holds it: its memory would stay taken.
+    """
+    available = multiprocessing.get_all_start_methods()
+    torch = sys.modules.get("torch")
+    works_on_gpu = torch is not None and torch.cuda.is_initialized()
+    forks = os.uname().sysname == "Linux" and not works_on_gpu
+    safe = ("fork", "spawn") if forks else ("spawn",)
+    return tuple(method for method in safe if method in available)
+
+
+def deadline(settings: EnvSettings, *, starting: bool = False) -> float:
+    """Return when an answer is late; of a process that starts now when `starting`."""
+    slow = starting and start_methods()[0] != "fork"
+    return time.monotonic() + settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
+
+
+def ask_process(settings: EnvSettings, *, trial: bool = False) -> bytes:
+    """Let a process of its own make an environment and say what its spaces are, or its speed.
+
+    So nothing an environment does can harm this process; WorkerError says what it did.
+    """
+    task = Assignment(settings, 0, 0, -1, None, None, trial)
+    with contextlib.ExitStack() as ended:
+        with interrupts_held():
+            worker = WorkerHandle(task)
+            ended.callback(worker.kill)
+        told = worker.answer(deadline(settings, starting=True))
+        worker.quit()
+        worker.kill(CLOSE_SECONDS)
+        return told
+
+
+class Description(NamedTuple):
+    """What a worker says of its environment."""
+
+    spec: EnvSpec
+    limits: tuple[float, float] | None  # as `Encoder.limits`
+    spaces: str  # what its own are called
+
+
+def read_description(text: bytes, settings: EnvSettings) -> Description:
+    """Read what a worker said of its environment."""
+    shape, dtype, kind, values, mask, limits, spaces = json.loads(text)
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    action = ACTION_KINDS[kind](**values)
+    names = tuple(settings.info_metrics)
+    spec = EnvSpec(settings.id, settings.num_envs, tuple(shape), dtype, 1, action, names, mask)
+    return Description(spec, None if limits is None else tuple(limits), spaces)

@@ -1,0 +1,196 @@
+"""Images of any whole or real numbers become bytes from 0 to 255, channels first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.envs.settings import ImageSettings
+from steadyrl.envs.types import Encoder
+
+LEVELS = 256
+SMALLEST_SIDE = 8  # below it three axes of other things than bytes are a table, not a picture
+WIDE = ("int32", "int64", "uint32", "uint64")  # whose own limits stand for "no bounds"
+EXACT = 2**53  # the numbers up to here are exact as float64
+# Beyond these ranges 256 levels lose what observations say. Cameras of depth give 16 bits.
+WIDEST_REAL, WIDEST_WHOLE = 512, 65_535
+AS_DECLARED = ImageSettings()
+
+Axes = Literal["hwc", "chw"]
+
+
+def is_image(space: spaces.Box, asked: ImageSettings = AS_DECLARED) -> bool:
+    """Tell pictures from vectors: three axes, or two of bytes, each channel within one range."""
+    if asked.axes == "vector" or len(space.shape) not in (2, 3) or space.dtype.kind not in "fiub":
+        return False
+    if asked.range is not None:
+        return True
+    if space.dtype in (np.uint8, np.bool_) and (len(space.shape) == 3 or asked.wanted):
+        return True
+    if len(space.shape) == 2 and not asked.wanted:
+        return space.dtype == np.uint8 and min(space.shape) >= SMALLEST_SIDE
+    if not (looks_like_an_image(space) or asked.wanted) or why_not_scaled(space):
+        return False
+    channels = -1 if _axes_of(space.shape, asked) == "hwc" else 0
+    axes = (0, 1) if channels or len(space.shape) == 2 else (1, 2)
+    return all((np.ptp(bound, axis=axes) == 0).all() for bound in (space.low, space.high))
+
+
+def looks_like_an_image(space: spaces.Box) -> bool:
+    """Tell whether a box has an image's shape, whatever its bounds are."""
+    return len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE
+
+
+def why_not_scaled(space: spaces.Box) -> str:
+    """Say what is wrong with a box's bounds for its numbers to become bytes; "" for nothing."""
+    if not is_bounded(space):
+        return "have no finite bounds"
+    low, high = _number(space.low), _number(space.high)
+    widest = WIDEST_REAL if space.dtype.kind == "f" else WIDEST_WHOLE
+    if float((high - low).max(initial=0)) <= widest:
+        return ""
+    return f"go from {low.min():g} to {high.max():g}, too wide for {LEVELS} levels"
+
+
+def bounds_said(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which elements of a box have a smallest number, and which a largest one."""
+    below, above = space.bounded_below, space.bounded_above
+    if space.dtype.name in WIDE:
+        limits = np.iinfo(space.dtype.name)
+        below = below & ((space.low != limits.min) | (limits.min == 0))
+        above = above & (space.high != limits.max)
+    return below, above
+
+
+def is_bounded(space: spaces.Box) -> bool:
+    """Tell whether a box says what its smallest and largest numbers are."""
+    if not all(np.all(said) for said in bounds_said(space)):
+        return False
+    wide = space.dtype.name in WIDE
+    if wide and max(abs(int(space.low.min())), abs(int(space.high.max()))) > EXACT:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(_number(space.high) - _number(space.low)).all())
+
+
+def choose_axes(shape: tuple[int, ...]) -> tuple[Axes, bool]:
+    """Return which end of three axes is the channels, and whether that is clear.
+
+    Two equal neighbours are the picture. Else it is clear where an end is at most half as long as
+    both other axes; where it is not, the two that differ least are the picture.
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return "hwc" if first == middle else "chw", True
+    shortest, second, _ = sorted(shape)
+    if shortest < middle and 2 * shortest <= second:
+        return "hwc" if last == shortest else "chw", True
+    # max / min of either pair, compared without dividing.
+    front = max(first, middle) * min(middle, last)
+    back = max(middle, last) * min(first, middle)
+    return "hwc" if front <= back else "chw", False
+
+
+class _Scale(NamedTuple):
+    """What takes an image's numbers to 0…255: (x - low) / span · 255."""
+
+    low: Any  # a number, or one for each element, channels first
+    span: Any
+
+    def __call__(self, image: NDArray[Any]) -> NDArray[np.uint8]:
+        levels = np.rint((_number(image) - self.low) / self.span * (LEVELS - 1))
+        pixels: NDArray[np.uint8] = np.clip(levels, 0, LEVELS - 1).astype(np.uint8)
+        return pixels
+
+
+def image_encoder(space: spaces.Box, asked: ImageSettings = AS_DECLARED) -> Encoder:
+    """Scale by the range asked for, or the space's bounds, so that order is kept.
+
+    Up to 256 values stay distinct, more are rounded to 256 levels. What lies outside the bounds is
+    clipped to them.
+    """
+    shape, dtype = space.shape, space.dtype
+    last = len(shape) == 3 and _axes_of(shape, asked) == "hwc"
+    out_shape = (shape[2], *shape[:2]) if last else (1, *shape)[-3:]
+    whole = dtype.kind in "iub"  # other whole numbers mean the same
+    low, high = (space.low, space.high) if asked.range is None else map(np.array, asked.range)
+    scale = _scale(_number(low), _number(high), last=last)
+    table = _table(scale, dtype)
+    is_plain = table is not None and bool((table == np.arange(LEVELS)).all())
+
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+        image = np.asarray(observation)
+        fits = image.dtype.kind == dtype.kind or (whole and image.dtype.kind in "iub")
+        if image.shape != lead + shape or not fits:
+            raise ValueError(
+                f"observation is {image.dtype} {image.shape}, its space says {dtype} {lead + shape}"
+            )
+        if last:
+            image = _channels_first(image)
+        image = image.reshape(row.shape)
+        if table is not None and image.dtype == dtype:
+            row[...] = image if is_plain else table[image.view(np.uint8)]
+            return
+        if dtype.kind == "f" and not np.isfinite(image).all():
+            raise FloatingPointError("observation holds values that are not finite")
+        row[...] = scale(image)
+
+    remarks = [_remark_on_axes(shape, out_shape, asked), _remark_on_levels(dtype, low, high)]
+    limits = (scale.low, scale.low + scale.span) if isinstance(scale.span, float) else None
+    return Encoder(out_shape, "uint8", write, "; ".join(filter(None, remarks)), limits=limits)
+
+
+def _axes_of(shape: tuple[int, ...], asked: ImageSettings) -> Axes:
+    if asked.axes == "hwc" or asked.axes == "chw":
+        return asked.axes
+    return choose_axes(shape)[0] if len(shape) == 3 else "hwc"
+
+
+def _channels_first(image: NDArray[Any]) -> NDArray[Any]:
+    """Turn [..., H, W, C] into [..., C, H, W]."""
+    turned: NDArray[Any] = image.swapaxes(-1, -3).swapaxes(-1, -2)
+    return turned
+
+
+def _scale(low: NDArray[np.float64], high: NDArray[np.float64], *, last: bool) -> _Scale:
+    span = np.where(high > low, high - low, 1.0)  # what never changes is 0
+    if np.ptp(low) == 0 and np.ptp(span) == 0:
+        return _Scale(float(low.flat[0]), float(span.flat[0]))
+    if last:
+        low, span = _channels_first(low), _channels_first(span)
+    return _Scale(low, span)
+
+
+def _table(scale: _Scale, dtype: np.dtype[Any]) -> NDArray[np.uint8] | None:
+    """Return what each byte becomes, where images are bytes of one range."""
+    if dtype.itemsize != 1 or not isinstance(scale.span, float):
+        return None
+    if dtype == np.bool_:
+        return scale(np.arange(LEVELS) > 0)
+    return scale(np.arange(LEVELS, dtype=np.uint8).view(dtype))
+
+
+def _number(values: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(values, np.float64)
+
+
+def _remark_on_axes(shape: tuple[int, ...], seen: tuple[int, ...], asked: ImageSettings) -> str:
+    if asked.axes != "auto" or len(shape) != 3 or choose_axes(shape)[1]:
+        return ""
+    channels, height, width = seen
+    return (
+        f"images of shape {shape} are seen as {channels} channels of {height}x{width}: if that is"
+        " wrong, say env.image_axes=hwc, chw or vector"
+    )
+
+
+def _remark_on_levels(dtype: np.dtype[Any], low: NDArray[Any], high: NDArray[Any]) -> str:
+    least, most = float(_number(low).min()), float(_number(high).max())
+    span = float((_number(high) - _number(low)).max())
+    if dtype.kind in "iub" and span < LEVELS and math.isfinite(span):
+        return ""
+    return f"images of {dtype} from {least:g} to {most:g} are rounded to {LEVELS} levels"

@@ -1,0 +1,153 @@
+"""Which actions an environment allows: asked after every step, kept in bits behind what is seen.
+
+So whatever carries observations carries with each of them the mask of what may be done on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import MASK_BITS, DiscreteActions, Encoder, EnvSpec
+
+NAME, SEEN = "action_mask", "observation"  # in `info`, and in observations that hold both
+METHOD = "action_masks"
+Asked = Callable[[Any, Mapping[str, Any]], Any]
+
+
+def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
+    """Return an environment with what asks it for masks around it; None where it gives none.
+
+    `auto` has to reset it once to see its `info`; nothing else does.
+    """
+    wanted, actions = settings.action_masks, env.action_space
+    if wanted == "false" or not isinstance(actions, spaces.Discrete):
+        return None
+    space = env.observation_space
+    if isinstance(space, spaces.Dict) and set(space.spaces) == {NAME, SEEN}:
+        if space[NAME].shape != (actions.n,):
+            found = f"its observation's {NAME} has shape {space[NAME].shape}"
+            reason = f"{found}, there are {actions.n} actions; env.action_masks=false ignores that"
+            raise SettingError("id", settings.id, reason)
+        return Masked(env, f"observation[{NAME!r}]", lambda seen, _: seen[NAME], space[SEEN])
+    ask = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
+    if callable(ask):
+        return Masked(env, f"{METHOD}()", lambda *_: ask())
+    if wanted == "true" or NAME in _first_info(env):
+        return Masked(env, f"info[{NAME!r}]", lambda _, info: info[NAME])
+    return None
+
+
+def _first_info(env: gym.Env[Any, Any]) -> Mapping[str, Any]:
+    try:
+        _, info = env.reset(seed=0)
+    except (Exception, SystemExit):  # said where it is reset to be played
+        return {}
+    return info if isinstance(info, Mapping) else {}
+
+
+def refuse_without(settings: EnvSettings, spec: EnvSpec) -> None:
+    """Refuse an environment that should give masks and gives none."""
+    if settings.action_masks != "true" or spec.mask:
+        return
+    reason = (
+        f"{spec.id} gives none: neither info[{NAME!r}], nor such an observation, nor {METHOD}()"
+    )
+    if not isinstance(spec.action, DiscreteActions):
+        kind = type(spec.action).__name__.removesuffix("Actions")
+        reason = f"masks are for one choice out of many, but {spec.id} has {kind} actions"
+    raise SettingError("action_masks", "true", reason)
+
+
+class Masked(gym.Wrapper[Any, Any, Any, Any]):
+    """Observations are pairs: what is seen, and which actions [A] are allowed."""
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        source: str,
+        ask: Asked,
+        seen: spaces.Space[Any] | None = None,
+    ) -> None:
+        super().__init__(env)
+        assert isinstance(env.action_space, spaces.Discrete)
+        self.source = source
+        self._ask, self._space, self._cut = ask, env.action_space, seen is not None
+        self.actions = int(env.action_space.n)
+        self._everything = np.ones(self.actions, np.bool_)
+        self._allowed = self._everything
+        if seen is not None:
+            self.observation_space = seen
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset, and ask."""
+        observation, info = self.env.reset(**kwargs)
+        return self._pair(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, and ask; not after a termination, where nothing is decided and nothing follows."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        pair = self._pair(observation, info, over=bool(terminated))
+        return pair, reward, terminated, truncated, info
+
+    def any_action(self) -> Any:
+        """Draw an allowed action."""
+        return self._space.sample(self._allowed.astype(np.int8))
+
+    def _pair(
+        self, observation: Any, info: Mapping[str, Any], *, over: bool = False
+    ) -> tuple[Any, NDArray[np.bool_]]:
+        self._allowed = self._everything if over else self._asked(observation, info)
+        return observation[SEEN] if self._cut else observation, self._allowed
+
+    def _asked(self, observation: Any, info: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Return the mask [A], if it is one."""
+        try:
+            given = np.asarray(self._ask(observation, info))
+        except KeyError:
+            raise ValueError(f"there is no {self.source}: which actions are allowed?") from None
+        if given.shape != self._everything.shape:
+            raise ValueError(
+                f"{self.source} has shape {given.shape}, there are {self.actions} actions"
+            )
+        allowed = given if given.dtype == np.bool_ else given == 1
+        if allowed is not given and not (allowed | (given == 0)).all():
+            raise ValueError(f"{self.source} holds other values than 0 and 1: {given.tolist()}")
+        if not allowed.any():
+            raise ValueError(f"{self.source} allows no action at all")
+        return allowed
+
+
+def masked(encoder: Encoder, actions: int) -> Encoder:
+    """Return an encoder of pairs, which writes masks of so many actions behind what is seen.
+
+    Behind a vector stand numbers, below an image rows; the first action is the lowest bit of the
+    first of them.
+    """
+    bits = MASK_BITS[encoder.dtype]
+    powers = np.exp2(np.arange(bits)).astype(np.float32)
+    mask, shape = -(-actions // bits), encoder.shape
+    count, axis = mask, 0
+    if len(shape) == 3:
+        axis, row_of_all = 1, shape[0] * shape[2]
+        mask = -(-mask // row_of_all)
+        count = mask * row_of_all
+    end, room = shape[axis], np.zeros((count, bits), np.float32)
+    digits = room.reshape(-1)[:actions]
+
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+        seen, allowed = observation
+        above, below = (row[:end], row[end:]) if axis == 0 else (row[:, :end], row[:, end:])
+        encoder.write(seen, above, lead)
+        digits[:] = allowed
+        below[...] = (room @ powers).reshape(below.shape)
+
+    whole = (*shape[:axis], shape[axis] + mask, *shape[axis + 1 :])
+    return encoder._replace(shape=whole, write=write, mask=mask)

@@ -1,0 +1,251 @@
+"""Translate between Gymnasium's spaces and the rows of the timeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.encoding.images import (
+    AS_DECLARED,
+    bounds_said,
+    image_encoder,
+    is_image,
+    looks_like_an_image,
+    why_not_scaled,
+)
+from steadyrl.envs.settings import ImageSettings
+from steadyrl.envs.types import (
+    ActionSpec,
+    BoxActions,
+    DiscreteActions,
+    Encoder,
+    MultiBinaryActions,
+    MultiDiscreteActions,
+)
+
+OBSERVATIONS = (
+    "Box (vectors and images), Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
+    " without images"
+)
+ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
+
+
+class Decoder(NamedTuple):
+    """What an agent may send, and how a batch [N, …] of it becomes N environment actions."""
+
+    spec: ActionSpec
+    decode: Callable[[NDArray[Any]], list[Any]]
+
+
+def _refuse(kind: str, found: str, supported: str) -> ValueError:
+    return ValueError(f"its {kind} space holds {found}, which is not supported; {supported} are")
+
+
+def encoders(
+    env_id: str,
+    observations: spaces.Space[Any],
+    actions: spaces.Space[Any],
+    images: ImageSettings = AS_DECLARED,
+) -> tuple[Encoder, Decoder]:
+    """Build both translators of one environment, or refuse it naming the space at fault."""
+    try:
+        return observation_encoder(observations, images), action_decoder(actions)
+    except ValueError as error:
+        raise SettingError("id", env_id, str(error)) from None
+
+
+def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DECLARED) -> Encoder:
+    """Build the encoder of an observation space, or refuse the space by name."""
+    if isinstance(space, spaces.Box) and is_image(space, images):
+        return image_encoder(space, images)
+    if images.wanted:
+        raise _refuse_image(space, images)
+    encoder = _vector_encoder(space, images)
+    if not encoder.shape[0]:
+        raise _refuse("observation", "no numbers", OBSERVATIONS)
+    return encoder
+
+
+def _refuse_image(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
+    """Say why observations cannot be the images that somebody says they are."""
+    if images.range is not None:
+        field, value = "image_range", f"[{','.join(f'{each:g}' for each in images.range)}]"
+    else:
+        field, value = "image_axes", str(images.axes)
+    if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
+        kind = f"of shape {space.shape}" if isinstance(space, spaces.Box) else type(space).__name__
+        return SettingError(field, value, f"its observations are no images: {kind}")
+    wrong = why_not_scaled(space) or "have other bounds in each place of a channel"
+    reason = f"its observations {wrong}: env.image_range=[low,high] says how to scale them"
+    return SettingError(field, value, reason)
+
+
+def _vector_encoder(space: spaces.Space[Any], images: ImageSettings) -> Encoder:
+    if isinstance(space, spaces.Box):
+        return _box_encoder(space, images)
+    if isinstance(space, spaces.Discrete):
+        return _one_hot_encoder((int(space.n),), (int(space.start),), shape=())
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, starts = space.nvec.reshape(-1), np.asarray(space.start).reshape(-1)
+        return _one_hot_encoder(
+            tuple(map(int, sizes)), tuple(map(int, starts)), shape=space.nvec.shape
+        )
+    if isinstance(space, spaces.MultiBinary):
+        return _array_encoder(space.shape, scale=None)
+    if isinstance(space, spaces.Dict):
+        return _composite_encoder(list(space.spaces.items()), images)
+    if isinstance(space, spaces.Tuple):
+        return _composite_encoder(list(enumerate(space.spaces)), images)
+    raise _refuse("observation", type(space).__name__, OBSERVATIONS)
+
+
+def _box_encoder(space: spaces.Box, images: ImageSettings) -> Encoder:
+    if space.dtype.kind not in "fiub":
+        raise _refuse("observation", f"a Box of {space.dtype}", OBSERVATIONS)
+    bytes_like = space.dtype == np.uint8 and bool((space.high == 255).all())
+    encoder = _array_encoder(space.shape, scale=1.0 / 255.0 if bytes_like else None)
+    if images.axes == "vector" or not looks_like_an_image(space):
+        return encoder
+    wrong = why_not_scaled(space)
+    return encoder._replace(
+        remark=wrong
+        and f"observations of shape {space.shape} {wrong}: they are seen as vectors of float32; "
+        "declare the bounds, or env.image_range=[low,high], to have them seen as images"
+    )
+
+
+def _array_encoder(shape: tuple[int, ...], *, scale: float | None) -> Encoder:
+    """Flatten numbers to float32; bytes that span 0..255 are scaled to [0, 1]."""
+    flat = len(shape) == 1
+
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+        if type(observation) is not np.ndarray:
+            observation = np.asarray(observation)
+        if observation.shape != lead + shape:
+            raise ValueError(
+                f"observation has shape {observation.shape}, its space says {lead + shape}"
+            )
+        if observation.dtype.kind not in "fiub":
+            raise TypeError(f"observation is of type {observation.dtype}, expected numbers")
+        row[...] = observation if flat else observation.reshape(row.shape)
+        if scale is not None:
+            row *= scale
+
+    return Encoder((math.prod(shape),), "float32", write)
+
+
+def _one_hot_encoder(
+    sizes: tuple[int, ...], starts: tuple[int, ...], *, shape: tuple[int, ...]
+) -> Encoder:
+    offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
+
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+        values = np.asarray(observation)
+        if values.shape != lead + shape or values.dtype.kind not in "iub":
+            raise ValueError(
+                f"observation is {values.dtype} {values.shape}, its space says integer "
+                f"{lead + shape}"
+            )
+        if lead:
+            for one, part in zip(values, row, strict=True):
+                write(one, part)
+            return
+        row[:] = 0.0
+        for value, offset, size, start in zip(
+            values.reshape(-1).tolist(), offsets, sizes, starts, strict=True
+        ):
+            if not 0 <= value - start < size:
+                raise ValueError(f"observation {value} lies outside {start}…{start + size - 1}")
+            row[offset + value - start] = 1.0
+
+    return Encoder((sum(sizes),), "float32", write)
+
+
+def _composite_encoder(
+    parts: list[tuple[Any, spaces.Space[Any]]], images: ImageSettings
+) -> Encoder:
+    encoders: list[tuple[Any, slice, Encoder]] = []
+    end = 0
+    for key, part in parts:
+        if isinstance(part, spaces.Box) and is_image(part, images):
+            found = f"an image {key!r} among its parts (a vector with env.image_axes=vector)"
+            raise _refuse("observation", found, OBSERVATIONS)
+        encoder = _vector_encoder(part, images)
+        encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
+        end += encoder.shape[0]
+
+    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+        if len(observation) != len(encoders):
+            raise ValueError(
+                f"observation has {len(observation)} parts, its space has {len(encoders)}"
+            )
+        for key, where, encoder in encoders:
+            encoder.write(observation[key], row[..., where], lead)
+
+    remarks = [encoder.remark for _, _, encoder in encoders if encoder.remark]
+    return Encoder((end,), "float32", write, "; ".join(remarks))
+
+
+def action_decoder(space: spaces.Space[Any]) -> Decoder:
+    """Build the decoder of an action space, or refuse the space by name."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        actions = DiscreteActions(int(space.n))
+        return Decoder(actions, lambda action: (action + start if start else action).tolist())
+    if isinstance(space, spaces.MultiDiscrete):
+        return _multi_discrete_decoder(space)
+    if isinstance(space, spaces.MultiBinary):
+        shape, count = space.shape, int(np.prod(space.shape))
+        return Decoder(
+            MultiBinaryActions(count),
+            lambda action: list(action.astype(np.int8).reshape(-1, *shape)),
+        )
+    if isinstance(space, spaces.Box) and space.dtype.kind in "fiu":
+        return _box_decoder(space)
+    raise _refuse("action", type(space).__name__, ACTIONS)
+
+
+def _multi_discrete_decoder(space: spaces.MultiDiscrete) -> Decoder:
+    shape, dtype, start = space.nvec.shape, space.dtype, np.asarray(space.start)
+
+    def decode(action: NDArray[Any]) -> list[Any]:
+        return list((action.reshape(-1, *shape) + start).astype(dtype))
+
+    return Decoder(MultiDiscreteActions(tuple(map(int, space.nvec.reshape(-1)))), decode)
+
+
+def _box_decoder(space: spaces.Box) -> Decoder:
+    shape, dtype, low, high = space.shape, space.dtype, space.low, space.high
+    if not low.size:
+        raise _refuse("action", "no numbers", ACTIONS)
+    told = [
+        np.where(has, bound, endless)
+        for has, bound, endless in zip(
+            bounds_said(space), (low, high), (-np.inf, np.inf), strict=True
+        )
+    ]
+    if dtype.kind != "f":
+        low, high = _inside(low, np.inf), _inside(high, -np.inf)
+
+    def decode(action: NDArray[Any]) -> list[Any]:
+        clipped = np.clip(action.reshape(-1, *shape), low, high)
+        return list((clipped if dtype.kind == "f" else np.rint(clipped)).astype(dtype, copy=False))
+
+    flat = (tuple(map(float, bound.reshape(-1))) for bound in told)
+    return Decoder(BoxActions(*flat), decode)
+
+
+def _inside(bound: NDArray[Any], inwards: float) -> NDArray[np.float64]:
+    """Return whole bounds as floats that lie on their inner side, where none lies on them."""
+    near = bound.astype(np.float64)
+    beyond = [
+        (int(rounded) - int(exact)) * inwards < 0
+        for rounded, exact in zip(near.flat, bound.flat, strict=True)
+    ]
+    return np.where(np.reshape(beyond, bound.shape), np.nextafter(near, inwards), near)

@@ -1,0 +1,1 @@
+"""Environments compiled to machine code. Read `kernel.py` and `api.py` first."""

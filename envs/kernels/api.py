@@ -1,0 +1,171 @@
+"""What a kernel is, and which environments have one; nothing here needs the compiler."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gymnasium import Env
+from gymnasium.envs.registration import EnvSpec as GymSpec
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.kernels.sources import changed_module
+from steadyrl.envs.registration import ENDLESS, LIMIT, MINATAR, MINATAR_GAMES, find_spec, limit_in
+from steadyrl.envs.settings import EnvSettings
+
+
+@dataclass(frozen=True)
+class KernelEntry:
+    """What a kernel is registered with Gymnasium as: it makes single environments of it, too.
+
+    `make` takes the environment's keyword arguments and returns a `Kernel`.
+    """
+
+    make: Callable[..., Kernel]
+
+    def __call__(self, **kwargs: Any) -> Env[Any, Any]:
+        """Make one ordinary environment, for every other backend."""
+        from steadyrl.envs.kernels.single import KernelEnv
+
+        return KernelEnv(self.make(**kwargs))
+
+
+class Offer(NamedTuple):
+    """Where the kernel of an environment of Gymnasium's is, and which keywords it knows."""
+
+    module: str
+    name: str
+    keywords: tuple[str, ...] = ()
+    masks: bool = False  # the environment says which actions it allows, which no kernel does
+
+    def make(self, **kwargs: Any) -> Kernel:
+        """Import the kernel, and with it the compiler."""
+        kernel: Kernel = getattr(importlib.import_module(self.module), self.name)(**kwargs)
+        return kernel
+
+
+CLASSIC = "gymnasium.envs.classic_control."
+
+
+TABLES = "gymnasium.envs.toy_text."
+
+
+# By entry point and not by id: who registers something else under an id does not get our kernel.
+OFFERS = {
+    f"{CLASSIC}cartpole:CartPoleEnv": Offer(
+        "steadyrl.envs.kernels.cartpole", "cartpole", ("sutton_barto_reward",)
+    ),
+    f"{CLASSIC}acrobot:AcrobotEnv": Offer("steadyrl.envs.kernels.acrobot", "acrobot"),
+    f"{CLASSIC}mountain_car:MountainCarEnv": Offer(
+        "steadyrl.envs.kernels.mountain_car", "mountain_car", ("goal_velocity",)
+    ),
+    f"{CLASSIC}continuous_mountain_car:Continuous_MountainCarEnv": Offer(
+        "steadyrl.envs.kernels.mountain_car", "mountain_car_continuous", ("goal_velocity",)
+    ),
+    f"{CLASSIC}pendulum:PendulumEnv": Offer("steadyrl.envs.kernels.pendulum", "pendulum", ("g",)),
+    f"{TABLES}frozen_lake:FrozenLakeEnv": Offer(
+        "steadyrl.envs.kernels.tabular",
+        "frozen_lake",
+        ("desc", "map_name", "is_slippery", "success_rate", "reward_schedule"),
+    ),
+    f"{TABLES}cliffwalking:CliffWalkingEnv": Offer(
+        "steadyrl.envs.kernels.tabular", "cliff_walking", ("is_slippery",)
+    ),
+    MINATAR: Offer(
+        "steadyrl.envs.kernels.minatar.game",
+        "minatar",
+        ("game", "use_minimal_action_set", "sticky_action_prob", "difficulty_ramping"),
+    ),
+    f"{TABLES}taxi:TaxiEnv": Offer(
+        "steadyrl.envs.kernels.tabular", "taxi", ("is_rainy", "rainy_probability"), masks=True
+    ),
+}
+
+
+OTHERS = "use env.backend=sync"
+
+
+class OwnOffer(NamedTuple):
+    """The kernel of an environment that is registered as one."""
+
+    make: Callable[..., Kernel]
+    keywords: Collection[str]
+    masks: bool = False
+
+
+class Choice(NamedTuple):
+    """The kernel that settings ask for, not yet imported."""
+
+    make: Callable[[], Kernel]
+    limit: int  # of steps in an episode; 0 is none
+    masks: bool = False  # as `Offer.masks`
+
+
+def find_kernel(settings: EnvSettings) -> Choice:
+    """Find the kernel of an environment, or refuse settings that it does not run under."""
+    spec = find_spec(settings.id)
+    offer = _offer(spec)
+    if offer is None or spec.additional_wrappers:
+        raise SettingError("backend", "kernel", f"{settings.id} has no kernel; use sync")
+    if settings.info_metrics:
+        what = f"kernels report no numbers in info; {OTHERS}"
+        raise SettingError("info_metrics", list(settings.info_metrics), what)
+    _refuse_other_images(settings, spec)
+    kwargs = {**spec.kwargs, **settings.kwargs}
+    limit = limit_in(kwargs)
+    kwargs.pop(LIMIT, None)
+    limit = spec.max_episode_steps or ENDLESS if limit is None else limit
+    if changed := changed_source(settings):
+        raise SettingError("backend", "kernel", f"{changed}; {OTHERS}")
+    for key in kwargs:
+        # Without a value FrozenLake draws a map, another one for each environment.
+        if key not in offer.keywords or kwargs[key] is None:
+            what = f"the kernel of {settings.id} does not take this; {OTHERS}"
+            raise SettingError(f"kwargs.{key}", kwargs[key], what)
+    return Choice(lambda: offer.make(**kwargs), max(limit, 0), offer.masks)
+
+
+def changed_source(settings: EnvSettings) -> str | None:
+    """Say that an environment has a kernel, but is another than the kernel was made after."""
+    spec = find_spec(settings.id)
+    entry = spec.entry_point
+    if not isinstance(entry, str) or entry not in OFFERS:
+        return None
+    changed = changed_module(_sources(spec, entry.partition(":")[0], settings))
+    if changed is None:
+        return None
+    return f"the kernel of {settings.id} was made after other code than the installed {changed}"
+
+
+def _sources(spec: GymSpec, module: str, settings: EnvSettings) -> tuple[str, ...]:
+    """Return the modules that decide what an environment does."""
+    if spec.entry_point == MINATAR:
+        game = {**spec.kwargs, **settings.kwargs}.get("game")
+        games = [f"minatar.environments.{game}"] if game in MINATAR_GAMES.values() else []
+        return module, "minatar.environment", *games
+    shared = (f"{TABLES}utils",) if module.startswith(TABLES) else ()
+    return module, "gymnasium.utils.seeding", *shared
+
+
+def _refuse_other_images(settings: EnvSettings, spec: GymSpec) -> None:
+    """Refuse to read observations otherwise than kernels write them."""
+    images, written = settings.images, {"auto"}
+    if isinstance(spec.entry_point, str):
+        written.add("hwc" if spec.entry_point == MINATAR else "vector")
+    what = f"the kernel of {settings.id} writes what is seen in its own way; {OTHERS}"
+    if images.axes not in written:
+        raise SettingError("image_axes", images.axes, what)
+    if images.range is not None:
+        raise SettingError("image_range", list(images.range), what)
+
+
+def _offer(spec: GymSpec) -> Offer | OwnOffer | None:
+    """Return what makes the kernel, and the keywords that it takes."""
+    entry = spec.entry_point
+    if isinstance(entry, KernelEntry):
+        return OwnOffer(entry.make, inspect.signature(entry.make).parameters)
+    return OFFERS.get(entry) if isinstance(entry, str) else None

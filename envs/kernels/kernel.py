@@ -1,0 +1,66 @@
+"""What a compiled environment (kernel) consists of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+# The least and the most that a number of a kernel's state can be.
+Range = tuple[float, float]
+
+
+ANY_REAL: Range = (-math.inf, math.inf)  # but none that is not finite
+
+
+ANY_WHOLE: Range = (-(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled function that steps N environments, and the sizes of what it works on.
+
+    `step(sim, action, row)` is described in `envs/kernels/state.py`. State comes back from files,
+    and compiled code leaves indices unchecked: what anything is looked up by says its range. A
+    mere count of numbers says that each may be any. `validate(reals, wholes)` may raise ValueError
+    for numbers [R] and [W] of one environment that contradict one another.
+    """
+
+    step: Callable[..., None]
+    frame: tuple[int, ...]  # shape of an observation: a vector of float32, or an image
+    action: spaces.Discrete | spaces.Box
+    reals: int | Sequence[Range] = 0  # numbers of its state that are real
+    wholes: int | Sequence[Range] = 0  # and that are whole
+    constants: Sequence[float] | NDArray[np.float64] = ()  # what its keywords decide
+    images: bool = False  # frames are bytes, channels first
+    generator_words: int = 6
+    validate: Callable[[NDArray[np.float64], NDArray[np.int64]], None] | None = None
+
+    def __post_init__(self) -> None:
+        axes = 3 if self.images else 1
+        if len(self.frame) != axes or min(self.frame) < 1:
+            needs = "[channels, height, width]" if self.images else "[numbers] as vectors are"
+            raise ValueError(f"a kernel's frame is {needs}, not {self.frame}")
+
+        for least, most in (*self.real_ranges, *self.whole_ranges):
+            if not least <= most:
+                raise ValueError(f"a kernel's number cannot be {least} to {most}")
+
+    @property
+    def real_ranges(self) -> Sequence[Range]:
+        """What each real number can be."""
+        return (ANY_REAL,) * self.reals if isinstance(self.reals, int) else self.reals
+
+    @property
+    def whole_ranges(self) -> Sequence[Range]:
+        """What each whole number can be."""
+        return (ANY_WHOLE,) * self.wholes if isinstance(self.wholes, int) else self.wholes
+
+    @property
+    def dtype(self) -> str:
+        """The type of its frames."""
+        return "uint8" if self.images else "float32"

@@ -1,0 +1,1 @@
+"""MinAtar's five games as environment kernels. Read `game.py` first."""

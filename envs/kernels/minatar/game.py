@@ -1,0 +1,84 @@
+"""What MinAtar's games have in common as kernels: their actions, some of which stick."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.core.jit import compiled
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.kernels.mt19937 import WORDS, rand, seed_twister
+from steadyrl.envs.kernels.pcg64 import episode_seed
+from steadyrl.envs.kernels.state import EPISODE, Outcome, Simulation, enter
+
+NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
+STICKY, RAMPING, FIRST_ACTION = range(3)  # the constants: chance, yes or no, and the actions
+LAST = 0  # the first whole number of every game's state: its last action
+SIZE, LIT = 10, 255  # a board's sides, and the byte of what is there
+ACTION, SIDE, YES_NO = (0, FIRE), (0, SIZE - 1), (0, 1)  # what numbers of a state can be
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+
+def minatar(
+    game: str,
+    use_minimal_action_set: bool = False,
+    sticky_action_prob: float = 0.1,
+    difficulty_ramping: bool = True,
+) -> Kernel:
+    """Return the kernel of a game."""
+    if game not in GAMES:
+        raise ValueError(f"no kernel plays {game}")
+    module: Any = importlib.import_module(f"envs.kernel_{game}")
+    actions = module.ACTIONS if use_minimal_action_set else range(6)
+    return Kernel(
+        module.step,
+        (module.CHANNELS, SIZE, SIZE),
+        spaces.Discrete(len(actions)),
+        wholes=module.RANGES,
+        constants=(sticky_action_prob, difficulty_ramping, *actions),
+        images=True,
+        generator_words=WORDS,
+        validate=getattr(module, "validate", None),
+    )
+
+
+@compiled
+def begin_game(sim: Simulation, row: Outcome, env: int) -> None:
+    """Begin the next game of an environment, whose generator is seeded for it."""
+    enter(sim.clock, row, env)
+    if len(sim.seed):
+        seed = episode_seed(sim.seed, env, sim.clock[env, EPISODE])
+        seed_twister(sim.generators[env], seed)
+    sim.wholes[env, LAST] = NOTHING
+
+
+@compiled
+def clear(numbers: NDArray[Any]) -> None:
+    """Set all numbers [M] to zero."""
+    for i in range(len(numbers)):
+        numbers[i] = 0
+
+
+@compiled
+def wipe(picture: NDArray[Any]) -> None:
+    """Set a picture [C, H, W] to nothing."""
+    channels, height, width = picture.shape
+    for channel in range(channels):
+        for y in range(height):
+            for x in range(width):
+                picture[channel, y, x] = 0
+
+
+@compiled
+def played(
+    wholes: NDArray[Any], twister: NDArray[Any], constants: NDArray[Any], env: int, chosen: int
+) -> int:
+    """Return the action that the game takes: the chosen one, or its last one where that sticks."""
+    action = int(constants[FIRST_ACTION + chosen])
+    if rand(twister) < constants[STICKY]:
+        action = wholes[env, LAST]
+    wholes[env, LAST] = action
+    return action

@@ -1,0 +1,59 @@
+"""Pendulum as a kernel: Gymnasium's equations in Gymnasium's order and precision."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.core.jit import compiled
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.kernels.pcg64 import uniform
+from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, begin, finish
+
+SECONDS, FASTEST, STRONGEST = 0.05, 8.0, np.float32(2.0)
+# An angle is never turned back: it is as far as the fastest comes in the longest run.
+RANGES = ((-1e15, 1e15), (-FASTEST, FASTEST))
+PULL, SQUARE = 0, 1  # the constants
+COST, GAIN = np.float32(0.001), np.float32(3.0)  # a torque is float32, and so what it is times
+
+
+def pendulum(g: float = 10.0) -> Kernel:
+    """Return the kernel of Pendulum."""
+    # The exponent is no literal, so that it stays the power that NumPy takes of a number: that
+    # differs from the product in the last bit of every thousandth.
+    action = spaces.Box(-STRONGEST, STRONGEST, (1,), np.float32)
+    return Kernel(step, (3,), action, reals=RANGES, constants=(3 * g / (2 * 1.0), 2.0))
+
+
+@compiled
+def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+    """Make one row [N]."""
+    for env in range(len(action)):
+        state = sim.reals[env]
+        if sim.clock[env, OVER]:
+            begin(sim, row, env)
+            state[0] = uniform(sim.generators[env], -math.pi, math.pi)
+            state[1] = uniform(sim.generators[env], -1.0, 1.0)
+        else:
+            torque = min(max(action[env, 0], -STRONGEST), STRONGEST)
+            cost = _turn(state, torque, sim.constants)
+            finish(sim, row, env, -cost, False)
+        row.obs[env, 0] = math.cos(state[0])
+        row.obs[env, 1] = math.sin(state[0])
+        row.obs[env, 2] = state[1]
+
+
+@compiled
+def _turn(state: NDArray[Any], torque: Any, constants: NDArray[Any]) -> float:
+    angle, speed, square = state[0], state[1], constants[SQUARE]
+    upright = ((angle + math.pi) % (2 * math.pi)) - math.pi
+    cost: float = upright**square + 0.1 * speed**square + COST * torque ** np.float32(square)
+    pushed = np.float32(GAIN * torque)
+    speed = speed + (constants[PULL] * math.sin(angle) + pushed) * SECONDS
+    speed = min(max(speed, -FASTEST), FASTEST)
+    state[0], state[1] = angle + speed * SECONDS, speed
+    return cost

@@ -1,0 +1,87 @@
+"""FrozenLake, CliffWalking and Taxi as one kernel, over the tables that Gymnasium's have.
+
+The constants are how many outcomes an action has at most, how many actions there are, the chances
+of starting in a state or one before it [S], and for each state, action and outcome the chance of it
+or one before it, the next state, the reward, and whether the episode ends [S, A, K, 4].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+from gymnasium.envs.toy_text.taxi import TaxiEnv
+from numpy.typing import NDArray
+
+from steadyrl.core.jit import compiled
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.kernels.pcg64 import random
+from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, begin, finish
+
+OUTCOMES, ACTIONS, STARTS = range(3)  # where the constants begin
+CHANCE, NEXT, REWARD, ENDS, WIDTH = range(5)
+
+
+def frozen_lake(**kwargs: Any) -> Kernel:
+    """Return the kernel of FrozenLake."""
+    return _table(FrozenLakeEnv(**kwargs))
+
+
+def cliff_walking(**kwargs: Any) -> Kernel:
+    """Return the kernel of CliffWalking."""
+    return _table(CliffWalkingEnv(**kwargs))
+
+
+def taxi(**kwargs: Any) -> Kernel:
+    """Return the kernel of Taxi."""
+    return _table(TaxiEnv(**kwargs))
+
+
+def _table(env: Any) -> Kernel:
+    states, actions = int(env.observation_space.n), int(env.action_space.n)
+    most = max(len(env.P[s][a]) for s in range(states) for a in range(actions))
+    table = np.zeros((states, actions, most, WIDTH))
+    for state in range(states):
+        for action in range(actions):
+            outcomes = np.array(env.P[state][action], np.float64)
+            outcomes[:, CHANCE] = np.cumsum(outcomes[:, CHANCE])
+            table[state, action, : len(outcomes)] = outcomes
+    starts = np.cumsum(env.initial_state_distrib)
+    constants = np.concatenate([[most, actions], starts, table.reshape(-1)])
+    here = ((0, states - 1),)
+    return Kernel(step, (states,), spaces.Discrete(actions), wholes=here, constants=constants)
+
+
+@compiled
+def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+    """Make one row [N]."""
+    table, states = sim.constants, row.obs.shape[1]
+    most, actions = int(table[OUTCOMES]), int(table[ACTIONS])
+    for env in range(len(action)):
+        drawn, state = 0.0, sim.wholes[env, 0]
+        if sim.clock[env, OVER]:
+            begin(sim, row, env)
+            drawn = random(sim.generators[env])
+            state = _first_above(table, STARTS, 1, states, drawn)
+        else:
+            drawn = random(sim.generators[env])
+            at = STARTS + states + (state * actions + action[env]) * most * WIDTH
+            at += WIDTH * _first_above(table, at, WIDTH, most, drawn)
+            state = int(table[at + NEXT])
+            finish(sim, row, env, table[at + REWARD], table[at + ENDS] > 0)
+        sim.wholes[env, 0] = state
+        for i in range(states):
+            row.obs[env, i] = 0.0
+        row.obs[env, state] = 1.0
+
+
+@compiled
+def _first_above(table: NDArray[Any], at: int, stride: int, count: int, drawn: float) -> int:
+    """Return which of so many numbers is the first above the drawn one; 0 where none is."""
+    for i in range(count):
+        if table[at + stride * i] > drawn:
+            return i
+    return 0

@@ -1,0 +1,171 @@
+"""Make one Gymnasium environment, and say in one line why that fails when it does."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec as GymSpec
+
+from steadyrl.core.errors import SettingError, at_place, is_out_of_memory
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.wrappers import import_foreign, wrap
+
+# Packages that bring environments: the start of an id → (module, extra that installs it).
+PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
+ATARI = "ale_py.env:AtariEnv"  # the entry point of its games
+NOT_ATARI = "Atari games run with ale or envpool"
+MINATAR = "minatar.gym:BaseEnv"
+MINATAR_GAMES = {
+    "Asterix": "asterix",
+    "Breakout": "breakout",
+    "Freeway": "freeway",
+    "Seaquest": "seaquest",
+    "SpaceInvaders": "space_invaders",
+}
+LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
+ENDLESS = -1  # its word for none
+LONGEST = 2**31 - 1
+EXTRAS_BY_ENTRY_POINT = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
+
+
+class FreshStickyAction(gym.Wrapper[Any, Any, Any, Any]):
+    """Forget MinAtar's last action at a reset: sticky, it would be the next episode's first."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset the game and the action that may stick."""
+        observation, info = self.env.reset(**kwargs)
+        game: Any = self.unwrapped
+        game.game.last_action = 0
+        return observation, info
+
+
+def find_spec(env_id: str) -> GymSpec:
+    """Look an id up in Gymnasium's registry, after letting its provider register it."""
+    _register_provider(env_id)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer versions of an environment exist: not our call
+            name = _import_module_of(env_id)
+            if name not in gym.registry and importlib.util.find_spec("ale_py") is not None:
+                register_provider("ale_py")  # it also brings ids without a prefix
+            return gym.spec(name)
+    except gym.error.Error as error:
+        old = isinstance(error, gym.error.DeprecatedEnv)
+        what = "deprecated" if old else "no such environment"
+        raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, gym.registry)}") from None
+
+
+def brings_its_module(env_id: str) -> bool:
+    """Tell whether an id names a module to import, whose code is then the environment's."""
+    return ":" in env_id
+
+
+def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    """Make one environment; a refusal names the setting, other errors pass as they are."""
+    spec = find_spec(settings.id)
+    if spec.max_episode_steps is not None:
+        # Whoever steps an environment here has reset it: being asked costs 4 % of CartPole's time.
+        # Without a time limit that layer stays, for it is where checks of first steps can end.
+        spec = replace(spec, order_enforce=False)
+    drawn: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            env = gym.make(spec, disable_env_checker=True, **(settings.kwargs | drawn))
+            env = FreshStickyAction(env) if spec.entry_point == MINATAR else env
+            return wrap(env, settings.wrapping)
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise SettingError("id", settings.id, _missing(spec, error)) from None
+    except TypeError as error:
+        raise unknown_keyword(settings, error) or error from None
+
+
+def limit_in(kwargs: Mapping[str, Any]) -> int | None:
+    """Return how long episodes are to be, ENDLESS or None for as long as they are anyway."""
+    limit = kwargs.get(LIMIT)
+    if limit is not None and (type(limit) is not int or limit < ENDLESS or limit == 0):
+        raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
+    return limit
+
+
+def told_as_number(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords for simulators that count to whatever limit they are told."""
+    limit = limit_in(kwargs)
+    rest = {key: value for key, value in kwargs.items() if key != LIMIT}
+    return rest if limit is None else rest | {LIMIT: LONGEST if limit == ENDLESS else limit}
+
+
+def unknown_keyword(settings: EnvSettings, error: TypeError) -> SettingError | None:
+    """Turn the complaint about an unknown keyword argument into a refusal of that key."""
+    found = re.search(r"unexpected keyword argument '([^']+)'", str(error))
+    if found is None or found[1] not in settings.kwargs:
+        return None
+    key = found[1]
+    return SettingError(
+        f"kwargs.{key}", settings.kwargs[key], f"{settings.id} takes no such keyword"
+    )
+
+
+def _register_provider(env_id: str) -> None:
+    for prefix, (module, extra) in PROVIDERS.items():
+        if not env_id.startswith(prefix):
+            continue
+        if importlib.util.find_spec(module) is None:
+            raise SettingError(
+                "id", env_id, f'needs {module}, install it with: pip install -e ".[{extra}]"'
+            )
+        if env_id not in gym.registry:
+            register_provider(module)
+
+
+def register_provider(module: str) -> None:
+    """Register the environments of one installed provider."""
+    if module != "minatar":
+        gym.register_envs(importlib.import_module(module))
+        return
+    # As it does itself, but that its import takes a second and 100 MB for drawing, which kernels
+    # are spared.
+    for name, game in MINATAR_GAMES.items():
+        for version, least in (("v0", False), ("v1", True)):
+            kwargs = {"game": game, "use_minimal_action_set": least}
+            gym.register(f"MinAtar/{name}-{version}", entry_point=MINATAR, kwargs=kwargs)
+
+
+def _import_module_of(env_id: str) -> str:
+    """Import the module of `module:Env-v0` and return the id without it."""
+    module, colon, name = env_id.rpartition(":")
+    if not colon:
+        return env_id
+    if not name:
+        raise SettingError("id", env_id, "before the colon stands a module, after it an id")
+    import_foreign(module, "id", env_id)
+    return name
+
+
+def nearest_id(env_id: str, known_ids: Iterable[str]) -> str:
+    """Return a hint at the id that was probably meant."""
+    wanted = env_id.lower()
+    known = {name.lower(): name for name in known_ids}
+    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+    if not near:  # a version alone makes short names look different
+        bare = {low.rpartition("-v")[0] or low: low for low in known}
+        near = [bare[m] for m in difflib.get_close_matches(wanted, bare, n=1, cutoff=0.6)]
+    return f"did you mean {known[near[0]]}?" if near else "is the package that brings it installed?"
+
+
+def _missing(spec: GymSpec, error: Exception) -> str:
+    entry = str(spec.entry_point)
+    for prefix, extra in EXTRAS_BY_ENTRY_POINT.items():
+        if entry.startswith(prefix):
+            return f'needs {extra}, install it with: pip install -e ".[{extra}]"'
+    return f"cannot be made: {at_place(str(error), error)}"

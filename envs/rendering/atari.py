@@ -1,0 +1,89 @@
+"""One Atari game in colours: what the agent sees, and beside it what people see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.registration import ATARI, find_spec, unknown_keyword
+from steadyrl.envs.settings import EnvSettings
+
+SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
+# What the timeline decides, so that nobody else may.
+OURS = {
+    "stack_num": "use env.frame_stack",
+    "reward_clipping": "the learner clips rewards, the score stays raw",
+    "life_loss_info": "use episodic_life",
+    "autoreset_mode": "environments reset on the step after an episode's end",
+    "batch_size": "every row holds all environments",
+    "continuous": "actions are the buttons",
+}
+SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False}
+NTSC = 60  # pictures a second
+
+
+class AtariGame(gym.Env[NDArray[np.uint8], Any]):
+    """The game that evaluation plays, and the same game in lockstep on a screen of full size.
+
+    ALE's vector environment gives either. Seeds and actions are the same, so the games are.
+    """
+
+    render_mode = "rgb_array"
+
+    def __init__(self, settings: EnvSettings) -> None:
+        kwargs = {**settings.kwargs, "num_threads": 1}
+        kwargs.pop("episodic_life", None)
+        self._games = [make_ale(settings, kwargs, 1), make_ale(settings, kwargs | SCREEN, 1)]
+        space = self._games[0].single_observation_space
+        self.observation_space = spaces.Box(0, 255, space.shape[1:], np.uint8)
+        self.action_space = spaces.Discrete(int(self._games[0].single_action_space.n))
+        self.metadata = {
+            "render_modes": ["rgb_array"],
+            "render_fps": NTSC // int(kwargs.get("frameskip", 4)),
+        }
+        self._screen = np.zeros((210, 160, 3), np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Start the game that this seed begins."""
+        seeds = np.array([(seed or 0) % SEED_LIMIT])
+        (seen, _), (shown, _) = (game.reset(seed=seeds) for game in self._games)
+        self._screen = shown[0, 0]
+        return seen[0, 0], {}
+
+    def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        """Press the same button in both."""
+        seen, shown = (game.step(np.array([action])) for game in self._games)
+        self._screen = shown[0][0, 0]
+        return seen[0][0, 0], float(seen[1][0]), bool(seen[2][0]), bool(seen[3][0]), {}
+
+    def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
+        """Return the screen [210, 160, 3]."""
+        return self._screen
+
+
+def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
+    """Make ALE's vector environment of one frame a row and raw scores."""
+    spec = find_spec(settings.id)
+    if spec.entry_point != ATARI:
+        raise SettingError("backend", settings.backend, f"{settings.id} is no Atari game")
+    for key, reason in OURS.items():
+        if key in kwargs:
+            raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
+    from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
+
+    try:
+        return AleVectorEnv(
+            spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
+        )
+    except TypeError as error:
+        if "incompatible function arguments" in str(error):  # and then all of C++'s signature
+            reason = "one of the values is not of the kind that ALE takes"
+            raise SettingError("kwargs", settings.kwargs, reason) from None
+        raise unknown_keyword(settings, error) or error from None

@@ -1,0 +1,133 @@
+"""Environments that are looked at: in their own window, or filmed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.wrappers import HumanRendering
+
+from steadyrl.core.errors import SettingError, with_place
+from steadyrl.envs.registration import ATARI, find_spec, make_env
+from steadyrl.envs.rendering.atari import AtariGame
+from steadyrl.envs.rendering.video import Film, Preview
+from steadyrl.envs.settings import ShownSettings
+
+# How the libraries are told to draw without a screen, unless somebody has told them otherwise.
+HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "MUJOCO_GL": "egl"}
+FPS = 30  # of environments that do not say
+Result = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+
+def make_shown(settings: ShownSettings) -> gym.Env[Any, Any]:
+    """Make one environment that shows itself in a window, or one whose pictures are filmed.
+
+    It is called in a process that has nothing else to do: what draws there needs no display.
+    """
+    if settings.video is None:
+        return Windowed(_drawing(settings, "human"), settings.id)
+    for name, value in HEADLESS.items():
+        os.environ.setdefault(name, value)
+    return Filmed(_drawing(settings, "rgb_array"), settings)
+
+
+def _drawing(settings: ShownSettings, mode: str) -> gym.Env[Any, Any]:
+    if find_spec(settings.id).entry_point == ATARI:
+        game = AtariGame(settings)
+        return HumanRendering(game) if mode == "human" else game
+    try:
+        return make_env(settings, mode)
+    except (TypeError, gym.error.Error) as error:
+        if "render" not in str(error):
+            raise
+        raise SettingError("id", settings.id, "draws no pictures of itself") from error
+
+
+class Windowed(gym.Wrapper[Any, Any, Any, Any]):
+    """Refuse an environment that cannot open its window, when it should first show something."""
+
+    def __init__(self, env: gym.Env[Any, Any], env_id: str) -> None:
+        super().__init__(env)
+        self._id = env_id
+        self._open = False
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset, which draws the first picture."""
+        if self._open:
+            return self.env.reset(**kwargs)
+        try:
+            result = self.env.reset(**kwargs)
+            self.env.render()
+        except Exception as error:  # of SDL, GLFW, GL: each has its own
+            raise SettingError("id", self._id, f"opens no window: {with_place(error)}") from error
+        if nobody_sees():
+            raise SettingError("id", self._id, "opens no window: the display does not answer")
+        self._open = True
+        return result
+
+
+def nobody_sees() -> bool:
+    """Tell whether SDL, which draws most windows, fell back to drawing nowhere, unasked."""
+    pygame: Any = sys.modules.get("pygame")
+    if pygame is None or not pygame.display.get_init() or "SDL_VIDEODRIVER" in os.environ:
+        return False
+    return pygame.display.get_driver() in ("dummy", "offscreen")
+
+
+class Filmed(gym.Wrapper[Any, Any, Any, Any]):
+    """Film the first episodes, a picture for every observation; the file is whole after the last.
+
+    An episode is over when it ends, or after `max_episode_steps`.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], settings: ShownSettings) -> None:
+        super().__init__(env)
+        assert settings.video is not None
+        self._id = settings.id
+        fps = env.metadata.get("render_fps") or FPS
+        self._films: list[Film | Preview] = [Film(settings.video, fps=fps)]
+        if settings.preview is not None:
+            self._films.append(Preview(settings.preview, fps=fps))
+        self._left, self._limit = settings.video_episodes, settings.max_episode_steps
+        self._steps = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset and film the first picture."""
+        result = self.env.reset(**kwargs)
+        self._steps = 0
+        self._shoot()
+        return result
+
+    def step(self, action: Any) -> Result:
+        """Step and film; close the film after its last episode."""
+        result = self.env.step(action)
+        self._steps += 1
+        self._shoot()
+        if result[2] or result[3] or self._steps == self._limit:
+            self._left -= 1
+            if self._left == 0:
+                self._finish()
+        return result
+
+    def _shoot(self) -> None:
+        if self._left > 0:
+            picture = self.env.render()
+            if picture is None:
+                raise SettingError("id", self._id, "draws no pictures of itself")
+            for film in self._films:
+                film.add(picture)
+
+    def _finish(self) -> None:
+        with ExitStack() as closed:
+            for film in self._films:
+                closed.callback(film.close)
+
+    def close(self) -> None:
+        """Close the film, if it is not yet, and the environment."""
+        try:
+            self._finish()
+        finally:
+            self.env.close()

@@ -1,0 +1,96 @@
+"""What other people wrote: their modules, and wrappers around one environment by their names."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import wrappers
+
+from steadyrl.core.errors import (
+    SettingError,
+    describe,
+    is_out_of_memory,
+    nearest,
+    one_line,
+    with_place,
+)
+from steadyrl.envs.settings import Wrapping
+
+NUMPY = "observations and actions are arrays of NumPy"
+# Those of Gymnasium that would break a promise, and what keeps it.
+REFUSED = {
+    "Autoreset": "environments reset on the step after an episode's end",
+    "NormalizeObservation": "evaluation would have statistics of its own; use agent.normalize_obs",
+    "NormalizeReward": "scores would be no returns any more; use agent.normalize_reward",
+    "RecordVideo": "use eval.video_every, or evaluate with --video",
+    "RenderCollection": "pictures would pile up in memory",
+    "HumanRendering": "evaluate with --watch",
+    **dict.fromkeys(("ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"), NUMPY),
+}
+# What is in lower case is no wrapper but a module.
+KNOWN = [name for name in wrappers.__all__ if name[0].isupper() and name not in REFUSED]
+
+
+def wrap(env: gym.Env[Any, Any], wrapping: tuple[Wrapping, ...]) -> gym.Env[Any, Any]:
+    """Put wrappers around an environment, the first of them innermost."""
+    for each in wrapping:
+        try:
+            wrapped = _find(each.name)(env, **each.arguments)
+        except SettingError:
+            raise
+        except Exception as error:  # it is told what somebody typed
+            raise SettingError("wrappers", each.name, with_place(error)) from error
+        if not isinstance(wrapped, gym.Env):
+            raise SettingError(
+                "wrappers", each.name, f"made a {type(wrapped).__name__}, no gym.Env"
+            )
+        env = wrapped
+    return env
+
+
+def _find(name: str) -> Any:
+    """Return a wrapper of Gymnasium's, or what `module:Class` names."""
+    module, colon, attribute = name.rpartition(":")
+    if colon:
+        found = getattr(import_foreign(module, "wrappers", name), attribute, None)
+        if not callable(found):
+            raise SettingError("wrappers", name, f"{module} has no class {attribute}")
+        return found
+    if name in REFUSED:
+        raise SettingError("wrappers", name, f"cannot be used: {REFUSED[name]}")
+    if name not in KNOWN:
+        hint = nearest(name, KNOWN)
+        raise SettingError("wrappers", name, f"no wrapper of Gymnasium's; {hint}")
+    return getattr(wrappers, name)
+
+
+def import_foreign(module: str, field: str, value: str) -> ModuleType:
+    """Import a module that a setting names; a refusal names the setting."""
+    if not module or not all(part.isidentifier() for part in module.split(".")):
+        raise SettingError(field, value, "before the colon stands a module, after it a name")
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a user's module may do anything
+        if is_out_of_memory(error):
+            raise
+        what = describe(error)
+        if isinstance(error, ModuleNotFoundError):
+            what = str(error)
+        elif isinstance(error, SyntaxError):  # its own text names the place as well
+            what = f"SyntaxError: {error.msg}"
+        reason = f"cannot import {module}: {what}{_where(error)}"
+        raise SettingError(field, value, one_line(reason)) from error
+
+
+def _where(error: BaseException) -> str:
+    """Name the file and the line that an import failed in, if it began at all."""
+    if isinstance(error, SyntaxError):
+        return f" ({error.filename}, line {error.lineno})"
+    ours = (__file__, importlib.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename not in ours and not f.filename.startswith("<frozen")]
+    return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""

@@ -1,0 +1,100 @@
+"""Many runs' values over steps or seconds on one grid, and their estimate with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.training.analysis.estimates import Estimator, interval, mean
+from steadyrl.training.analysis.past_runs import Series
+
+# A run that ends before this part of the longest is left out: the others' end is the end.
+SHORTEST = 0.5
+
+Points = NDArray[np.float64]
+
+
+class Curve(NamedTuple):
+    """The estimate over runs and its confidence interval where all runs have points."""
+
+    x: Points  # [S] steps or seconds
+    centre: Points  # [S]
+    low: Points  # [S]
+    high: Points  # [S]
+    runs: int
+    left_out: list[str]  # what is not in it, for the reader
+
+
+def aggregate(
+    runs: Mapping[str, Series], estimator: Estimator = mean, *, over: str = "steps"
+) -> Curve:
+    """Return the estimate over runs, interpolated where their points differ, and its interval."""
+    left_out: list[str] = []
+    if over == "steps":
+        runs = _long_enough(runs, left_out)
+        grid = _shared_steps(runs, left_out)
+    else:  # some machines are slower: no run is too short
+        grid = _even(runs, left_out)
+    values = np.array([np.interp(grid, list(run), list(run.values())) for run in runs.values()])
+    low, high = interval(values, estimator)
+    return Curve(grid, estimator(values), low, high, len(runs), left_out)
+
+
+def _long_enough(runs: Mapping[str, Series], left_out: list[str]) -> dict[str, Series]:
+    end = max(max(run) for run in runs.values())
+    kept = {}
+    for name, run in runs.items():
+        if max(run) < SHORTEST * end:
+            left_out.append(f"{name}, which ends at step {max(run):,} of {end:,}")
+        else:
+            kept[name] = run
+    return kept
+
+
+def _shared_steps(runs: Mapping[str, Series], left_out: list[str]) -> Points:
+    """Return the steps that all runs cover: those they share, or lie about together.
+
+    With several environments, seeds log at 5,001, 5,002, …; steps nearer to each other than half
+    of what usually lies between two are one point, unless a run has both.
+    """
+    spacing = np.concatenate([np.diff(list(run), prepend=0) for run in runs.values()])
+    near = float(np.median(spacing)) / 2
+    logged = sorted((step, name) for name, run in runs.items() for step in run)
+    points: list[dict[str, float]] = []
+    for step, name in logged:
+        if not points or name in points[-1] or step - min(points[-1].values()) > near:
+            points.append({})
+        points[-1][name] = step
+    steps = np.array([np.rint(np.mean(list(point.values()))) for point in points])
+    begin, end = _covered(runs, near, left_out)
+    return steps[(begin - near <= steps) & (steps <= end + near)]
+
+
+def _covered(
+    runs: Mapping[str, Series], near: float, left_out: list[str], unit: str = "step"
+) -> tuple[float, float]:
+    """Return where the last run begins and the first one ends, noting what lies outside."""
+    late, early = max(runs, key=lambda name: min(runs[name])), min(runs, key=lambda n: max(runs[n]))
+    begin, end = min(runs[late]), max(runs[early])
+    for names, where in (
+        (
+            [name for name, run in runs.items() for x in run if x < begin - near],
+            f"before {unit} {begin:,.0f}, where {late} begins",
+        ),
+        (
+            [name for name, run in runs.items() for x in run if x > end + near],
+            f"after {unit} {end:,.0f}, where {early} ends",
+        ),
+    ):
+        if names:
+            left_out.append(f"{len(names)} points of {len(set(names))} runs {where}")
+    return begin, end
+
+
+def _even(runs: Mapping[str, Series], left_out: list[str]) -> Points:
+    """Return as many evenly spaced seconds as runs have points, where all runs were at work."""
+    begin, end = _covered(runs, 0.0, left_out, "second")
+    return np.linspace(begin, max(begin, end), max(len(run) for run in runs.values()))

@@ -1,0 +1,93 @@
+"""What a few seeds say about many: estimates with bootstrap intervals, as rliable makes them.
+
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.training.evaluation.evaluator import NORMAL, student
+
+Array = NDArray[np.float64]
+
+
+Estimator = Callable[[Array], Array]  # over the first axis, the runs
+
+
+RESAMPLES = 2000
+
+
+AT_ONCE = 4_000_000  # resampled numbers in memory
+
+
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A 95 % confidence interval, or one for every point of a curve."""
+
+    low: Array
+    high: Array
+
+
+def mean(values: Array) -> Array:
+    """Return the mean over runs [R, …]."""
+    result: Array = values.mean(axis=0)
+    return result
+
+
+def interquartile_mean(values: Array) -> Array:
+    """Return the mean of the middle half of the runs [R, …]; a quarter of them goes at each end."""
+    cut = len(values) // 4
+    result: Array = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+    return result
+
+
+def interval(values: Array, estimator: Estimator) -> Interval:
+    """Return the percentile bootstrap's interval over runs [R, …], widened for few of them.
+
+    Resampling R runs shows only (R − 1)/R of their variance, with a normal's tails where Student's
+    are due: unwidened, 95 % would be 73 % with three seeds. One run has no interval.
+    """
+    runs, shape = len(values), values.shape[1:]
+    estimate = estimator(values)
+    if runs == 1:
+        return Interval(estimate, estimate)
+    chosen = np.random.default_rng(0).integers(0, runs, (RESAMPLES, runs))
+    flat = values.reshape(runs, -1)  # [R, S]
+    width = max(1, AT_ONCE // (RESAMPLES * runs))
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    ends = [
+        # Runs first, for the estimator: [R, B, S'].
+        np.quantile(estimator(flat[:, first : first + width][chosen.T]), tails, axis=0)
+        for first in range(0, flat.shape[1], width)
+    ]
+    low, high = np.concatenate(ends, axis=1).reshape(2, *shape)
+    factor = widening(runs)
+    return Interval(estimate - factor * (estimate - low), estimate + factor * (high - estimate))
+
+
+def widening(runs: int) -> float:
+    """Return how much too narrow the percentile bootstrap of a mean of so many runs is."""
+    freedom = runs - 1
+    return student(freedom) / NORMAL * math.sqrt(runs / freedom)
+
+
+def probability_of_improvement(ours: Array, theirs: Array) -> tuple[float, Interval]:
+    """Return how often one of our runs [R] beats one of theirs [S], and its interval.
+
+    A draw counts half. Each side is resampled among itself.
+    """
+    beats = np.sign(ours[:, None] - theirs[None, :]) / 2 + 0.5  # [R, S]
+    random = np.random.default_rng(0)
+    rows = random.integers(0, len(ours), (RESAMPLES, len(ours)))
+    columns = random.integers(0, len(theirs), (RESAMPLES, len(theirs)))
+    resampled = [beats[np.ix_(r, c)].mean() for r, c in zip(rows, columns, strict=True)]
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    return float(beats.mean()), Interval(*np.quantile(resampled, tails))

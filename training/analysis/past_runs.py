@@ -1,0 +1,121 @@
+"""What runs left behind: where they are and what they logged."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping
+from glob import glob
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steadyrl.core.documents import from_json, read_yaml
+from steadyrl.core.errors import ExpectedError, describe
+from steadyrl.core.files import plain_lines
+from steadyrl.training.checkpoints.run_directory import CONFIG, in_use, read_summary
+from steadyrl.training.config.overrides import leaves
+
+METRICS = "metrics.jsonl"
+LONGEST_LINE = 1_000_000  # bytes
+
+Series = dict[float, float]  # values by step
+Config = Mapping[str, Any]  # values by full key
+
+
+class NoRunError(ExpectedError):
+    """There is no run where one was looked for, or it cannot be read."""
+
+    exit_code = 2
+
+
+class PastRun(NamedTuple):
+    """One run's configuration and summary, and of its metrics those that were asked for."""
+
+    path: Path
+    config: Config  # full keys; empty where the directory holds none
+    metrics: dict[str, Series]
+    seconds: Series
+    summary: dict[str, Any]  # empty until the run has ended
+    unread: int  # lines of its log that cannot be read
+    going: bool
+
+    @property
+    def env(self) -> str:
+        """The environment, or nothing where that is not known."""
+        return str(self.config.get("env.id", self.summary.get("env", "")))
+
+
+def find_runs(place: str) -> tuple[list[Path], list[Path]]:
+    """Return the run directories at a path or a pattern, or below it, and what holds none."""
+    found = [Path(place)] if os.path.exists(place) else list(map(Path, sorted(glob(place))))
+    if not found:
+        raise NoRunError(f"{place}: no such run: no run directory matches")
+    below = {path: _runs_below(path) for path in found if path.is_dir()}
+    runs = [run for inside in below.values() for run in inside]
+    if not below:
+        raise NoRunError(f"{place}: is a file; name the run's directory")
+    if not runs:
+        raise NoRunError(f"{place}: holds no run, neither itself nor anywhere below")
+    return runs, [path for path, inside in below.items() if not inside]
+
+
+def _runs_below(path: Path) -> list[Path]:
+    if (path / METRICS).is_file() or (path / CONFIG).is_file():
+        return [path]
+    inside = {each.parent for name in (METRICS, CONFIG) for each in path.rglob(name)}
+    return sorted(run for run in inside if run.name != ".hydra")
+
+
+def read_run(path: Path, tags: Collection[str]) -> PastRun:
+    """Read a run, whether it has ended or not; of its metrics these tags."""
+    metrics, seconds, unread = read_metrics(path / METRICS, tags)
+    return PastRun(path, _config(path), metrics, seconds, read_summary(path), unread, in_use(path))
+
+
+def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], Series, int]:
+    """Return values by tag and step, seconds by step, and how many lines cannot be read."""
+    metrics: dict[str, Series] = {tag: {} for tag in tags}
+    seconds: Series = {}
+    unread = 0
+    for line in _lines(path):
+        try:
+            logged = from_json(line)
+            step = int(_number(logged, "step"))
+            found = {tag: _number(logged, tag) for tag in tags if tag in logged}
+            if "wall_seconds" in logged:
+                seconds[step] = _number(logged, "wall_seconds")
+        except (ValueError, TypeError, KeyError, OverflowError):
+            unread += 1
+            continue
+        for tag, value in found.items():
+            metrics[tag][step] = value  # where a run was continued, the later line counts
+    in_order = {tag: dict(sorted(series.items())) for tag, series in metrics.items() if series}
+    return in_order, seconds, unread
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        yield from (line for line, _ in plain_lines(path, LONGEST_LINE) if line.strip())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise NoRunError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _number(logged: Any, key: str) -> float:
+    if not isinstance(logged, dict) or isinstance(logged[key], bool):
+        raise TypeError("a line is an object of numbers")
+    value = float(logged[key])
+    if not math.isfinite(value):
+        raise ValueError(f"{key} is {value}")
+    return value
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        values = read_yaml(path / CONFIG)
+    except FileNotFoundError:
+        return {}
+    except Exception as error:  # of the parser, of the disk: the file may hold anything
+        raise NoRunError(f"{path / CONFIG}: cannot be read: {describe(error)}") from None
+    return dict(leaves(values)) if isinstance(values, dict) else {}

@@ -1,0 +1,1 @@
+"""Checkpoints that survive a crash, and exact resume. Read `store.py` first."""

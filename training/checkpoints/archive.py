@@ -1,0 +1,216 @@
+"""A directory that is there whole or not at all: tensors, documents, and a manifest that proves it.
+
+Written under a temporary name, each file forced to the disk, the manifest last, then renamed to a
+name that was free before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from steadyrl.core.documents import from_json
+from steadyrl.core.errors import one_line
+from steadyrl.core.files import Files
+from steadyrl.memory.budget import available_bytes
+from steadyrl.memory.process import readable
+from steadyrl.training.checkpoints.formats import FORMAT
+from steadyrl.training.checkpoints.manifest import (
+    FRESH,
+    MANIFEST,
+    OLD,
+    CheckpointError,
+    check,
+    entry_of,
+    manifest_of,
+    open_saved,
+    seal,
+    standing,
+)
+from steadyrl.training.checkpoints.plain import LONGEST_DOCUMENT, from_document, to_document
+
+LARGEST_HEADER = 10_000_000  # bytes of a tensor file's table of contents
+COPIES = 2  # of a file's bytes, which are in memory while its tensors are made
+WORTH_A_LOOK = 64_000_000  # bytes; looking at what is free takes longer than reading fewer
+TEMPORARY = ".writing-"
+
+
+class Existing(NamedTuple):
+    """A part that another archive holds already and that never changes."""
+
+    archive: Path
+    part: str
+
+
+def write_archive(
+    files: Files,
+    path: Path,
+    parts: Iterable[tuple[str, Any]],
+    facts: Mapping[str, Any],
+    others: Callable[[], Mapping[str, Any]] | None = None,
+) -> frozenset[str]:
+    """Write parts (name, plain state) and `facts` (plain) to the new directory `path`.
+
+    Return the files that are new, rather than another archive's too.
+
+    Parts are taken one by one, so that they need not all be in memory at once. Where `others`
+    write into it too, its temporary directory is there, and they are asked what they wrote.
+    """
+    temporary = path.with_name(TEMPORARY + path.name)
+    try:
+        if others is None:
+            files.remove(temporary)
+            files.make_directory(temporary)
+        try:
+            linked, written = write_parts(files, temporary, parts)
+        finally:
+            entries = {} if others is None else dict(others())
+        _complete(files, temporary, linked | written | entries, facts)
+        files.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):  # what is smaller may still fit on a disk that is full
+            files.remove(temporary)
+        raise
+    files.sync_directory(path.parent)
+    return frozenset(written)
+
+
+def write_parts(
+    files: Files, temporary: Path, parts: Iterable[tuple[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write parts into a directory; return the manifest's entries: what was linked, what is new."""
+    linked: dict[str, Any] = {}
+    written: dict[str, Any] = {}
+    for part, state in parts:
+        if isinstance(state, Existing):
+            linked |= _link(files, temporary, part, state)
+        else:
+            written |= _write(files, temporary, part, state)
+    return linked, written
+
+
+def _complete(
+    files: Files, temporary: Path, entries: Mapping[str, Any], facts: Mapping[str, Any]
+) -> None:
+    manifest = {"format": FORMAT, "facts": dict(facts), "files": dict(entries)}
+    manifest["sha256"] = seal(manifest)
+    files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+    files.sync_directory(temporary)
+
+
+def _write(files: Files, directory: Path, part: str, state: Any) -> dict[str, Any]:
+    document, tensors = to_document(state)
+    contents = {f"{part}.json": document}
+    if tensors:
+        contents[f"{part}.safetensors"] = save(tensors)
+    entries: dict[str, Any] = {}
+    for name, data in contents.items():
+        files.write(directory / name, data)
+        entries[name] = entry_of(data)
+    return entries
+
+
+def _link(files: Files, directory: Path, part: str, existing: Existing) -> dict[str, Any]:
+    known = manifest_of(existing.archive)["files"]
+    entries: dict[str, Any] = {}
+    for suffix in (".json", ".safetensors"):
+        source = existing.part + suffix
+        if source in known:
+            files.link(existing.archive / source, directory / (part + suffix))
+            entries[part + suffix] = known[source]
+    return entries
+
+
+def replace_archive(
+    files: Files, path: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+) -> None:
+    """Write an archive in the place of the one there may be; `standing` finds it at any moment."""
+    fresh, old = (path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD))
+    files.remove(fresh)
+    write_archive(files, fresh, parts, facts)
+    if path.exists():
+        files.remove(old)
+        files.rename(path, old)
+    files.rename(fresh, path)
+    files.sync_directory(path.parent)
+    files.remove(old)
+
+
+def finish_replacing(files: Files, path: Path) -> None:
+    """Give the archive that stands its name, and remove what is left of a killed writer."""
+    there = standing(path)
+    if there != path and (there / MANIFEST).is_file():
+        files.remove(path)
+        files.rename(there, path)
+        files.sync_directory(path.parent)
+    for kind in (TEMPORARY + FRESH, FRESH, OLD):
+        files.remove(path.with_name(f"{kind}{path.name}"))
+
+
+def remove_unfinished(files: Files, directory: Path) -> None:
+    """Remove what a writer left behind that was killed."""
+    for path in directory.glob(TEMPORARY + "*"):
+        files.remove(path)
+
+
+def read_part(path: Path, part: str, *, most: int | None = None) -> Any:
+    """Return the state of one part; its files are checked before they are read.
+
+    One whose tensors take more than `most` bytes, or than there is memory for, is refused unread.
+    """
+    files = manifest_of(path)["files"]
+    document = f"{part}.json"
+    if document not in files:
+        raise CheckpointError(f"{path}: holds no {part}")
+    if files[document]["bytes"] > LONGEST_DOCUMENT:
+        raise CheckpointError(
+            f"{path / document}: holds {files[document]['bytes']:,} bytes of JSON"
+        )
+    text = check(path / document, files[document], keep=True)
+    tensors: dict[str, Tensor] = {}
+    if f"{part}.safetensors" in files:
+        tensors = _tensors(path / f"{part}.safetensors", files[f"{part}.safetensors"], most)
+    try:
+        return from_document(text, tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{path / document}: {one_line(str(error))}") from None
+
+
+def _tensors(path: Path, entry: Mapping[str, Any], most: int | None) -> dict[str, Tensor]:
+    size: int = entry["bytes"]
+    with open_saved(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(LARGEST_HEADER, max(0, size - 8)):
+            raise CheckpointError(f"{path}: its header claims {length:,} bytes")
+        _refuse_empty(path, file.read(length), size - 8 - length)
+    if most is not None and size - 8 - length > most:
+        fits = f"where this run has at most {readable(most)}"
+        raise CheckpointError(f"{path}: holds {readable(size)} of tensors, {fits}")
+    if COPIES * size > WORTH_A_LOOK and COPIES * size > available_bytes():
+        free = f"and {readable(available_bytes())} are free"
+        raise CheckpointError(f"{path}: needs {readable(COPIES * size)} of memory, {free}")
+    content = check(path, entry, keep=True)
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: {one_line(str(error))}") from None
+
+
+def _refuse_empty(path: Path, header: bytes, size: int) -> None:
+    """Refuse a table of contents that does not say what all the bytes after it are."""
+    try:
+        table = from_json(header)
+        table.pop("__metadata__", None)
+        ends = [entry["data_offsets"][1] for entry in table.values()]
+        told = max(ends, default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise CheckpointError(f"{path}: its header is no table of tensors") from None
+    if told != size:
+        raise CheckpointError(f"{path}: holds {size:,} bytes and tells of {told!r}")

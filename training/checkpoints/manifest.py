@@ -1,0 +1,173 @@
+"""What proves a saved directory whole: a manifest with sizes and hashes, which are checked here.
+
+Names first, then sizes, then hashes, so that a broken or foreign directory allocates nothing and
+runs nothing. Nothing slow is imported, because a configuration is read from here too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from steadyrl.core.documents import from_json
+from steadyrl.core.errors import ExpectedError
+from steadyrl.core.files import open_plain, read_plain
+from steadyrl.training.checkpoints.formats import FORMAT, translate
+
+MANIFEST = "manifest.json"
+LARGEST_MANIFEST, MOST_VALUES = 16_000_000, 1_000_000  # bytes, and values in it
+PART_FILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}(\.[a-z]{1,12})?")
+CHECKPOINT = re.compile(r"step-(\d{12})(?:-(\d{1,4}))?")
+CHUNK = 1 << 20
+FRESH, OLD = ".new-", ".old-"  # what a directory is called while it is replaced
+
+
+class CheckpointError(ExpectedError):
+    """What was saved cannot be used: which file, and why."""
+
+    exit_code = 3
+
+
+class NewerFormatError(CheckpointError):
+    """What was saved is whole, and by a newer version: nothing older is taken in its place."""
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was written, in the order in which they were."""
+
+    step: int
+    attempt: int
+    path: Path
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> str:
+    """Return in words what of these facts is another in what was saved; nothing if all agree."""
+    return "; ".join(
+        f"{key} is {there.get(key)} there and {here[key]} here"
+        for key in keys
+        if there.get(key) != here[key]
+    )
+
+
+def saved_below(directory: Path) -> list[Saved]:
+    """Return what checkpoints there are, newest first, whole or not."""
+    found = []
+    for path in directory.glob("step-*"):
+        match = CHECKPOINT.fullmatch(path.name)
+        if match and path.is_dir() and not path.is_symlink():
+            found.append(Saved(int(match[1]), int(match[2] or 1), path))
+    return sorted(found, reverse=True)
+
+
+def standing(path: Path) -> Path:
+    """Return where the archive called `path` is, should its replacing have been interrupted."""
+    if not path.name:  # the root of all, which nobody replaces
+        return path
+    candidates = (path, *(path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD)))
+    return next((each for each in candidates if (each / MANIFEST).is_file()), path)
+
+
+def seal(manifest: Mapping[str, Any]) -> str:
+    """Return the hash that a manifest holds of itself."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def entry_of(data: bytes) -> dict[str, Any]:
+    """Return what a manifest says of a file."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """Return the manifest of a directory, if it is one and matches its own hash.
+
+    What it says is put into the words of today's format.
+    """
+    source = path / MANIFEST
+    text = _read(source, LARGEST_MANIFEST)
+    try:
+        manifest = from_json(text, most=MOST_VALUES)
+        saved_as, whole = manifest["format"], manifest["sha256"] == seal(manifest)
+        if whole and type(saved_as) is int and saved_as > FORMAT:
+            known = f"format {str(saved_as)[:20]}, and this one reads up to {FORMAT}"
+            raise NewerFormatError(
+                f"{source}: was written by a newer version ({known}): use that version"
+            )
+        files, whole = manifest["files"], whole and isinstance(manifest["facts"], dict)
+        named = all(PART_FILE.fullmatch(name) for name in files)
+        told = all(_is_entry(entry) for entry in files.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointError(f"{source}: is damaged") from None
+    if not whole:
+        raise CheckpointError(f"{source}: is damaged: it does not match its own hash")
+    if type(saved_as) is not int or saved_as < 1:
+        raise CheckpointError(f"{source}: does not say its format")
+    if not (named and told):
+        raise CheckpointError(f"{source}: names files that no checkpoint has")
+    return {**manifest, "format": FORMAT, "facts": translate(manifest["facts"], saved_as)}
+
+
+def manifest_facts(path: Path) -> dict[str, Any]:
+    """Return the facts in a manifest that is whole, without looking at the other files."""
+    facts: dict[str, Any] = manifest_of(path)["facts"]
+    return facts
+
+
+def part_names(path: Path) -> frozenset[str]:
+    """Return the names of the parts that a directory says it holds."""
+    return frozenset(Path(name).stem for name in manifest_of(path)["files"])
+
+
+def checked_facts(path: Path, only: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the facts in a manifest, once all sizes and hashes, or some, are found to be right."""
+    manifest = manifest_of(path)
+    for name, entry in manifest["files"].items():
+        if only is None or name in only:
+            check(path / name, entry)
+    facts: dict[str, Any] = manifest["facts"]
+    return facts
+
+
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    size = entry["bytes"]
+    return type(size) is int and size >= 0 and isinstance(entry["sha256"], str)
+
+
+def check(path: Path, entry: Mapping[str, Any], *, keep: bool = False) -> bytes:
+    """Compare size and hash with the manifest's; return the content if it is to be kept.
+
+    What is kept is read whole: who asks for it has looked at its size in the manifest.
+    """
+    digest, content = hashlib.sha256(), b""
+    with open_saved(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry["bytes"]:
+            raise CheckpointError(f"{path}: has {size:,} bytes instead of {entry['bytes']:,}")
+        if keep:
+            content = file.read(size)
+            digest.update(content)
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() != entry["sha256"]:
+        raise CheckpointError(f"{path}: is damaged: its hash is another than when it was written")
+    return content
+
+
+def open_saved(path: Path) -> BinaryIO:
+    """Open a plain file to read it: no link, no pipe, no device."""
+    try:
+        return os.fdopen(open_plain(path), "rb")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read(path: Path, most: int) -> bytes:
+    try:
+        return read_plain(path, most)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,0 +1,164 @@
+"""A replay as parts of a checkpoint: blocks of rows, which never change once they are complete.
+
+A checkpoint links the blocks that the one before holds and writes those that are new, in a thread,
+from the replay's own memory. Training goes on meanwhile; only where it is about to overwrite a row
+that is not yet written does it wait for that block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.index import ENDED, TERMINATED, VALID
+from steadyrl.core.saved import Saved
+from steadyrl.training.checkpoints.archive import Existing, read_part
+from steadyrl.training.checkpoints.manifest import CheckpointError, part_names
+from steadyrl.training.checkpoints.plain import nbytes_of
+
+BLOCK_BYTES = 8_000_000
+SPARE = 1_000_000  # bytes that a part may have grown by, besides being twice as large
+OUTLINE, TAIL = "replay", "replay-tail"
+
+
+def block_rows(replay: ReplayBuffer) -> int:
+    """Return how many rows a block has; a property of the replay alone."""
+    return max(1, BLOCK_BYTES // replay.row_nbytes)
+
+
+def block_name(number: int) -> str:
+    """Name the part that holds a complete block."""
+    return f"replay-{number:09d}"
+
+
+class ReplaySave:
+    """One save of a replay: made between two rows, written by another thread."""
+
+    def __init__(self, replay: ReplayBuffer, before: Path | None, prefix: str = "") -> None:
+        """Begin; names of parts get the `prefix`."""
+        self._replay, self._before, self._prefix = replay, before, prefix
+        self._size = block_rows(replay)
+        self._row = replay.row
+        self._outline = {**replay.outline(), "block_rows": self._size}
+        self._oldest = max(0, self._row - replay.ring_rows + 1)
+        self._written = threading.Condition()
+        self._safe = self._oldest  # rows below this number may be overwritten
+        self._over = False
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the parts of the checkpoint, oldest rows first: those are overwritten first."""
+        try:
+            known = part_names(self._before) if self._before else frozenset()
+            first, last = self._oldest // self._size, self._row // self._size
+            for number in range(first, last):
+                name = self._prefix + block_name(number)
+                end = (number + 1) * self._size
+                part: Any
+                if name in known and self._before is not None:
+                    part = Existing(self._before, name)
+                else:
+                    part = self._rows(max(self._oldest, number * self._size), end)
+                self._let_go(end)  # what is written is a copy
+                yield name, part
+            tail = self._rows(max(self._oldest, last * self._size), self._row + 1)
+            self._let_go(self._row + 1)
+            yield self._prefix + TAIL, tail
+            yield self._prefix + OUTLINE, self._outline
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Hold nobody up any more, whatever became of the save."""
+        self._let_go(self._row + 1, over=True)
+
+    def _rows(self, begin: int, end: int) -> dict[str, Any]:
+        return {"begin": begin, **self._replay.read_rows(begin, end)}
+
+    def _let_go(self, below: int, *, over: bool = False) -> None:
+        with self._written:
+            self._safe, self._over = below, self._over or over
+            self._written.notify_all()
+
+    def keep_up(self) -> None:
+        """Wait until the row that comes next overwrites none that is still to be written."""
+        overwritten = self._replay.row + 1 - self._replay.ring_rows
+        if self._over or overwritten < self._safe:
+            return
+        with self._written:
+            self._written.wait_for(lambda: self._over or overwritten < self._safe)
+
+
+def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[HeldRow]:
+    """Yield one of so many equal stretches of the rows that a saved replay holds."""
+    outline = read_part(path, prefix + OUTLINE)
+    flags, row = outline["timeline"]["flags"].numpy(), outline["timeline"]["row"]
+    size, oldest = outline["block_rows"], max(0, row - len(flags) + 1)
+    begin, end = (oldest + (row + 1 - oldest) * part // shares for part in (share, share + 1))
+    for number in range(begin // size, -(-end // size)):
+        name = TAIL if number == row // size else block_name(number)
+        held = {
+            k: v if k == "begin" else v.numpy() for k, v in read_part(path, prefix + name).items()
+        }
+        first = held["begin"]
+        for each in range(max(begin, first), min(end, first + len(held["reward"]))):
+            frame, action, reward = (held[k][each - first] for k in ("frames", "action", "reward"))
+            yield HeldRow(frame, action, reward, flags[each % len(flags)])
+
+
+def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
+    """Take back a replay from the checkpoint at `path`, one block at a time."""
+    most = SPARE + 2 * nbytes_of(replay.outline())
+    outline = read_part(path, prefix + OUTLINE, most=most)
+    size = Saved(outline, "replay").whole("block_rows", 1)
+    replay.continue_from(outline)
+    if replay.row < 0:
+        return
+    oldest = max(0, replay.row - replay.ring_rows + 1)
+    names = [block_name(number) for number in range(oldest // size, replay.row // size)]
+    following, most = oldest, SPARE + 2 * block_rows(replay) * replay.row_nbytes
+    for name in [*names, TAIL]:
+        rows = read_part(path, prefix + name, most=most)
+        begin = Saved(rows, name).whole("begin")
+        del rows["begin"]
+        end = begin + min(len(part) for part in rows.values())
+        if begin > following or end <= following:
+            raise CheckpointError(f"{path}: {name} holds rows {begin} to {end}, not {following}")
+        skip = following - begin
+        replay.write_rows(following, {key: part[skip:] for key, part in rows.items()})
+        following = end
+    if following != replay.row + 1:
+        raise CheckpointError(f"{path}: the replay's rows end at {following}, not {replay.row + 1}")
+
+
+class HeldRow(NamedTuple):
+    """A row as a replay holds it: what was seen, and what came of it."""
+
+    frame: NDArray  # [N, *frame_shape]
+    action: NDArray  # [N]
+    reward: NDArray  # [N]
+    flags: NDArray[np.uint8]  # [N]
+
+
+def take_over(replay: ReplayBuffer, rows: Iterable[HeldRow]) -> None:
+    """Add rows that follow each other, as if they were collected now, to a stretch of their own.
+
+    Their priorities are those of new rows. Of the last one only the observation is kept.
+    """
+    before: HeldRow | None = None
+    for row in rows:
+        if before is None:
+            replay.start_within(row.frame)
+        else:
+            ended, terminated, valid = (
+                before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID)
+            )
+            truncated = ended & ~terminated
+            obs = replay.stacked(row.frame)
+            replay.add(before.action, before.reward, terminated, truncated, valid, obs)
+        before = row

@@ -1,0 +1,90 @@
+"""A run that goes on among another number of ranks than it was saved by."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from steadyrl.agents.base import Agent
+from steadyrl.agents.learner.comm import World
+from steadyrl.core.state import Stateful
+from steadyrl.envs.vector import VectorEnv
+from steadyrl.training.checkpoints.archive import read_part
+from steadyrl.training.checkpoints.manifest import manifest_facts, part_names
+from steadyrl.training.checkpoints.replay_blocks import OUTLINE, held_rows, take_over
+
+log = logging.getLogger("steadyrl")
+
+
+def prefix_of(rank: int) -> str:
+    """Return what the names of a rank's parts begin with; rank 0's are those of a run alone."""
+    return f"rank{rank:04d}-" if rank else ""
+
+
+def parts_of(path: Path, prefix: str) -> list[str]:
+    """Return the names of a checkpoint's parts that begin with a rank's prefix."""
+    others = re.compile(r"rank\d+-")  # with a number, and not rank 0's part called "ranks"
+    return sorted(
+        name
+        for name in part_names(path)
+        if (name.startswith(prefix) if prefix else not others.match(name))
+    )
+
+
+def facts_ranks(path: Path) -> int:
+    """Return how many ranks wrote a checkpoint."""
+    ranks: int = manifest_facts(path).get("ranks", 1)
+    return ranks
+
+
+def regroup(
+    path: Path, before: int, world: World, run: Stateful, env: VectorEnv, agent: Agent
+) -> None:
+    """Take back what has a meaning among another number of ranks, and say what has none.
+
+    What all ranks have alike is kept: weights, optimiser, normalisers, counters. A rank that was
+    there goes on with its environments and generators; new ones begin.
+    """
+    rank, own = world.rank, agent.state_dict()
+    old = rank < before
+    prefix = prefix_of(rank) if old else ""
+    state = read_part(path, f"{prefix}agent")
+    counts = read_part(path, f"{prefix}run")
+    if not old:
+        state |= {name: own[name] for name in agent.of_one_rank}
+        counts["episodes"] = run.state_dict()["episodes"]
+    counts["kept"] = run.state_dict()["kept"]
+    agent.load_state_dict(state)
+    lost = range(rank + world.size, before, world.size)
+    agent.regroup([read_part(path, f"{prefix_of(other)}agent") for other in lost])
+    run.load_state_dict(counts)
+    if agent.replay is not None:
+        _share_out(path, before, world, agent)
+    if old:
+        env.load_state_dict(read_part(path, f"{prefix}env"))
+    else:
+        env.reset()
+    log.warning(
+        "saved by %d rank%s, continued by %d: weights, optimiser, normalisers and counters are "
+        "kept, a replay is shared out anew without its priorities; lost are a rollout under way "
+        "and the environments of ranks that are no more: the run is not what it would have been",
+        before,
+        "" if before == 1 else "s",
+        world.size,
+    )
+
+
+def _share_out(path: Path, before: int, world: World, agent: Agent) -> None:
+    """Give this rank's replay the rows of whole ranks, or a stretch of one's."""
+    assert agent.replay is not None
+    if OUTLINE not in part_names(path):
+        agent.lose_replay()
+        return
+    if world.size <= before:
+        parts = [(old, 0, 1) for old in range(world.rank, before, world.size)]
+    else:
+        old = world.rank % before
+        parts = [(old, world.rank // before, len(range(old, world.size, before)))]
+    for old, share, shares in parts:
+        take_over(agent.replay, held_rows(path, prefix_of(old), share, shares))

@@ -1,0 +1,128 @@
+"""What a resumed run takes from the run it continues, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steadyrl.core.errors import SettingError
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    NewerFormatError,
+    manifest_facts,
+    saved_below,
+)
+from steadyrl.training.checkpoints.run_directory import LAST, absolute
+from steadyrl.training.config.overrides import AUTO, continued, leaves
+from steadyrl.training.config.schema import show
+from steadyrl.training.config.settings import load_settings, missing_keys
+from steadyrl.training.config.teacher_names import is_module
+
+if TYPE_CHECKING:
+    from steadyrl.training.config.overrides import Continued
+
+
+def refuse_foreign_teacher(
+    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]
+) -> None:
+    """Refuse a module that only a checkpoint asks for."""
+    name, typed = (each.get("agent", {}).get("teacher") for each in (config, fresh))
+    if isinstance(name, str) and is_module(name) and name != typed:
+        raise CheckpointError(
+            f"{checkpoint}: agent.teacher={show(name)} imports a module, which a checkpoint cannot "
+            "ask for: type agent.teacher=… with it too"
+        )
+
+
+SHOWN = 3  # keys that are named where many are missing
+
+
+NOTHING = "has no checkpoint to continue from"
+
+
+def stored(
+    resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
+) -> Continued | None:
+    """Return the configuration of the run in `directory`; None where `auto` starts a new one.
+
+    It comes from the newest checkpoint that has one, whose hash proves it; the rest is checked
+    when it is used.
+    """
+    reasons = []
+    for saved in saved_below(directory / "checkpoints"):
+        try:
+            return _continued(saved.path, resume, directory, fresh, typed)
+        except NewerFormatError:  # the one before would lose what came after it
+            raise
+        except CheckpointError as error:  # the one before may do
+            reasons.append(str(error))
+    if resume != AUTO or reasons:
+        raise CheckpointError("; ".join(reasons) or f"resume={resume}: {directory} {NOTHING}")
+    if (directory / LAST).exists():
+        raise CheckpointError(f"resume={resume}: the run in {directory} is over, and {NOTHING}")
+    return None
+
+
+def _continued(
+    checkpoint: Path, resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
+) -> Continued:
+    config = whole_config(checkpoint, manifest_facts(checkpoint))
+    refuse_foreign(checkpoint, config, fresh)
+    refuse_foreign_teacher(checkpoint, config, fresh)
+    found = continued(config, fresh, typed)
+    asked = fresh.get("run_dir")
+    if asked and absolute(Path(asked)) != directory:
+        stays = f"run_dir={directory} (not {asked}: a continued run stays where it is)"
+        found = found._replace(changes=(*found.changes, stays))
+    found.config.update(run_dir=str(directory), resume=resume)
+    try:
+        load_settings(found.config)
+    except SettingError as error:
+        if any(change.startswith(f"{error.field}=") for change in found.changes):
+            raise
+        raise CheckpointError(f"{checkpoint}: its configuration cannot be used: {error}") from None
+    return found
+
+
+def whole_config(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of what was saved; what it lacks is not guessed."""
+    config = facts.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: holds no configuration")
+    missing = missing_keys(config)
+    if missing:
+        names = ", ".join(missing[:SHOWN]) + (" …" if len(missing) > SHOWN else "")
+        raise CheckpointError(
+            f"{path}: its configuration lacks {names}, and what the run did without is not known: "
+            "use the version that saved it"
+        )
+    return deepcopy(config)
+
+
+def refuse_foreign(checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+    """Refuse what no resolved configuration holds, and modules that only a checkpoint asks for."""
+    for key, value in leaves(config):
+        if "${" in f"{key}{value}":
+            raise CheckpointError(f"{checkpoint}: {key}={show(value)} is no value but a reference")
+    asked = {name for _, name in modules(fresh["env"])}
+    for key, name in modules(config.get("env")):
+        if name not in asked:
+            raise CheckpointError(
+                f"{checkpoint}: {key}={show(name)} imports a module, which a checkpoint cannot ask "
+                f"for: type {key}=… with it too"
+            )
+
+
+def modules(env: object) -> list[tuple[str, str]]:
+    """Return the keys and names below `env` for which somebody's own module is imported."""
+    if not isinstance(env, Mapping):
+        return []
+    named = [("env.id", env.get("id"))]
+    wrappers = env.get("wrappers")
+    for each in wrappers if isinstance(wrappers, list | tuple) else ():
+        named += [
+            ("env.wrappers", name) for name in (each if isinstance(each, Mapping) else [each])
+        ]
+    return [(key, name) for key, name in named if isinstance(name, str) and ":" in name]

@@ -1,0 +1,245 @@
+"""A directory of its own for every run, held by a lock while the run lives."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from steadyrl.core.documents import read_json
+from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.core.files import Files, write_whole
+
+LOCK = ".lock"
+CONFIG = "config.yaml"  # its presence says that a directory holds a run
+SUMMARY = "summary.json"  # how the run ended
+LAST, BEST = "policy", "policy-best"  # directories of finished policies
+# What runs, their seeds and sweeps write to below a directory, by the names that these have there.
+FILES = re.compile(
+    r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
+    r"|multirun\.yaml|out\.log|member\.json|events\.out\.tfevents.*"
+)
+DIRECTORIES = re.compile(
+    r"\.hydra|checkpoints|(\.(new|old)-)?policy(-best)?|videos|wandb|\.jobs|seed-\d+"
+)
+HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-f]{{8}}")
+
+
+class RunDirectoryInUseError(ExpectedError):
+    """Another process holds the run directory."""
+
+    exit_code = 6
+
+
+class RunDirectoryLostError(ExpectedError):
+    """The run directory is no longer there: nothing of the run would be kept."""
+
+    exit_code = 2
+
+
+def default_path(env: str, agent: str, seeds: int | Sequence[int]) -> Path:
+    """Name a directory that no other run has: microseconds, the seed or seeds, and a short id."""
+    of = f"s{seeds}" if isinstance(seeds, int) else f"{len(seeds)}seeds"
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
+    safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in env)
+    return Path("outputs") / safe / agent / f"{stamp}-{of}-{uuid.uuid4().hex[:6]}"
+
+
+def absolute(path: Path) -> Path:
+    """Return the place that `path` names now, or refuse what can hold no run.
+
+    Environments may change the working directory later, and a refusal should not wait for torch.
+    """
+    try:
+        path = Path(os.path.abspath(path.expanduser()))
+        found = next(each for each in (path, *path.parents) if each.exists())
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such home
+        raise _unusable(path, error) from None
+    if not found.is_dir():
+        raise SettingError("run_dir", path, f"{found} is a file; choose another directory")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise SettingError("run_dir", path, f"{found} cannot be written to; choose another")
+    return path
+
+
+def _unusable(path: Path, error: Exception) -> SettingError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return SettingError("run_dir", path, f"cannot be used: {reason}; choose another directory")
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """Return a run's summary.json; nothing where there is none that can be read."""
+    try:
+        found = read_json(directory / SUMMARY)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def refuse_in_use(path: Path) -> None:
+    """Raise RunDirectoryInUseError where a run holds this directory, before anything slow."""
+    with suppress(OSError):  # what cannot hold a run is refused where it would be made
+        handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            _lock(handle, path)
+        finally:
+            os.close(handle)
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a directory in which what is written to is a link, a pipe, or anything but plain.
+
+    What such a link leads to would be overwritten, or pruned; a pipe may never answer.
+    """
+    with suppress(OSError), os.scandir(path) as entries:  # one that is not there yet holds none
+        for each in entries:
+            file, directory = FILES.fullmatch(each.name), DIRECTORIES.fullmatch(each.name)
+            plain = (file and each.is_file(follow_symlinks=False)) or (
+                directory and each.is_dir(follow_symlinks=False)
+            )
+            if (file or directory) and not plain:
+                kind = "a link" if each.is_symlink() else "no plain file or directory"
+                reason = f"{each.name} in it is {kind}: remove it, or choose another directory"
+                raise SettingError("run_dir", path, reason)
+
+
+def in_use(path: Path) -> bool:
+    """Return whether a run holds this directory."""
+    try:
+        refuse_in_use(path)
+    except RunDirectoryInUseError:
+        return True
+    return False
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        # lockf and not flock: a worker that outlives a killed run must not keep the lock.
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        raise RunDirectoryInUseError(
+            f"run_dir={path}: another run is using this directory; choose another"
+        ) from None
+
+
+class RunDirectory:
+    """A locked run directory; released when closed or when the process dies.
+
+    It begins with `files` (name → text), or it is left as it was found. One that is `continued`
+    may hold a run; its files are renewed once there is something to continue with.
+    """
+
+    def __init__(
+        self, path: Path, files: Mapping[str, str] | None = None, *, continued: bool = False
+    ) -> None:
+        self.path = path
+        self._made: list[Path] = []  # what was not there before, in the order it was made
+        self._lock = -1
+        try:
+            self._make(path)
+            refuse_links(path)
+            self._take_lock()
+            if self.holds_run and not continued:
+                raise SettingError(
+                    "run_dir",
+                    path,
+                    f"holds a run already; choose another directory, or continue it: resume={path}",
+                )
+            for name, text in (files or {}).items():
+                self._write(path / name, text)
+        except OSError as error:
+            self._undo()
+            raise _unusable(path, error) from None
+        except BaseException:
+            self._undo()
+            raise
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / CONFIG).exists()
+
+    def renew(self, files: Mapping[str, str]) -> None:
+        """Write files anew; remove what a killed run had half written, and an end taken back."""
+        try:
+            for path in self.path.glob(".*-????????"):
+                if HALF_WRITTEN.fullmatch(path.name):
+                    path.unlink()
+            for name, text in files.items():
+                self._make((self.path / name).parent)
+                write_whole(self.path / name, text)
+            # Should the run be killed now, nothing may say that it has finished.
+            (self.path / SUMMARY).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unusable(self.path, error) from None
+
+    def refuse_lost(self) -> None:
+        """Raise RunDirectoryLostError where the directory was deleted, moved or replaced."""
+        with suppress(OSError):  # a disk that does not answer is not a directory that is gone
+            if not self.holds_run:
+                raise RunDirectoryLostError(
+                    f"run_dir={self.path}: was deleted or moved while the run was using it, "
+                    "so nothing of the run can be kept there: start it again"
+                )
+
+    def close(self) -> None:
+        """Let the directory go."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make(self, path: Path) -> None:
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        for each in reversed(missing):
+            with suppress(FileExistsError):  # another run has just made it
+                Files().make_directory(each)
+                self._made.append(each)
+                Files().sync_directory(each.parent)
+
+    def _take_lock(self) -> None:
+        lock = self.path / LOCK
+        is_new = not lock.exists()
+        self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        _lock(self._lock, self.path)
+        if is_new:
+            self._made.append(lock)
+
+    def _write(self, path: Path, text: str) -> None:
+        self._make(path.parent)
+        with path.open("x", encoding="utf-8") as file:
+            self._made.append(path)
+            file.write(text)
+
+    def _undo(self) -> None:
+        for each in reversed(self._made):
+            with suppress(OSError):  # another run may have come in
+                each.rmdir() if each.is_dir() else each.unlink()
+        self.close()
+
+
+class SeenDirectory(RunDirectory):
+    """The directory that rank 0 holds, as the other ranks see it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, -1
+
+    def renew(self, files: Mapping[str, str]) -> None:
+        """Leave it to rank 0."""
+
+    def refuse_lost(self) -> None:
+        """Leave it to rank 0."""

@@ -1,0 +1,88 @@
+"""`summary.json`: how a run ended, for people's scripts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torch import Tensor
+
+from steadyrl.core.files import write_whole
+from steadyrl.core.saved import COUNT, UNKNOWN_YET, Limits
+from steadyrl.core.state import Stateful
+from steadyrl.training.checkpoints.run_directory import SUMMARY
+
+log = logging.getLogger("steadyrl")
+
+
+@dataclass
+class Summary(Stateful):
+    """The keys of `summary.json`; unknown numbers are null."""
+
+    # What a run that goes on cannot find out again.
+    state_names = (
+        "episodes",
+        "eval_return_mean",
+        "eval_return_std",
+        "eval_episodes",
+        "best_eval_return_mean",
+    )
+
+    state_limits: ClassVar[Mapping[str, Limits]] = {
+        "episodes": COUNT,
+        "eval_return_mean": UNKNOWN_YET,
+        "eval_return_std": UNKNOWN_YET,
+        "eval_episodes": COUNT,
+        "best_eval_return_mean": UNKNOWN_YET,
+    }
+
+    status: str
+    run_dir: str
+    agent: str
+    env: str
+    seed: int
+    steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    return_mean: float | None = None
+    eval_return_mean: float | None = None
+    eval_return_std: float | None = None
+    eval_episodes: int = 0
+    best_eval_return_mean: float | None = None
+    steps_per_second: float = 0.0
+    wall_seconds: float = 0.0
+    rss_mb_peak: float = 0.0
+    resumed_from_step: int | None = None
+    weights_sha256: str | None = None
+
+    def save(self, directory: Path) -> str | None:
+        """Write the file whole or not at all; return why it could not be, after a warning."""
+        values = {k: _plain(v) for k, v in asdict(self).items()}
+        try:
+            write_whole(directory / SUMMARY, json.dumps(values, indent=2) + "\n")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.warning("summary.json cannot be written: %s", reason)
+            return reason
+        return None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of named tensors: equal hashes mean equal policies, bit for bit."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

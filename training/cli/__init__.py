@@ -1,0 +1,1 @@
+"""The programs of the command line. Read `main.py` first."""

@@ -1,0 +1,251 @@
+"""What can be typed after the command: the help, and what is put right before Hydra reads it."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+import unicodedata
+from importlib.metadata import PackageNotFoundError, entry_points
+from importlib.metadata import version as installed_version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from steadyrl.agents.registry import ALGORITHMS, GROUP, from_outside
+from steadyrl.core.errors import SettingError, describe
+from steadyrl.training.config.hints import CommandError
+
+HELP = """Train DQN or PPO on a Gymnasium environment.
+
+  python train.py                            DQN on CartPole, about a minute
+  python train.py agent=ppo env=acrobot      another algorithm, another environment
+  python train.py experiment=cartpole_ppo    a tuned preset
+  python train.py env.id=Blackjack-v1        any Gymnasium id
+  python train.py agent.learning_rate=1e-3   any key of the configuration
+  python train.py -m seed=0,1,2              one run for each value (docs/SWEEPS.md)
+  python train.py 'seeds=[0,1,2]'            the same, in one process
+  python train.py --cfg job                  print every key and its value
+
+{groups}
+
+It ends with 0 once finished, with 9 if that could not be written (README.md has all exit codes).
+Runs go to outputs/; watch them with: tensorboard --logdir outputs
+More: python scripts/evaluate.py (plot, compare, checkpoint, tune, population)
+Installed: steadyrl evaluate
+"""
+
+
+# Mappings whose keys nobody can list: they go to the environment as they are.
+FREE_FORM = ("env.kwargs.", "env.kwargs=")
+
+
+# Where an agent from outside the tree is named: its defaults join the group `agent`.
+AGENT_KEYS = ("agent", "agent.name")
+
+
+# A group inside of a group, which Hydra would have written with a slash.
+NETWORK = "agent.network"
+
+
+# Which extra brings a launcher, and what it is told besides: submitit ends jobs after an hour, and
+# what Slurm takes back is not queued again, unless it may.
+LAUNCHERS = {
+    "joblib": ("sweep", ()),
+    "submitit_local": ("slurm", ("hydra.launcher.timeout_min=100000",)),
+    "submitit_slurm": ("slurm", ("hydra.launcher.max_num_timeout=1000",)),
+}
+
+
+# What Hydra is not told.
+OURS = ("help", "version", "overrides")
+
+
+# One of these at a time: each does something else than training once.
+INSTEAD = ("multirun", "cfg", "info", "hydra_help", "shell_completion")
+
+
+PARTS_OF_CONFIG = ("job", "hydra", "all")
+
+
+PARTS_OF_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+class Arguments(NamedTuple):
+    """A command line that was read: for Hydra the options come first."""
+
+    options: list[str]
+    overrides: list[str]
+    wants_help: bool
+    wants_version: bool
+    multirun: bool
+    prints: bool  # Hydra only prints something, and nothing is run
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is one run, without anything that concerns Hydra itself."""
+        hydras = any(text.lstrip("+~").startswith("hydra") for text in self.overrides)
+        return not (self.options or hydras)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message}; see --help")
+
+
+def read(given: list[str]) -> Arguments:
+    """Read what was typed, options anywhere; refuse in a line what cannot be meant."""
+    for argument in given:
+        _refuse_unprintable(argument)
+    # `steadyrl train …` says the same as `steadyrl …`.
+    typed, unknown = _parser().parse_known_intermixed_args(given[given[:1] == ["train"] :])
+    if unknown:
+        raise CommandError(_no_such_option(unknown[0], given))
+    instead = [name for name in INSTEAD if getattr(typed, name)]
+    if len(instead) > 1:
+        names = " and ".join(_spelled(name) for name in instead)
+        raise CommandError(f"{names} cannot be combined: each does something of its own")
+    if typed.resolve and not typed.cfg:
+        raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
+    overrides = [
+        _arranged(_offered(text), multirun=typed.multirun)
+        for text in typed.overrides
+        if text != "experiment=null"  # as the default is printed; Hydra would not read it
+    ]
+    keys = {text.partition("=")[0] for text in overrides}
+    for name, (_, told) in LAUNCHERS.items():
+        if f"hydra/launcher={name}" in overrides:
+            overrides += [text for text in told if text.partition("=")[0] not in keys]
+    prints = bool(instead) and not typed.multirun
+    return Arguments(_options(typed), overrides, typed.help, typed.version, typed.multirun, prints)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for names in (
+        ("-h", "--help"),
+        ("-m", "--multirun"),
+        ("-r", "--run"),
+        ("-sc", "--shell-completion"),
+        ("--hydra-help",),
+        ("--resolve",),
+        ("--version",),
+    ):
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument("-c", "--cfg", choices=PARTS_OF_CONFIG)
+    parser.add_argument("-i", "--info", choices=PARTS_OF_INFO, nargs="?", const="all")
+    parser.add_argument("-p", "--package")
+    parser.add_argument("-cd", "--config-dir")
+    parser.add_argument("-cn", "--config-name")
+    parser.add_argument("overrides", nargs="*")
+    return parser
+
+
+def _options(typed: argparse.Namespace) -> list[str]:
+    """Return the options as Hydra reads them."""
+    hydras = {_spelled(n): value for n, value in vars(typed).items() if n not in OURS}
+    given = {name: value for name, value in hydras.items() if value not in (None, False)}
+    return [name if value is True else f"{name}={value}" for name, value in given.items()]
+
+
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _arranged(override: str, *, multirun: bool) -> str:
+    if override.startswith(FREE_FORM):
+        return f"++{override}"
+    key, _, value = override.partition("=")
+    key = key.lstrip("+")
+    if key == "hydra/launcher" and value in LAUNCHERS:
+        package = f"hydra_plugins.hydra_{value.partition('_')[0]}_launcher"
+        if not _is_there(package):
+            extra = LAUNCHERS[value][0]
+            install = f'pip install -e ".[{extra}]"'
+            raise CommandError(f"{override}: needs the extra {extra}: {install}")
+    if key == "hydra.run.dir" and not multirun:
+        return f"run_dir={value}"
+    if key == NETWORK and value and not value.startswith("{"):
+        return f"{key.replace('.', '/')}={value}"
+    if key.startswith("hydra.output_subdir"):
+        raise CommandError(f"{override}: .hydra/ always lies in the run's own directory")
+    return override
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of what it would be in
+        return False
+
+
+def _offered(override: str) -> str:
+    """Make installed agents that are named known to Hydra; return what it reads then.
+
+    `agent.name=X` alone would give X the keys of another agent: it becomes `agent=X`.
+    """
+    key, _, value = override.partition("=")
+    if key not in AGENT_KEYS:
+        return override
+    names = value.split(",")
+    offered = [_offer(name) for name in names if name and name not in ALGORITHMS]
+    return f"agent={value}" if any(offered) else override
+
+
+def _offer(name: str) -> bool:
+    try:
+        found = from_outside(name)
+    except SettingError as error:
+        raise SettingError(f"agent.{error.field}", error.value, error.reason) from error
+    if found is None:
+        return False
+    if found.defaults is None:
+        raise SettingError("agent", name, "its Algorithm names no file of defaults")
+    try:
+        defaults = OmegaConf.load(found.defaults)
+    except Exception as error:  # a missing file, or one that is no YAML
+        reason = f"its defaults {found.defaults} cannot be read: {describe(error)}"
+        raise SettingError("agent", name, reason) from error
+    ConfigStore.instance().store(group="agent", name=name, node=defaults, provider="outside")
+    return True
+
+
+def _refuse_unprintable(argument: str) -> None:
+    for position, character in enumerate(argument):
+        if unicodedata.category(character) in ("Cc", "Cs"):
+            raise CommandError(
+                f"{argument!r}: character {position + 1} is not text; control characters and "
+                "bytes that are not UTF-8 are not read"
+            )
+
+
+def _no_such_option(option: str, given: list[str]) -> str:
+    name, equals, value = option.lstrip("-").partition("=")
+    if not equals:
+        following = given[given.index(option) + 1 :] if option in given else []
+        value = following[0] if following and following[0][:1] not in ("-", "") else "…"
+    return f"{option}: no such option; keys are written without dashes: {name}={value}"
+
+
+def help_text(configs: Path) -> str:
+    """Return the help with the choices found in `configs`, and installed agents."""
+    groups = []
+    for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
+        group = ".".join(folder.relative_to(configs).parts)
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        if group == "agent":
+            names += sorted(entry_points(group=GROUP).names)
+        indent = " " * (len(group) + 1)
+        text = f"{group}={', '.join(names)}"
+        groups.append(textwrap.fill(text, 96, subsequent_indent=indent))
+    return HELP.format(groups="\n".join(groups))
+
+
+def version() -> str:
+    """Return the name and version of what is installed."""
+    try:
+        return f"steadyrl {installed_version('steadyrl')}"
+    except PackageNotFoundError:
+        return "steadyrl, from a checkout that is not installed"

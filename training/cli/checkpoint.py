@@ -1,0 +1,190 @@
+"""Look at what runs saved: list, show and verify checkpoints, and take policies elsewhere.
+
+python scripts/checkpoint.py list RUN
+python scripts/checkpoint.py verify RUN
+python scripts/checkpoint.py export RUN --out policy.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from steadyrl.core.errors import (
+    ExpectedError,
+    SettingError,
+    describe,
+    exit_with,
+    one_line,
+    printable,
+)
+from steadyrl.training.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointError,
+    checked_facts,
+    manifest_facts,
+    manifest_of,
+    saved_below,
+)
+from steadyrl.training.checkpoints.run_directory import BEST, LAST
+from steadyrl.training.config.overrides import leaves
+from steadyrl.training.logging.terminal import answering
+
+CHECKED_WITH = 64  # random observations that an exported policy must decide alike on
+
+
+def archives(path: Path) -> list[Path]:
+    """Return a run's checkpoints, newest first, and its policies; or what `path` itself is."""
+    if not os.path.exists(path):
+        raise CheckpointError(f"{path}: there is no such run")
+    if (path / MANIFEST).exists():
+        return [path]
+    checkpoints = [saved.path for saved in saved_below(path / "checkpoints")]
+    found = checkpoints + [path / name for name in (LAST, BEST) if (path / name).is_dir()]
+    if not found:
+        raise CheckpointError(f"{path}: holds neither checkpoints nor a policy")
+    return found
+
+
+def list_all(args: argparse.Namespace) -> None:
+    """Print a line for everything that a run saved."""
+    print("| name | step | evaluated return | replay | MB | files |")
+    print("|---|---:|---:|---|---:|---:|")
+    for path in archives(args.path):
+        print(printable(_line(path)))
+
+
+def _line(path: Path) -> str:
+    try:
+        manifest = manifest_of(path)
+    except CheckpointError as error:
+        return f"| {path.name} | {one_line(str(error))} | | | | |"
+    facts, files = manifest["facts"], manifest["files"]
+    score, size = facts.get("eval_return_mean"), sum(entry["bytes"] for entry in files.values())
+    shown = f"{score:.1f}" if isinstance(score, int | float) else ""
+    replay = "yes" if facts.get("replay") else ""
+    step = one_line(str(facts.get("step")))
+    return f"| {path.name} | {step} | {shown} | {replay} | {size / 1e6:.2f} | {len(files)} |"
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print what the newest checkpoint, or the one given, says of itself."""
+    path = archives(args.path)[0]
+    facts = manifest_facts(path)
+    print(printable(f"{path}"))
+    for key, value in leaves({key: facts[key] for key in facts if key != "weights"}):
+        print(f"  {one_line(key)}: {one_line(json.dumps(value))}")
+
+
+def verify(args: argparse.Namespace) -> None:
+    """Check every hash; exit with 3 where something is damaged."""
+    wrong = 0
+    for path in archives(args.path):
+        try:
+            checked_facts(path)
+            print(printable(f"{path.name}: whole"))
+        except CheckpointError as error:  # the others are checked too
+            wrong += 1
+            print(printable(f"{path.name}: {one_line(str(error))}"))
+    if wrong:
+        raise CheckpointError(f"{args.path}: {wrong} of what it holds cannot be used")
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write a policy as one safetensors file, or as ONNX."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file  # here: torch takes seconds
+
+    from steadyrl.training.policies.policy import read_policy
+
+    policy = read_policy(args.path, best=args.best)
+    for out in filter(None, (args.out, args.onnx)):
+        if out.exists():
+            raise SettingError("export", out, "exists already; choose another name")
+    try:
+        if args.out is not None:
+            about = {key: json.dumps(value) for key, value in policy.facts.items()}
+            save_file(policy.weights, args.out, metadata=about)
+            print(printable(f"{policy.path} is now {args.out}"))
+        if args.onnx is not None:
+            _export_onnx(policy, args.onnx)
+            print(printable(f"{policy.path} is now {args.onnx}, and decides the same"))
+    except (OSError, SafetensorError) as error:  # which says of a full disk in its own words
+        raise SettingError("export", args.out or args.onnx, describe(error)) from None
+
+
+def _export_onnx(policy: Any, out: Path) -> None:
+    import torch
+
+    from steadyrl.training.policies.policy import deciding
+
+    try:
+        import onnx  # type: ignore[import-not-found]  # noqa: F401
+        import onnxruntime  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        reason = f"needs {error.name}: pip install onnx onnxscript onnxruntime"
+        raise SettingError("--onnx", out, reason) from None
+    module, spec = deciding(policy)
+    shape = (CHECKED_WITH, *spec.observation_shape)
+    generator = torch.Generator().manual_seed(0)
+    if spec.dtype == "uint8":
+        obs = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    else:
+        obs = torch.randn(shape, generator=generator)
+    axes = {"observation": {0: "n"}, "action": {0: "n"}}
+    unchecked = out.with_name(f"{out.name}.unchecked")
+    try:
+        torch.onnx.export(
+            module,
+            (obs[:2],),
+            str(unchecked),
+            dynamo=False,
+            input_names=list(axes)[:1],
+            output_names=list(axes)[1:],
+            dynamic_axes=axes,
+        )
+        session = onnxruntime.InferenceSession(str(unchecked), providers=["CPUExecutionProvider"])
+        (there,) = session.run(None, {"observation": obs.numpy()})
+        if not torch.allclose(torch.from_numpy(there).double(), module(obs).double(), atol=1e-4):
+            raise CheckpointError(f"{policy.path}: decides otherwise as ONNX; nothing was written")
+        os.rename(unchecked, out)
+    finally:
+        unchecked.unlink(missing_ok=True)
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Yield the commands and what they do."""
+    yield from (("list", list_all), ("show", show), ("verify", verify), ("export", export))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do it, or say in one line why not."""
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(
+        description=lines[0],
+        epilog="\n".join(lines[2:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="command")
+    for name, run in commands():
+        sub = subparsers.add_parser(name, help=(run.__doc__ or "").splitlines()[0])
+        sub.add_argument(
+            "path", type=Path, metavar="RUN", help="its directory, or one of its saves"
+        )
+        sub.set_defaults(run=run)
+        if run is export:
+            sub.add_argument("--best", action="store_true", help="the policy evaluated best")
+            sub.add_argument("--out", type=Path, help="a safetensors file")
+            sub.add_argument("--onnx", type=Path, help="an ONNX file, checked against the actor")
+    try:
+        with answering():
+            args = parser.parse_args(arguments)
+            if args.run is export and args.out is None and args.onnx is None:
+                parser.error("export: say where to: --out FILE or --onnx FILE")
+            args.run(args)
+    except ExpectedError as error:
+        exit_with(error)

@@ -1,0 +1,248 @@
+"""Compare many runs in a table: score, who is likely better, how soon, how fast, how much memory.
+
+python scripts/compare.py outputs
+python scripts/compare.py runs --by agent --threshold 475 --markdown
+python scripts/compare.py uniform='runs/uniform-*' prioritised='runs/per-*' --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
+from steadyrl.envs.registration import brings_its_module, find_spec
+from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
+from steadyrl.training.analysis.groups import SCORES, Group, groups, notes
+from steadyrl.training.analysis.past_runs import NoRunError, PastRun
+from steadyrl.training.logging.terminal import answering
+
+TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
+
+
+class Row(NamedTuple):
+    """What is known of one group; None where nobody knows."""
+
+    env: str
+    group: str
+    seeds: int
+    score: float
+    score_low: float
+    score_high: float
+    better: float | None = None  # probability that a run of it beats one of the first group
+    better_low: float | None = None
+    better_high: float | None = None
+    threshold: float | None = None  # a score
+    solved: int | None = None  # runs that came to the threshold
+    steps: float | None = None  # until then, median over seeds; those that never do take forever
+    seconds: float | None = None
+    steps_per_second: float | None = None
+    memory_mb: float | None = None  # the highest of all seeds
+
+
+def score(run: PastRun) -> float | None:
+    """Return the last evaluation, which is that of the finished weights; else the last returns."""
+    series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), None)
+    return None if series is None else series[max(series)]
+
+
+def reached(run: PastRun, threshold: float) -> tuple[float, float]:
+    """Return the step and the second of the first score at the threshold; forever where none is."""
+    series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), {})
+    for step, value in series.items():
+        if value >= threshold:
+            return step, run.seconds.get(step, math.nan)
+    return math.inf, math.inf
+
+
+def speed(run: PastRun) -> float | None:
+    """Return the steps per second of the whole run, of one that goes on those it logged."""
+    whole = run.summary.get("steps_per_second")
+    if isinstance(whole, float) and not run.going:
+        return whole
+    logged = run.metrics.get(SPEED)
+    return float(np.median(list(logged.values()))) if logged else None
+
+
+def peak(run: PastRun) -> float | None:
+    """Return the most memory a run was seen to use, its workers included."""
+    seen = [value for tag in (TREE, RSS) for value in run.metrics.get(tag, {}).values()]
+    whole = run.summary.get("rss_mb_peak")
+    seen += [whole] if isinstance(whole, float) else []
+    return max(seen, default=None)
+
+
+def compare(group: Group, first: Group, threshold: float | None) -> Row:
+    """Return a group's row; the others are held against `first`."""
+    scores, theirs = (np.array([score(run) for run in g.runs], float) for g in (group, first))
+    low, high = interval(scores, mean)
+    row = Row(group.env, group.name, len(group.runs), float(mean(scores)), float(low), float(high))
+    if group is not first:
+        likely, (least, most) = probability_of_improvement(scores, theirs)
+        row = row._replace(better=likely, better_low=float(least), better_high=float(most))
+    if threshold is not None:
+        ends = np.array([reached(run, threshold) for run in group.runs])  # [R, 2]
+        steps, seconds = np.quantile(ends, 0.5, axis=0, method="higher").tolist()
+        solved = int(np.isfinite(ends[:, 0]).sum())
+        row = row._replace(threshold=threshold, solved=solved)
+        row = row._replace(steps=_finite(steps), seconds=_finite(seconds))
+    speeds = [each for run in group.runs if (each := speed(run)) is not None]
+    peaks = [each for run in group.runs if (each := peak(run)) is not None]
+    fast = float(np.mean(speeds)) if speeds else None
+    return row._replace(steps_per_second=fast, memory_mb=max(peaks, default=None))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def rows_of(
+    found: Sequence[Group], threshold: float | None, say: Callable[[str], None]
+) -> list[Row]:
+    """Return all rows, environment by environment; say which runs have no score."""
+    scored: list[Group] = []
+    unscored: list[str] = []
+    for group in found:
+        for note in notes(group):
+            say(f"{group.name}: {note}")
+        runs = [run for run in group.runs if score(run) is not None]
+        for run in group.runs:
+            status = run.summary.get("status", "finished")
+            if status != "finished" and not run.going:
+                say(f"{group.name}: {run.path.name} was not finished: {status}")
+        unscored += [f"{group.name}: {r.path}" for r in group.runs if score(r) is None]
+        if runs:
+            scored.append(group._replace(runs=runs))
+    if not scored:
+        raise NoRunError(f"{unscored[0]} has no evaluations and no returns, like all runs given")
+    for what in unscored:
+        say(f"{what} is left out: it has no evaluations and no returns")
+    first: dict[str, Group] = {}
+    for group in scored:
+        first.setdefault(group.env, group)
+    of_env = [group for env in first for group in scored if group.env == env]
+    wanted = {env: own_threshold(env) if threshold is None else threshold for env in first}
+    return [compare(group, first[group.env], wanted[group.env]) for group in of_env]
+
+
+def own_threshold(env: str) -> float | None:
+    """Return the score at which an environment counts as solved, where it is known for one."""
+    if brings_its_module(env):  # somebody's code, which a table has no need to run
+        return None
+    try:
+        return find_spec(env).reward_threshold
+    except SettingError:  # its package is not installed here
+        return None
+
+
+def cells(row: Row) -> dict[str, str]:
+    """Return a row's cells by their headings; a line break stands where a terminal needs one."""
+    shown = {
+        "group": one_line(row.group),
+        "seeds": str(row.seeds),
+        "score": _inside("{:,.1f}", row.score, row.score_low, row.score_high),
+        "P(better)": _inside("{:.2f}", row.better, row.better_low, row.better_high),
+    }
+    if row.threshold is not None:
+        of = f"\n({row.solved}/{row.seeds})"
+        shown[f"steps\nto {row.threshold:g}"] = _shown("{:,.0f}", row.steps, "never") + of
+        shown[f"s\nto {row.threshold:g}"] = _shown("{:,.0f}", row.seconds, "never")
+    shown["steps/s"] = _shown("{:,.0f}", row.steps_per_second)
+    shown["peak\nMB"] = _shown("{:,.0f}", row.memory_mb)
+    return shown
+
+
+def _shown(form: str, value: float | None, unknown: str = "–") -> str:
+    return unknown if value is None else form.format(value)
+
+
+def _inside(form: str, value: float | None, low: float | None, high: float | None) -> str:
+    if low is None or high is None or low == high:
+        return _shown(form, value)
+    return f"{_shown(form, value)}\n[{form.format(low)}, {form.format(high)}]"
+
+
+def print_markdown(env: str, shown: Sequence[dict[str, str]]) -> None:
+    """Print an environment's table as Markdown."""
+    print(f"**{one_line(env)}**\n")
+    rows = [list(shown[0]), *(list(row.values()) for row in shown)]
+    lines = [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
+    lines.insert(1, f"|---|{'---:|' * (len(shown[0]) - 1)}")
+    print("\n".join(lines), end="\n\n")
+
+
+def print_table(env: str, shown: Sequence[dict[str, str]]) -> None:
+    """Print an environment's table to the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False)
+    table = Table(
+        title=one_line(env), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for name in shown[0]:
+        first = name == "group"
+        table.add_column(
+            name, justify="left" if first else "right", no_wrap=not first, overflow="fold"
+        )
+    for row in shown:
+        table.add_row(*row.values())
+    console.print(table)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(
+        description=lines[0],
+        epilog="\n".join(
+            [
+                "score: of the finished weights, mean over seeds with its 95 % interval;",
+                "P(better): that a run of the group beats one of its environment's first group.",
+                "",
+                *lines[2:],
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run directory, folder of runs, pattern, NAME=RUN"
+    )
+    parser.add_argument("--by", default="", help="group by these keys: agent,env,agent.n_step")
+    parser.add_argument(
+        "--threshold", type=float, help="a score to be reached; the environment's own"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--markdown", action="store_true")
+    form.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare, or say in one line why not."""
+    try:
+        with answering():
+            args = parse(arguments)
+        by = [key for key in args.by.split(",") if key]
+        if args.threshold is not None and not math.isfinite(args.threshold):
+            raise SettingError("--threshold", args.threshold, "must be finite")
+        found, said = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
+        rows = rows_of(found, args.threshold, said.append)
+        with answering():
+            if args.json:
+                print(json.dumps([row._asdict() for row in rows], indent=2))
+            else:
+                for env in dict.fromkeys(row.env for row in rows):
+                    shown = [cells(row) for row in rows if row.env == env]
+                    (print_markdown if args.markdown else print_table)(env, shown)
+    except ExpectedError as error:
+        exit_with(error)
+    for line in said:
+        print(one_line(line), file=sys.stderr)

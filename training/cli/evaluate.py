@@ -1,0 +1,253 @@
+"""Score a trained policy, film it, or watch it.
+
+    python scripts/evaluate.py outputs/CartPole-v1/dqn/2026-…       the run's policy/
+    python scripts/evaluate.py RUN --best --episodes 100            its policy-best/
+    python scripts/evaluate.py RUN --video cartpole.mp4             film an episode (extra video)
+    python scripts/evaluate.py RUN --watch --episodes 3             in the environment's window
+    python scripts/evaluate.py RUN --env kwargs.g=5 --env id=…      in another environment
+
+The episodes are those of the run's own evaluations, so the score of policy/ is its
+eval_return_mean. What is filmed or watched is what is scored, one episode after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
+from steadyrl.envs.rendering.video import refuse_video
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.logging.screen import to_terminal
+from steadyrl.training.logging.terminal import Stream, answering
+from steadyrl.training.policies.find import (
+    Policy,
+    PolicyError,
+    find_policy,
+    refuse_other_spaces,
+    settings_of,
+)
+from steadyrl.training.run.signals import ended_by_signals
+
+ATTEMPTS = 3
+# How the keys begin that environments refuse: they do not know that they are below env.
+OF_ENVIRONMENTS = tuple(field.name for field in fields(EnvSettings))
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from steadyrl.envs.types import EnvSpec
+    from steadyrl.training.config.settings import RunSettings, Settings
+    from steadyrl.training.evaluation.evaluator import Evaluation
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise PolicyError(f"{message}; see --help")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; refuse in a line what cannot be meant."""
+    parser = _Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
+    parser.add_argument("--best", action="store_true", help="take policy-best/ of the run")
+    parser.add_argument("--episodes", type=int, help="default: as the run did; 1 to see")
+    parser.add_argument("--seed", type=int, help="default: the run's")
+    parser.add_argument("--sample", action="store_true", help="draw actions as in training")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--video", type=Path, metavar="PATH", help="film to an .mp4 or a .gif")
+    shown.add_argument("--watch", action="store_true", help="open the environment's window")
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1; default: the run's")
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    args = parser.parse_args(arguments)
+    if args.episodes is not None and args.episodes < 1:
+        raise SettingError("--episodes", args.episodes, "must be 1 or more")
+    if args.seed is not None and args.seed < 0:
+        raise SettingError("--seed", args.seed, "must be 0 or more")
+    if args.video:
+        refuse_video("--video", args.video)
+    if args.watch:
+        _refuse_no_display()
+    return args
+
+
+def _refuse_no_display() -> None:
+    places = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    if sys.platform == "linux" and not any(os.environ.get(name) for name in places):
+        raise PolicyError("--watch: there is no display to open a window on; film it: --video PATH")
+
+
+def chosen(args: argparse.Namespace, settings: Settings) -> RunSettings:
+    """Return the run's settings with the episodes and the seed that were asked for."""
+    run = settings.run
+    default = 1 if args.video or args.watch else run.eval.episodes
+    episodes = args.episodes or default
+    seed = run.seed if args.seed is None else args.seed
+    device = args.device or run.device
+    return replace(run, seed=seed, device=device, eval=replace(run.eval, episodes=episodes))
+
+
+def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Evaluation]:
+    """Build what plays and what decides, and nothing that learns; return who played, and how."""
+    # Here and not above: torch takes seconds to import, a wrong name should not.
+    import torch
+
+    from steadyrl.agents.registry import Sample, finished_policy
+    from steadyrl.training.policies.policy import plain_spec
+    from steadyrl.training.run.device_choice import choose_device
+    from steadyrl.training.run.hardware import prepare_arithmetic, thread_count
+    from steadyrl.training.setup import spawn
+
+    run = chosen(args, settings)
+    seeds = spawn(run.seed)
+    policy, weights = load(args)
+    # It goes by what the policy knows, whatever the environment says.
+    run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
+    with _stage(args, run, seeds.evaluation) as (spec, play):
+        refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
+        prepare_arithmetic(thread_count(run.threads, spec))
+        device = torch.device(choose_device(run, settings.agent, spec))
+        sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
+        try:
+            actor = finished_policy(settings.agent, spec, weights, device=device, sample=sample)
+        except ValueError as error:
+            raise CheckpointError(f"{policy.path}: {error}") from error
+        result: Evaluation = play(actor)
+    return policy, result
+
+
+def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
+    """Return the policy and its weights, which a run that is going on may be replacing."""
+    from steadyrl.training.checkpoints.archive import read_part
+
+    for _ in range(ATTEMPTS):
+        policy = find_policy(args.policy, best=args.best)
+        try:
+            return policy, read_part(policy.path, "policy", most=policy.nbytes)
+        except CheckpointError as error:
+            last = error
+    raise last
+
+
+@contextmanager
+def _stage(args: argparse.Namespace, run: RunSettings, seed: int) -> Iterator[tuple[EnvSpec, Any]]:
+    """Yield what the environments offer, and what scores an actor on them."""
+    from steadyrl.envs.factory import build_shown_env
+    from steadyrl.training.evaluation.evaluator import Evaluator, play
+
+    def never() -> bool:
+        return False
+
+    limit = run.eval.max_episode_steps
+    if not (args.video or args.watch):
+        with closing(Evaluator(run, seed=seed)) as evaluator:
+            yield evaluator.spec, lambda actor: evaluator.play(actor, never)
+        return
+    episodes, video = run.eval.episodes, os.path.abspath(args.video) if args.video else None
+    shown = run.env.shown(video=video, episodes=episodes, max_episode_steps=limit)
+    with build_shown_env(shown, seed=seed) as env:
+        yield (
+            env.spec,
+            lambda actor: play(env, actor, [episodes], max_episode_steps=limit, stopped=never),
+        )
+
+
+def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: Evaluation) -> str:
+    """Return the scores as a person reads them, or as JSON."""
+    import numpy as np
+
+    run = chosen(args, settings)
+    values: dict[str, Any] = {
+        "policy": str(policy.path),
+        "step": policy.facts.get("step"),
+        "agent": settings.agent.name,
+        "env": run.env.id,
+        "seed": run.seed,
+        "sample": args.sample,
+        "episodes": found.episodes,
+        "return_mean": round(found.mean, 6),
+        "return_std": round(found.std, 6),
+        "return_ci95": found.interval and [round(end, 6) for end in found.interval],
+        "length_mean": round(float(np.mean(found.lengths)), 6),
+        "length_std": round(float(np.std(found.lengths)), 6),
+        "left_out": found.left_out,
+        "returns": [round(each, 6) for each in found.returns],
+        "lengths": list(found.lengths),
+        "video": str(args.video) if args.video else None,
+    }
+    if args.json:
+        return json.dumps(values)
+    v = values
+    low, high = v["return_ci95"] or (math.nan, math.nan)
+    sure = "" if v["return_ci95"] is None else f", 95 % CI of the mean {low} to {high}"
+    at = f"{v['step']:,}" if isinstance(v["step"], int) else v["step"]
+    lines = [
+        f"policy:   {v['policy']}, {v['agent'].upper()} on {v['env']}, step {at}",
+        f"episodes: {v['episodes']}, seed {v['seed']}, {'sampled' if v['sample'] else 'greedy'}",
+        f"return:   {v['return_mean']}, std {v['return_std']}{sure}",
+        f"length:   {v['length_mean']}, std {v['length_std']}",
+    ]
+    if args.video:
+        lines.append(f"video:    {args.video}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _printing_aside() -> Iterator[None]:
+    """Let what environments print, and their processes, go to stderr: stdout is the report's."""
+    if sys.stdout is None:  # it was closed
+        yield
+        return
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+
+
+def command(arguments: Sequence[str] | None = None) -> None:
+    """Evaluate as the command line says; every refusal is one line."""
+    try:
+        with answering():
+            args = parse(arguments)
+        policy = find_policy(args.policy, best=args.best)
+        for remark in policy.remarks:
+            print(f"note: {one_line(remark)}", file=sys.stderr)
+        settings = settings_of(policy, args.env)
+        # Warnings go where errors go, as lines: tracebacks are for a run's log.
+        with _printing_aside(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
+            policy, found = evaluate(args, settings)
+        if found.remark:
+            print(f"note: {found.remark}", file=sys.stderr)
+        with answering():
+            print(printable(report(args, policy, settings, found)))
+    except Exception as error:
+        from steadyrl.training.cli.failures import explained
+
+        if isinstance(error, SettingError) and error.field.startswith(OF_ENVIRONMENTS):
+            error = SettingError(f"env.{error.field}", error.value, error.reason)
+        exit_with(error if isinstance(error, ExpectedError) else explained(error, None))
+
+
+def main() -> None:
+    """Run the program; a signal ends it."""
+    with ended_by_signals():
+        command()

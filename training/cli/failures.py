@@ -1,0 +1,106 @@
+"""Every failure as one line: the expected ones as they are, memory that ran out, and our bugs."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steadyrl.core.errors import (
+    ExpectedError,
+    MemoryBudgetError,
+    SettingError,
+    describe,
+    is_out_of_memory,
+    no_room_to_start,
+    printable,
+)
+from steadyrl.core.files import read_end
+from steadyrl.training.config.settings import Job
+
+if TYPE_CHECKING:
+    import torch
+
+FULL = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+LONGEST_STORY = 1_000_000  # bytes of a log in which a traceback is looked for
+UNREPEATABLE = "does not have a deterministic implementation"  # what torch says of an operation
+
+
+class BugError(ExpectedError):
+    """Report a fault of the program itself: the only failure that ends with 1."""
+
+    exit_code = 1
+
+
+@contextmanager
+def in_a_line(job: Job | None = None) -> Iterator[None]:
+    """Let nothing through that is not said in a line."""
+    try:
+        yield
+    except ExpectedError:
+        raise
+    except Exception as error:
+        raise explained(error, job) from error
+
+
+def explained(error: Exception, job: Job | None) -> ExpectedError:
+    """Turn what no one expected into a line: memory ran out, or the bug is ours."""
+    full = out_of_memory(error)
+    if full is not None:
+        return full
+    if isinstance(error, RuntimeError) and UNREPEATABLE in str(error):
+        reason = f"cannot be kept here ({describe(error)}): leave it out"
+        return SettingError("deterministic", "true", reason)
+    log = job.directory / "train.log" if job is not None else None
+    if log is not None and holds_traceback(log, error):
+        return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
+    with suppress(OSError):  # nobody reads
+        print(printable("".join(traceback.format_exception(error))), file=sys.stderr)
+    return BugError(f"a bug of ours, please report it with the lines above: {describe(error)}")
+
+
+def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
+    """Return the refusal that fits when memory ran out, with what there is; None otherwise."""
+    if not (is_out_of_memory(error) or _is_torchs(error)):
+        return None
+    unloaded = isinstance(error, ImportError | OSError)
+    if unloaded and getattr(error, "errno", None) != errno.ENOMEM:
+        return no_room_to_start(error)
+    try:
+        from steadyrl.memory.budget import plan_line
+    except (ImportError, MemoryError, OSError):  # there is no room for torch
+        return no_room_to_start(error)
+
+    plan = plan_line({}, _device_at_work())
+    return MemoryBudgetError(
+        f"memory ran out ({describe(error)}); {plan}: make the replay, the "
+        "rollout, the batch or the network smaller, or use fewer environments"
+    )
+
+
+def _is_torchs(error: BaseException) -> bool:
+    # Without torch in memory no error is torch's; importing it here would take seconds.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    # The host's allocator, and the libraries of a card, have no type of their own.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
+
+
+def _device_at_work() -> torch.device | None:
+    torch = sys.modules.get("torch")
+    working = torch is not None and torch.cuda.is_initialized()
+    return torch.device("cuda", torch.cuda.current_device()) if torch and working else None
+
+
+def holds_traceback(log: Path, error: Exception) -> bool:
+    """Return whether a run's log tells the story of `error`: a full disk may have kept it short."""
+    try:
+        _, begin, story = read_end(log, LONGEST_STORY).rpartition("Traceback (most recent")
+    except OSError:
+        return False
+    return bool(begin) and type(error).__name__ in story

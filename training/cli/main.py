@@ -1,0 +1,138 @@
+"""From the command line to an accepted job; every refusal is one clear line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with
+from steadyrl.training.cli.arguments import Arguments, help_text, read, version
+from steadyrl.training.cli.failures import in_a_line, out_of_memory
+from steadyrl.training.config.hints import CommandError, explain
+from steadyrl.training.config.settings import CONFIGS, Job
+from steadyrl.training.logging.terminal import answering
+from steadyrl.training.run.job import accept, compose_one
+from steadyrl.training.run.rank_info import end_with_launcher, place
+from steadyrl.training.sweeps.seeds import accept_seeds
+
+if TYPE_CHECKING:
+    from steadyrl.training.sweeps.jobs import SweepJob
+
+
+class ForgetConfigurations(Callback):
+    """Let a sweep go on without the configurations of jobs that are over."""
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
+        """Drop what Hydra would keep of a job besides its result."""
+        job_return.cfg = job_return.hydra_cfg = None
+
+
+def main(train: Callable[[Job], float | None]) -> None:
+    """Compose the configuration, check it, train, and exit with the code that says how it went."""
+    try:
+        arguments = read(sys.argv[1:])
+        if arguments.wants_help:
+            with answering():
+                print(help_text(CONFIGS), end="")
+        elif arguments.wants_version:
+            with answering():
+                print(version())
+        else:
+            compose_and_train(train, arguments)
+    except ExpectedError as error:
+        exit_with(error)
+
+
+class Task:
+    """What Hydra calls with each configuration it composed."""
+
+    def __init__(self, train: Callable[[Job], float | None], arguments: Arguments) -> None:
+        self._train, self._arguments = train, arguments
+
+    def __call__(self, config: DictConfig) -> float | None:
+        """Train once; exit where that fails, unless it is a sweep, which goes on."""
+        if not self._arguments.multirun:
+            try:
+                return self._attempt(config)
+            except ExpectedError as error:
+                exit_with(error)
+        from steadyrl.training.sweeps.job_run import current, run_job
+
+        found = current(HydraConfig.get().sweep.dir)
+        if found is None:  # another sweeper's: this error is raised at the sweep's end
+            return self._attempt(config)
+        options = [option for option in self._arguments.options if option != "--multirun"]
+        return run_job(*found, lambda: self._attempt(config, found[1]), options)
+
+    def _attempt(self, config: DictConfig, of_sweep: SweepJob | None = None) -> float | None:
+        many = OmegaConf.is_interpolation(config, "seeds") or config.get("seeds") is not None
+        with in_a_line():
+            if many:
+                from steadyrl.training.sweeps.seeds import ManySeeds
+
+                typed = self._arguments.overrides
+                seeds = ManySeeds(*accept_seeds(config, typed, of_sweep), typed)
+            else:
+                job = accept(config, self._arguments.overrides, of_sweep)
+        return seeds.train(self._train_one) if many else self._train_one(job)
+
+    def _train_one(self, job: Job) -> float | None:
+        with in_a_line(job):
+            return self._train(job)
+
+
+def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments) -> None:
+    """Let Hydra compose one job, or those of a sweep, and train each."""
+    if place().size > 1:
+        end_with_launcher()
+        if arguments.multirun:
+            raise CommandError(
+                "--multirun and torchrun cannot be combined: a sweep is many runs, ranks are one; "
+                "start torchrun once for each"
+            )
+    task = Task(train, arguments)
+    # Otherwise Hydra prints its own errors over several lines and exits with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        if arguments.plain:
+            config = compose_one(arguments.overrides)
+        else:
+            with answering() if arguments.prints else nullcontext():
+                run_hydra(task, arguments)
+            return
+    except ExpectedError:
+        raise
+    except Exception as error:  # `task` raises expected errors only: the rest is about composing
+        full = out_of_memory(error)
+        if full is not None:
+            raise full from error
+        sweep = arguments.multirun
+        reason = explain(error, arguments.overrides, CONFIGS, multirun=sweep)
+        raise CommandError(reason) from error
+    task(config)
+
+
+def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) -> None:
+    """Let Hydra do what its options ask for: a sweep, or printing the configuration."""
+    typed = sys.argv
+    try:
+        sys.argv = [*typed[:1], *arguments.options, *arguments.overrides]
+        if arguments.multirun:
+            from steadyrl.training.sweeps.sweeper import install
+
+            install()
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
+    except SystemExit as end:
+        # Hydra ends so, after a line of its own, what it cannot print; a run's 1 is a bug's.
+        sys.exit(SettingError.exit_code if end.code == 1 and arguments.prints else end.code)
+    finally:
+        sys.argv = typed

@@ -1,0 +1,209 @@
+"""Draw learning curves of many runs: score, speed and memory, seeds together, with their bands.
+
+python scripts/plot.py outputs --out curves.png
+python scripts/plot.py runs --by agent,env --x seconds
+python scripts/plot.py uniform='runs/uniform-*' prioritised='runs/per-*' --tag eval/return_mean
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
+from steadyrl.training.analysis.curves import Curve, aggregate
+from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
+from steadyrl.training.analysis.groups import SCORES, Group, groups, names, notes
+from steadyrl.training.analysis.past_runs import NoRunError, Series
+from steadyrl.training.logging.terminal import answering
+
+MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # never below 0
+TAGS = (SCORES[0], *MEASURES[:2])
+UNITS = {
+    "eval/return_mean": "evaluated return",
+    "rollout/return_mean": "return, mean of 100 episodes",
+    "time/steps_per_second": "speed (environment steps/s)",
+    "memory/rss_mb": "memory of the process (MB)",
+    "memory/tree_pss_mb": "memory with workers (MB)",
+}
+AXES = {"steps": "environment steps", "seconds": "wall time (s)"}
+# Okabe and Ito's, told apart by all eyes, without their yellow; then the same with other strokes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+STROKES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
+ESTIMATORS: dict[str, Estimator] = {"mean": mean, "iqm": interquartile_mean}
+
+
+def curve_of(group: Group, tag: str, over: str, estimator: Estimator) -> Curve | None:
+    """Return a group's curve of one tag; None where no run of it has any."""
+    series: dict[str, Series] = {}
+    left_out = []
+    for name, run in zip(names(group.runs), group.runs, strict=True):
+        found = run.metrics.get(tag, {})
+        if over == "seconds":
+            found = {run.seconds[step]: v for step, v in found.items() if step in run.seconds}
+            found = dict(sorted(found.items()))
+        if found:
+            series[name] = found
+        else:
+            left_out.append(f"{name}, which has no {tag}")
+    if not series:
+        return None
+    curve = aggregate(series, estimator, over=over)
+    return curve._replace(left_out=left_out + curve.left_out)
+
+
+Panels = dict[tuple[str, str], dict[str, Curve]]  # by tag and environment, then by group
+
+
+def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
+    """Draw a column of panels for every environment, a row for every tag."""
+    from matplotlib.figure import Figure  # no pyplot: nothing global keeps the figure
+
+    tags, envs = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
+    labels = legend(panels)
+    size = (max(7.0, 5.2 * len(envs)), 1.2 + 2.9 * len(tags))
+    figure = Figure(figsize=size, dpi=110, layout="constrained")
+    axes = figure.subplots(len(tags), len(envs), squeeze=False, sharex="col")
+    handles: dict[str, Any] = {}
+    for row, tag in enumerate(tags):
+        for column, env in enumerate(envs):
+            panel, curves = axes[row][column], panels.get((tag, env), {})
+            for name, curve in curves.items():
+                handles[labels[name]] = _draw_curve(panel, curve, list(labels).index(name))
+            _frame(panel, list(curves.values()), least=0.0 if tag in MEASURES else -math.inf)
+            panel.set_ylabel(UNITS.get(tag, tag))
+    for column, env in enumerate(envs):
+        axes[0][column].set_title(env)
+        axes[-1][column].set_xlabel(AXES[over])
+    columns = 1 if max(map(len, handles)) > 45 else 2 * len(envs)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
+    shown = estimator.replace("iqm", "interquartile mean")
+    figure.suptitle(f"{shown} over seeds with its 95 % bootstrap interval", fontsize="medium")
+    figure.savefig(out)
+
+
+def legend(panels: Panels) -> dict[str, str]:
+    """Return each group's text in the legend, with its number of seeds."""
+    counts: dict[str, set[int]] = {}
+    for curves in panels.values():
+        for name, curve in curves.items():
+            counts.setdefault(name, set()).add(curve.runs)
+    return {
+        name: f"{name} ({'–'.join(map(str, sorted(many)))} seed{'' if many == {1} else 's'})"
+        for name, many in counts.items()
+    }
+
+
+def _draw_curve(panel: Any, curve: Curve, index: int) -> Any:
+    colour = COLOURS[index % len(COLOURS)]
+    stroke = STROKES[index // len(COLOURS) % len(STROKES)]
+    marker = "o" if len(curve.x) == 1 else None  # a line of one point shows nothing
+    panel.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+    return panel.plot(curve.x, curve.centre, stroke, color=colour, marker=marker)[0]
+
+
+def _frame(panel: Any, curves: Sequence[Curve], *, least: float) -> None:
+    """Show the lines; a band of two seeds, which may be many times as high, is cut."""
+    panel.grid(alpha=0.3)
+    panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+    if not curves:
+        panel.text(0.5, 0.5, "nothing logged", ha="center", transform=panel.transAxes)
+        return
+    lines = np.concatenate([curve.centre for curve in curves])
+    room = max(float(np.ptp(lines)), float(np.abs(lines).max()) / 10, 1e-9)
+    low = max(min(float(c.low.min()) for c in curves), float(lines.min()) - room, least)
+    high = min(max(float(c.high.max()) for c in curves), float(lines.max()) + room)
+    panel.set_ylim(low - room / 20, high + room / 20)
+
+
+def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator: str) -> Panels:
+    """Return all curves that there are; refuse where there are none of the first tag."""
+    panels: Panels = {}
+    for tag in tags:
+        for group in found:
+            curve = curve_of(group, tag, over, ESTIMATORS[estimator])
+            if curve is not None:
+                panels.setdefault((tag, group.env), {})[group.name] = curve
+    if not any(tag == tags[0] for tag, _ in panels):
+        runs = [name for group in found for name in names(group.runs)]
+        raise NoRunError(f"{runs[0]}, which has no {tags[0]}, like all {len(runs)} runs given")
+    return panels
+
+
+def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
+    """Print the last values of the first tag, and on the other channel what is not in them."""
+    print(f"| group | seeds | mean {tag} over the run | at the end | its end |")
+    print("|---|---:|---:|---:|---:|")
+    many = len({env for _, env in panels}) > 1
+    for (of, env), curves in panels.items():
+        for name, curve in curves.items() if of == tag else ():
+            where = f"{env}: {name}" if many else name
+            end = f"{curve.centre[-1]:.1f} [{curve.low[-1]:.1f}, {curve.high[-1]:.1f}]"
+            mean_over = f"{curve.centre.mean():.1f}"
+            print(
+                f"| {one_line(where)} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |"
+            )
+    for group in found:
+        said = list(notes(group))
+        for (of, env), curves in panels.items():
+            if of == tag and env == group.env and group.name in curves:
+                said += [f"left out {what}" for what in curves[group.name].left_out]
+        for line in said:
+            print(one_line(f"{group.name}: {line}"), file=sys.stderr)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(
+        description=lines[0],
+        epilog="\n".join(lines[2:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run directory, folder of runs, pattern, NAME=RUN"
+    )
+    parser.add_argument("--by", default="", help="group by these keys: agent,env,agent.n_step")
+    parser.add_argument("--x", choices=AXES, default="steps")
+    parser.add_argument("--tag", action="append", help="what to draw; may be repeated")
+    parser.add_argument("--estimator", choices=ESTIMATORS, default="mean", help="over seeds")
+    parser.add_argument("--out", type=Path, default=Path("curves.png"))
+    return parser.parse_args(arguments)
+
+
+def plot(args: argparse.Namespace) -> None:
+    """Read the groups, draw them, print the last values, and name what is not in them."""
+    by = [key for key in args.by.split(",") if key]
+    out = args.out if args.out.suffix else args.out.with_suffix(".png")
+    found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), by)
+    tags = args.tag
+    if not tags:
+        evaluated = any(TAGS[0] in run.metrics for group in found for run in group.runs)
+        tags = [TAGS[0] if evaluated else SCORES[1], *TAGS[1:]]
+    panels = panels_of(found, tags, args.x, args.estimator)
+    try:
+        draw(panels, args.x, args.estimator, out)
+    except ModuleNotFoundError as error:
+        raise NoRunError(f'plots need {error.name}: pip install -e ".[plot]"') from None
+    except (OSError, ValueError) as error:  # no such folder; no such kind of picture
+        raise SettingError("--out", out, f"cannot be written: {error}") from None
+    report(panels, found, tags[0])
+    for line in left_out:
+        print(one_line(line), file=sys.stderr)
+    print(f"\nthe picture is {out}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plot, or say in one line why not."""
+    try:
+        with answering():
+            plot(parse(arguments))
+    except ExpectedError as error:
+        exit_with(error)

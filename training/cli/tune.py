@@ -1,0 +1,315 @@
+"""Tune settings with Optuna: python scripts/tune.py STUDY.yaml, in as many terminals as you like.
+
+The file names what is fixed, what is searched, and how (docs/SWEEPS.md). Started again, or beside
+another, it goes on with the same study; trials that were cut short go on from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steadyrl.core.errors import ExpectedError, describe, exit_with
+from steadyrl.core.files import open_plain, read_end
+from steadyrl.training.analysis.past_runs import read_metrics
+from steadyrl.training.config.schema import show
+from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.logging.terminal import answering
+from steadyrl.training.sweeps.job_run import say
+from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
+from steadyrl.training.tuning.members import LONGEST_LOG
+from steadyrl.training.tuning.results import MADE_BY, Plan, finish
+from steadyrl.training.tuning.search_space import (
+    Range,
+    StudyError,
+    check_space,
+    read_folder,
+    read_name,
+    read_space,
+    read_yaml,
+    typed,
+)
+
+if TYPE_CHECKING:
+    import optuna  # type: ignore[import-not-found]
+
+KEYS = {
+    "name": ..., "overrides": ..., "space": ..., "trials": 40, "seeds": [0, 1],
+    "check_seeds": [1000, 1001, 1002, 1003, 1004], "sampler": "tpe", "pruner": "asha",
+    "storage": None, "folder": None,
+}  # fmt: skip
+KINDS = {"name": str, "overrides": list, "space": dict, "storage": str, "folder": str}
+SCORE = "eval/return_mean"
+EVERY = 0.5  # seconds between two looks at a trial's runs
+TRIES = 3  # of a trial whose runs are killed
+CUT_SHORT = ("killed", "interrupted", "in use")
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a study; nothing is run for it that cannot be."""
+    values = read_yaml(path, KEYS, KINDS)
+    name = read_name(path, values["name"])
+    folder = read_folder(path, values["folder"], Path("outputs") / "tuning" / name)
+    space = read_space(path, values["space"])
+    for key, known in (("sampler", ("tpe", "random")), ("pruner", tuple(PRUNERS))):
+        if values[key] not in known:
+            raise StudyError(f"{path}: {key}={values[key]}: there are: {', '.join(known)}")
+    if not values["seeds"] or not values["trials"]:
+        raise StudyError(f"{path}: seeds and trials: at least one of each is needed")
+    for key in ("seeds", "check_seeds"):
+        if any(type(seed) is not int or seed < 0 for seed in values[key]):
+            raise StudyError(f"{path}: {key}={show(values[key])}: whole numbers from 0 on only")
+    overrides = [str(text) for text in values["overrides"]]
+    settings = check_space(overrides, space).settings.run
+    if not settings.eval.every:
+        raise StudyError(f"{path}: eval.every=0: trials are judged by their evaluations")
+    plan = Plan(
+        name, overrides, space, values["trials"], values["seeds"], values["check_seeds"], folder,
+        str(values["storage"] or folder / "journal.log"), values["sampler"], values["pruner"],
+        max(1, settings.total_steps // settings.eval.every),
+    )  # fmt: skip
+    refuse_taken(path, plan)
+    return plan
+
+
+def refuse_taken(path: Path, plan: Plan) -> None:
+    """Refuse the name of a preset that is not this study's own: it would be found in its place."""
+    ours, own = CONFIGS / "experiment" / plan.preset.name, plan.preset
+    if ours.exists():
+        raise StudyError(f"{path}: name={plan.name}: {ours} is a preset already; choose another")
+    if own.exists() and f"{MADE_BY}: {plan.name}\n" not in own.read_text(errors="replace"):
+        raise StudyError(f"{path}: name={plan.name}: {own} is a preset already; choose another")
+
+
+PRUNERS: dict[str, Any] = {
+    "asha": lambda o, n: o.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+    "hyperband": lambda o, n: o.pruners.HyperbandPruner(
+        min_resource=1, max_resource=n, reduction_factor=3
+    ),
+    "median": lambda o, n: o.pruners.MedianPruner(n_warmup_steps=1),
+    "none": lambda o, n: o.pruners.NopPruner(),
+}
+
+
+def open_study(plan: Plan) -> optuna.Study:
+    """Open the study where it is kept, or begin it; refuse another one of its name."""
+    try:
+        import optuna  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        raise StudyError(f'tuning needs {error.name}: pip install -e ".[tune]"') from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        plan.preset.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StudyError(f"folder={plan.folder}: cannot be used: {describe(error)}") from None
+    # Each terminal draws numbers of its own; which trial gets which is chance anyway.
+    sampler = (
+        optuna.samplers.TPESampler(multivariate=True, constant_liar=True)
+        if plan.sampler == "tpe"
+        else optuna.samplers.RandomSampler()
+    )
+    try:
+        storage: Any = plan.storage
+        if "://" not in plan.storage:
+            from optuna.storages.journal import JournalFileBackend  # type: ignore[import-not-found]
+
+            storage = optuna.storages.JournalStorage(JournalFileBackend(plan.storage))
+        study = optuna.create_study(
+            study_name=plan.name,
+            storage=storage,
+            sampler=sampler,
+            pruner=PRUNERS[plan.pruner](optuna, plan.evaluations),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        known = study.user_attrs.get("steadyrl")
+        if known is None and not study.trials:
+            study.set_user_attr("steadyrl", plan.digest)
+            known = plan.digest
+    except Exception as error:  # of a data base, a disk, a journal that is none
+        raise StudyError(f"storage={plan.storage}: cannot be used: {describe(error)}") from error
+    if known != plan.digest:
+        raise StudyError(
+            f"storage={plan.storage}: holds another study called {plan.name} (of other overrides, "
+            "space or seeds); choose another name or storage"
+        )
+    return study
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold a file; false where another process does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+def work(plan: Plan, study: optuna.Study) -> None:
+    """Take one trial after the other until there are enough: those cut short first."""
+    while True:
+        with locked(plan.folder / ".planning", wait=True):
+            trial, file = next_trial(plan, study)
+        if trial is None or file is None:
+            return
+        try:
+            run_trial(plan, study, trial)
+        finally:
+            os.close(file)
+        say_progress(plan, study)
+
+
+def next_trial(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial | None, int | None]:
+    """Return a trial and the lock that makes it ours, for as long as this process lives."""
+    import optuna  # type: ignore[import-not-found]
+
+    running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+    for frozen in running:
+        file = hold(plan, frozen.number)
+        if file is not None:
+            say(f"trial {frozen.number} was cut short: it goes on")
+            return optuna.Trial(study, frozen._trial_id), file
+    if len(study.get_trials(deepcopy=False)) >= plan.trials:
+        return None, None
+    trial = study.ask()
+    return trial, hold(plan, trial.number)
+
+
+def hold(plan: Plan, number: int) -> int | None:
+    """Lock a trial's directory; None where a living process has it."""
+    path = plan.folder / "trials" / str(number)
+    path.mkdir(parents=True, exist_ok=True)
+    file = open_plain(path / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def suggested(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, Any]:
+    """Return a trial's values; of one that goes on, those it had."""
+    found: dict[str, Any] = {}
+    for key, allowed in space.items():
+        if allowed.choices:
+            # Optuna's choices are plain: a list is written as it is typed.
+            texts = [typed("", choice)[1:] for choice in allowed.choices]
+            found[key] = allowed.choices[texts.index(trial.suggest_categorical(key, texts))]
+        elif allowed.whole:
+            found[key] = trial.suggest_int(
+                key, int(allowed.low), int(allowed.high), log=allowed.log
+            )
+        else:
+            found[key] = trial.suggest_float(key, allowed.low, allowed.high, log=allowed.log)
+    return found
+
+
+def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
+    """Run a trial to its end; where its runs are killed, it goes on from their checkpoints."""
+    from optuna.trial import TrialState  # type: ignore[import-not-found]
+
+    values = suggested(trial, plan.space)
+    own = [*plan.overrides, *(typed(key, value) for key, value in values.items())]
+    why: str | None = None
+    for left in reversed(range(TRIES)):
+        outcomes = run_seeds(plan, study, trial, own)
+        if outcomes is None:
+            study.tell(trial, state=TrialState.PRUNED)
+            return
+        broken = [each for each in outcomes if each.status != "finished" or each.score is None]
+        if not broken:
+            study.tell(trial, float(np.mean([each.score for each in outcomes])))
+            return
+        why = broken[0].error or f"a run is {broken[0].status}, without a score"
+        if not left or any(each.status not in CUT_SHORT for each in broken):
+            break
+        say(f"trial {trial.number} was cut short ({why}): it goes on")
+    say(f"trial {trial.number} failed: {why}")
+    study.tell(trial, state=TrialState.FAIL)
+
+
+def run_seeds(
+    plan: Plan, study: optuna.Study, trial: optuna.Trial, own: Sequence[str]
+) -> list[Outcome] | None:
+    """Run all seeds of a trial side by side; None where it is pruned by their mean.
+
+    Of runs that do not all finish, only those are returned that ended by themselves.
+    """
+    place = plan.folder / "trials" / str(trial.number)
+    told = set(study.trials[trial.number].intermediate_values)
+    with running(own, plan.seeds, place) as children:
+        while any(child.process.poll() is None for child in children):
+            if any(child.process.poll() not in (None, 0) for child in children):
+                break
+            time.sleep(EVERY)
+            curves = [scores(child.directory) for child in children]
+            for rung in range(1, min(map(len, curves)) + 1):
+                if rung not in told:
+                    trial.report(float(np.mean([curve[rung - 1] for curve in curves])), rung)
+                    told.add(rung)
+            if trial.should_prune():
+                return None
+        ended = [child for child in children if child.process.poll() is not None]
+        lines = read_end(place / "out.log", LONGEST_LOG).splitlines()
+        return [child.wait(last_error(lines)) for child in ended]
+
+
+def scores(directory: Path) -> list[float]:
+    """Return the evaluations of a run so far."""
+    found, _, _ = read_metrics(directory / "metrics.jsonl", [SCORE])
+    return list(found.get(SCORE, {}).values())
+
+
+def say_progress(plan: Plan, study: optuna.Study) -> None:
+    """Print the study in a line."""
+    trials = study.get_trials(deepcopy=False)
+    count = {state: sum(t.state.name == state for t in trials) for state in
+             ("COMPLETE", "PRUNED", "FAIL", "RUNNING")}  # fmt: skip
+    over = [t for t in trials if t.state.is_finished() and t.duration]
+    took = sum(t.duration.total_seconds() for t in over if t.duration) / max(len(over), 1)
+    left = round(took * (plan.trials - len(over)) / max(count["RUNNING"] + 1, 1))
+    best = f"best {study.best_value:.1f} (trial {study.best_trial.number}), " if count[
+        "COMPLETE"] else ""  # fmt: skip
+    say(
+        f"study: {len(over)}/{plan.trials} trials done, {count['RUNNING']} running, "
+        f"{count['PRUNED']} pruned, {count['FAIL']} failed, {best}"
+        f"about {left // 60}:{left % 60:02d} left",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tune, or say in one line why not."""
+    lines = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml")
+    try:
+        with answering():
+            args = parser.parse_args(arguments)
+        plan = read_plan(args.study)
+        study = open_study(plan)
+        work(plan, study)
+        with locked(plan.folder / ".finishing", wait=False) as ours:
+            alive = [t for t in study.get_trials(deepcopy=False) if not t.state.is_finished()]
+            if alive or not ours:
+                say(f"{len(alive)} trials are still run elsewhere, which finishes the study")
+            else:
+                if not any(t.state.name == "COMPLETE" for t in study.get_trials(deepcopy=False)):
+                    raise StudyError("no trial came to its end: there is nothing to choose from")
+                best: Any = study.best_trial  # gives its values as a new one would
+                found = suggested(best, plan.space)
+                finish(plan, study, [typed(key, value) for key, value in found.items()])
+    except ExpectedError as error:
+        exit_with(error)

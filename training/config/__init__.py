@@ -1,0 +1,1 @@
+"""The typed configuration and how overrides become it. Read `settings.py` first."""

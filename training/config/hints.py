@@ -1,0 +1,188 @@
+"""Why a command does not compose to a configuration, in one line with the nearest that does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
+
+from steadyrl.agents.registry import ALGORITHMS, from_outside, settings_type
+from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
+from steadyrl.training.config.schema import UnknownKeyError
+from steadyrl.training.config.settings import RunSettings
+
+
+class CommandError(ExpectedError):
+    """Refuse a command that cannot be read, or does not compose to a configuration."""
+
+    exit_code = 2
+
+
+# What other trainers call our keys.
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "steps": "total_steps",
+    "timesteps": "total_steps",
+    "total_timesteps": "total_steps",
+    "n_envs": "env.num_envs",
+    "num_envs": "env.num_envs",  # training's, not those of evaluations
+    "buffer_size": "capacity",
+    "n_epochs": "epochs",
+    "n_steps": "rollout_steps",
+    "ent_coef": "entropy_coef",
+    "vf_coef": "value_coef",
+    "clip_range": "clip",
+    "net_arch": "hidden",
+}
+
+
+SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
+
+
+PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
+
+
+def explain(error: Exception, overrides: list[str], configs: Path, *, multirun: bool) -> str:
+    """Say in one line what of the overrides Hydra or OmegaConf refused, and what to type."""
+    parsed = []
+    for text in overrides:
+        parser = OverridesParser.create()
+        try:
+            parsed.append(parser.parse_override(text))
+        except Exception:  # Hydra's grammar raises its own, ANTLR's and Python's errors
+            return _unreadable(text)
+    for override in parsed:
+        reason = _misused(override, configs, multirun=multirun)
+        if reason:
+            return f"{override.input_line}: {reason}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if group and error.options:
+            return f"{group}={name}: no such {group}; {nearest(name, sorted(error.options))}"
+    return _about_a_key(error, parsed, configs)
+
+
+def _unreadable(text: str) -> str:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        return f"{text}: cannot be read; overrides look like agent.gamma=0.99"
+    if not PLAIN_VALUE.fullmatch(value) and not {"'", '"'} & set(value):
+        return f"{text}: quote a value with such characters: '{key}=\"{value}\"'"
+    return f"{text}: the value cannot be read; to mean it literally: '{key}=\"…\"'"
+
+
+def _misused(override: Override, configs: Path, *, multirun: bool) -> str | None:
+    """Say what an override that can be read asks for in vain."""
+    key = override.key_or_group
+    if not key:
+        return "names no key; overrides look like agent.gamma=0.99"
+    if override.is_sweep_override() and not multirun:
+        return SEVERAL.get(key, "several values are for -m, one run each: add -m")
+    if key == "agent.name":
+        return "an agent is chosen with all its keys: agent=…"
+    if key == "hydra":
+        return "only keys inside of hydra can be set"
+    groups = {p.relative_to(configs).as_posix() for p in configs.rglob("*") if p.is_dir()}
+    if key not in groups or override.is_delete():
+        return None
+    choices = sorted(path.stem for path in (configs / key).glob("*.yaml"))
+    if override.is_add():
+        return f"write it without +: {key}={override.value()}"
+    if override.is_sweep_override():
+        return None
+    if isinstance(override.value(), list):
+        return f"takes one name; -m {key}={choices[0]},… makes one run for each"
+    if not isinstance(override.value(), str):
+        return f"no such {key}; {nearest(str(override.value()), choices)}"
+    return None
+
+
+def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str:
+    """Explain what was refused while keys were set."""
+    found = re.search(r"Could not override '([^']+)'", str(error))
+    if isinstance(error, UnknownKeyError):
+        key = error.field
+    elif found:
+        key = found.group(1)
+    else:
+        key = str(getattr(error, "full_key", None) or "")
+        reason = _first_line(error)
+        return f"{key}: {reason}" if key and key not in reason else reason
+    typed = {o.key_or_group: o for o in parsed}
+    preset = str(typed["experiment"].value()) if "experiment" in typed else ""
+    made_for = _agent_of_preset(preset, configs)
+    chosen = str(typed["agent"].input_line) if "agent" in typed else ""
+    agent = chosen.partition("=")[2] or made_for or next(iter(ALGORITHMS))
+    mine = [o for o in parsed if _sets(o, key)]
+    if mine:
+        return f"{mine[0].input_line}: {unknown_key(key, agent)}"
+    if preset and chosen:
+        return (
+            f"experiment={preset}: is a preset for {made_for or 'another agent'}, but {chosen} "
+            f"was asked for too; {_instead(preset, agent, configs)}"
+        )
+    blamed = f"experiment={preset}" if preset else "the configuration"
+    return f"{blamed}: {key}: {unknown_key(key, agent)}"
+
+
+def _sets(override: Override, key: str) -> bool:
+    name = override.key_or_group
+    inside = key.startswith(f"{name}.") and isinstance(override.value(), dict)
+    at = f"{name}@{override.package}"
+    return key in (name, at) or name.startswith(f"{key}.") or inside
+
+
+def unknown_key(key: str, agent: str) -> str:
+    """Say what is wrong with a key that does not exist for `agent`."""
+    key = key.replace("/", ".")  # a group inside of a group
+    names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and from_outside(agent) else [])]
+    ours = list(_fields(RunSettings, ""))
+    keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
+    owners = [name for name in keys if key in keys[name]]
+    if owners and agent not in owners:
+        return f"is a key of {' and '.join(owners)}, and the agent is {agent}"
+    last = key.rpartition(".")[2]
+    wanted = OTHER_NAMES.get(last, last)
+    for name in sorted(keys, key=lambda name: name != agent):
+        same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
+        close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
+        if close and close != [key]:
+            return f"no such key; did you mean {close[0]}?"
+    return "no such key; --cfg job prints all there are"
+
+
+def _fields(cls: Any, path: str) -> Iterator[str]:
+    """Yield the full keys of a settings class and of those inside of it."""
+    for name, hint in get_type_hints(cls).items():
+        yield path + name
+        if dataclasses.is_dataclass(hint):
+            yield from _fields(hint, path + name + ".")
+
+
+def _agent_of_preset(preset: str, configs: Path) -> str | None:
+    path = configs / "experiment" / f"{preset}.yaml"
+    if not path.exists():
+        return None
+    found = re.search(r"override /agent: *(\w+)", path.read_text())
+    return found.group(1) if found else None
+
+
+def _instead(preset: str, agent: str, configs: Path) -> str:
+    other = f"{preset.rpartition('_')[0]}_{agent}"
+    exists = (configs / "experiment" / f"{other}.yaml").exists()
+    return f"leave agent={agent} out" + (f", or choose experiment={other}" if exists else "")
+
+
+def _first_line(error: Exception) -> str:
+    text = next((line for line in str(error).splitlines() if line.strip()), "") or describe(error)
+    cause = error.__cause__
+    if cause is not None and str(cause).strip() and str(cause) not in text:
+        text += f" ({str(cause).splitlines()[0]})"
+    return one_line(text)

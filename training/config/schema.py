@@ -1,0 +1,137 @@
+"""Turn plain values into typed, checked settings; say clearly what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from steadyrl.core.errors import SettingError, nearest
+
+T = TypeVar("T")
+
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+PLURALS = {int: "whole numbers", float: "numbers", str: "texts", bool: "trues and falses"}
+
+# As people write numbers; float() would also read the digits of every other script.
+NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?(\d[\d_]*)?([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
+# Counters of 64 bits hold more; no run does.
+LARGEST = {int: 10**18, float: 3e38}  # of floats: what the networks' single precision holds
+LONGEST_SHOWN = 60  # characters of a value in a message
+
+
+class UnknownKeyError(SettingError):
+    """Refuse a key that the settings do not have."""
+
+
+def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
+    """Build a settings dataclass from `values`, naming the full key of whatever is wrong."""
+    hints = get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            known = [path + name for name in hints]
+            hint = nearest(path + str(key), known)
+            raise UnknownKeyError(f"{path}{key}", show(values[key]), f"no such key; {hint}")
+    missing = [path + name for name in hints if name not in values]
+    if missing:
+        raise SettingError(missing[0], "", "is missing")
+    converted = {key: convert(hint, values[key], path + key) for key, hint in hints.items()}
+    try:
+        return cls(**converted)
+    except SettingError as error:
+        raise SettingError(path + error.field, show(error.value), error.reason) from None
+
+
+def show(value: Any) -> Any:
+    """Write a value as a person would on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return "[" + ",".join(str(show(item)) for item in value) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{show(item)}" for key, item in value.items()) + "}"
+    text = str(value)
+    return value if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+
+
+def convert(hint: Any, value: Any, path: str) -> Any:
+    """Return `value` as the type `hint` asks for."""
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise SettingError(path, show(value), "is a group of keys, not a value")
+        return build(hint, value, path + ".")  # type: ignore[arg-type]
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _union(hint, value, path)
+    if origin is Literal:
+        return _choice(hint, value, path)
+    if origin is tuple:
+        item = get_args(hint)[0]
+        if not isinstance(value, list | tuple):
+            raise SettingError(
+                path, show(value), f"must be a list of {PLURALS.get(item, 'values')}"
+            )
+        return tuple(convert(item, each, path) for each in value)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise SettingError(path, show(value), "must be a mapping, such as {key: value}")
+        return dict(value)
+    return _scalar(hint, value, path)
+
+
+def _union(hint: Any, value: Any, path: str) -> Any:
+    members = list(get_args(hint))
+    if value is None and type(None) in members:
+        return None
+    refused = []
+    for member in members:
+        if member is type(None):
+            continue
+        try:
+            return convert(member, value, path)
+        except SettingError as error:
+            refused.append(error.reason)
+    first, *others = refused
+    reason = " or ".join([first, *(other.removeprefix("must be ") for other in others)])
+    raise SettingError(path, show(value), reason)
+
+
+def _choice(hint: Any, value: Any, path: str) -> Any:
+    choices = list(get_args(hint))
+    text = show(value) if isinstance(value, bool) else value
+    if text in choices:
+        return text
+    one_of = "one of " if len(choices) > 1 else ""
+    raise SettingError(path, show(value), f"must be {one_of}{', '.join(map(str, choices))}")
+
+
+def _scalar(hint: type, value: Any, path: str) -> Any:
+    refused = SettingError(path, show(value), f"must be {NAMES[hint]}")
+    if hint is bool or hint is str:
+        if not isinstance(value, hint):
+            raise refused
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise refused
+    if isinstance(value, str) and not NUMBER.fullmatch(value):
+        raise refused
+    try:
+        # A whole number may have hundreds of digits, which no float can hold.
+        number = value if isinstance(value, int) else float(value)
+    except ValueError:
+        raise refused from None
+    if isinstance(number, float) and not math.isfinite(number):
+        raise SettingError(path, show(value), "must be finite")
+    if abs(number) > LARGEST[hint]:
+        raise SettingError(path, show(value), "is too large")
+    # 1e6 is a fine way to write a whole number; 1.5 is not one.
+    if hint is int and number != int(number):
+        raise refused
+    return hint(number)

@@ -1,0 +1,214 @@
+"""The typed root of the configuration, and a job: all that a run is told from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from omegaconf import OmegaConf
+
+from steadyrl.agents.registry import ALGORITHMS, AgentSettings, settings_type
+from steadyrl.core.errors import SettingError, at_most
+from steadyrl.envs.settings import MOST, EnvSettings
+from steadyrl.envs.types import EnvSpec
+from steadyrl.memory.settings import MemorySettings
+from steadyrl.training.config.schema import build, convert, show
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+LONGEST_STOP = 1_000_000  # seconds; eleven days, as of a step
+
+DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """How often, and over how many greedy episodes, the agent is evaluated."""
+
+    every: int
+    episodes: int
+    num_envs: int
+    max_episode_steps: int
+    video_every: int
+
+    def __post_init__(self) -> None:
+        for name in ("every", "video_every"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
+        for name in ("episodes", "num_envs", "max_episode_steps"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "must be 1 or more")
+        at_most(self, MOST["num_envs"][0], "num_envs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """How often metrics are written, and where besides the run directory."""
+
+    every: int
+    wandb: bool
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise SettingError("every", self.every, "must be 0 (never) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """When a run is saved, and how much of it is kept."""
+
+    every: int  # environment steps
+    seconds: float
+    keep: int
+    replay: bool
+
+    def __post_init__(self) -> None:
+        for name in ("every", "seconds"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "must be 0 (never) or more")
+        if self.keep < 1:
+            raise SettingError("keep", self.keep, "must be 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What concerns the run as a whole."""
+
+    total_steps: int
+    seed: int
+    seeds: tuple[int, ...] | None
+    device: str
+    precision: Literal["float32", "tf32", "bf16"]
+    deterministic: bool
+    threads: Literal["auto"] | int
+    stop_timeout: Literal["auto"] | float  # seconds
+    run_dir: str | None
+    resume: str | None
+    init_from: str | None
+    eval: EvalSettings
+    log: LogSettings
+    checkpoint: CheckpointSettings
+    env: EnvSettings
+    memory: MemorySettings
+
+    def __post_init__(self) -> None:
+        if self.total_steps < 1:
+            raise SettingError("total_steps", self.total_steps, "must be 1 or more")
+        if self.seed < 0:
+            raise SettingError("seed", self.seed, "must be 0 or more")
+        self._refuse_odd_seeds()
+        if not DEVICES.fullmatch(self.device):
+            reason = "must be one of auto, cpu, cuda, or a card by its number: cuda:1"
+            raise SettingError("device", self.device, reason)
+        if self.threads != "auto" and self.threads < 1:
+            raise SettingError("threads", self.threads, "must be auto, or 1 or more")
+        if self.stop_timeout != "auto" and not 0 < self.stop_timeout <= LONGEST_STOP:
+            reason = f"must be auto, or above 0 and at most {LONGEST_STOP:,} seconds"
+            raise SettingError("stop_timeout", self.stop_timeout, reason)
+        if self.env.num_envs > self.total_steps:
+            raise SettingError(
+                "env.num_envs",
+                self.env.num_envs,
+                f"one row would be more than total_steps={self.total_steps}",
+            )
+
+    def _refuse_odd_seeds(self) -> None:
+        if self.seeds is None:
+            return
+        if not self.seeds:
+            raise SettingError("seeds", [], "names none; [0,1,2] are three runs, null is one")
+        if min(self.seeds) < 0:
+            raise SettingError("seeds", self.seeds, "must be 0 or more")
+        twice = next((seed for seed in self.seeds if self.seeds.count(seed) > 1), None)
+        if twice is not None:
+            raise SettingError("seeds", self.seeds, f"names {twice} twice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole, accepted configuration."""
+
+    run: RunSettings
+    agent: AgentSettings
+
+
+class Job(NamedTuple):
+    """Checked settings, the environment's shape, and what to keep of how they came about."""
+
+    settings: Settings
+    spec: EnvSpec
+    config: dict[str, Any]  # composed and resolved, for config.yaml
+    hydra: dict[str, Any]  # what .hydra/ keeps: config, hydra, overrides
+    directory: Path  # absolute: where the run is kept
+    # Of a run that is continued: what is another in its configuration than before.
+    continues: tuple[str, ...] | None = None
+    label: str = ""  # which of many runs it is, for those who watch
+
+
+def load_settings(values: Mapping[str, Any]) -> Settings:
+    """Build the settings from a composed, resolved configuration."""
+    rest = dict(values)
+    agent = rest.pop("agent", "")
+    if not isinstance(agent, Mapping):
+        raise SettingError(
+            "agent", show(agent), "is a group of keys; choose a file of configs/agent"
+        )
+    try:
+        cls = settings_type(convert(str, agent.get("name"), "name"))
+    except SettingError as error:
+        raise SettingError(f"agent.{error.field}", error.value, error.reason) from None
+    return Settings(run=build(RunSettings, rest), agent=build(cls, agent, "agent."))
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with today's values of the keys that it has not got yet."""
+    found = deepcopy(dict(config))
+    _fill(found, _defaults(found))
+    return found
+
+
+def _fill(config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    for key, value in defaults.items():
+        if key not in config:
+            config[key] = deepcopy(value)
+        elif isinstance(config[key], dict) and isinstance(value, Mapping):
+            _fill(config[key], value)
+
+
+def missing_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of today that a configuration which was saved has not got."""
+    return list(_missing(config, _defaults(config)))
+
+
+def _missing(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], path: str = ""
+) -> Iterator[str]:
+    for key, value in defaults.items():
+        if key not in config:
+            yield path + key
+        elif isinstance(config[key], Mapping) and isinstance(value, Mapping):
+            yield from _missing(config[key], value, f"{path}{key}.")
+
+
+def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    agent = config.get("agent")
+    name = agent.get("name") if isinstance(agent, dict) else None
+    found = _yaml("config")
+    del found["hydra"]
+    found["memory"] = _yaml("memory", "default")
+    found["env"] = _yaml("env", "cartpole")  # what all environments have
+    if name in ALGORITHMS:
+        found["agent"] = _yaml("agent", str(name)) | _yaml("agent", "network", "auto")
+    return found
+
+
+def _yaml(*names: str) -> dict[str, Any]:
+    path = CONFIGS.joinpath(*names).with_suffix(".yaml")
+    found = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(found, dict)
+    found.pop("defaults", None)  # of Hydra: which files come together
+    return found  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""One run in several processes. Read `comm.py` first."""

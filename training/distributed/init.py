@@ -1,0 +1,78 @@
+"""How the processes that a launcher started become one run, and how they part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.training.config.overrides import leaves
+from steadyrl.training.config.schema import show
+from steadyrl.training.config.settings import Job
+from steadyrl.training.run.hardware import device_name
+from steadyrl.training.run.rank_info import Place, place
+
+
+@contextmanager
+def joined(job: Job, stop: Stop) -> Iterator[World]:
+    """Yield the world that this process is in: alone, or with all ranks once they are there.
+
+    Then it stops when all have agreed to.
+    """
+    here = place()
+    if here.size == 1:
+        yield ALONE
+        return
+    stop.together = True
+    from steadyrl.training.distributed.comm import Ranks  # who is alone needs none of it
+
+    device = torch.device(device_name(job.settings.run.device))
+    if device.index is not None:
+        reason = "every rank has a card of its own: use device=cuda, or CUDA_VISIBLE_DEVICES"
+        raise SettingError("device", str(device), reason)
+    if device.type == "cuda":
+        use_own_device(here)
+    ranks = Ranks(here, device, job.settings.run.env.step_timeout)
+    failed = True
+    try:
+        with ranks.telling():
+            refuse_different(job, ranks)
+            yield ranks
+            failed = False
+    except ExpectedError as error:
+        failed = not error.together
+        raise
+    finally:
+        ranks.leave(together=not failed)
+
+
+def use_own_device(here: Place) -> None:
+    """Let each rank of a machine have a device of its own, or refuse."""
+    devices = torch.cuda.device_count()
+    if here.local_size > devices:
+        reason = f"{here.local_size} ranks on a machine with {devices}: start as many as that"
+        raise SettingError("device", "cuda", reason)
+    torch.cuda.set_device(here.local_rank)
+
+
+def refuse_different(job: Job, world: World) -> None:
+    """Refuse ranks that were told different things, and name the first of those."""
+    # What `auto` is was decided by each: one card may not work.
+    config = {**job.config, "device": job.settings.run.device}
+    text = json.dumps(config, sort_keys=True, default=str)
+    hashes = world.gather(hashlib.sha256(text.encode()).hexdigest())
+    if len(set(hashes)) == 1:
+        return
+    other = next(rank for rank, each in enumerate(hashes) if each != hashes[0])
+    configs = [dict(leaves(each)) for each in world.gather(json.loads(text))]
+    for key in sorted(configs[0] | configs[other]):
+        one, two = (configs[rank].get(key) for rank in (0, other))
+        if one != two:
+            reason = f"on rank 0, but {show(two)} on rank {other}: start all with one command"
+            raise SettingError(key, show(one), reason)

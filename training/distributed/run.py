@@ -1,0 +1,174 @@
+"""A run of several ranks: who counts, logs and evaluates, and how they begin and end together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from steadyrl.agents.base import Agent, Decision
+from steadyrl.core.clock import Pace
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.core.metrics import Metrics
+from steadyrl.envs.types import Step
+from steadyrl.envs.vector import VectorEnv
+from steadyrl.memory.process import MB, read_peak
+from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.config.settings import RunSettings, Settings
+from steadyrl.training.distributed.comm import Ranks
+from steadyrl.training.distributed.saver import RankSaver
+from steadyrl.training.evaluation.evaluator import Evaluation
+from steadyrl.training.evaluation.video import Filmer
+from steadyrl.training.run.run import Run
+from steadyrl.training.run.services import Instruments, Scoring
+
+
+class RankRun(Run):
+    """The same run on every rank: rows are counted together, and what follows is done by all."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        agent: Agent,
+        instruments: Instruments,
+        summary: Summary,
+    ) -> None:
+        super().__init__(settings, agent, instruments, summary)
+        ranks, saver = instruments.world, instruments.saver
+        assert isinstance(ranks, Ranks) and isinstance(saver, RankSaver)
+        self._ranks, self._saver = ranks, saver
+        self._pace = SharedPace(ranks)
+        self._over = False  # what ends the run after this row is one rank's problem
+        self._memory: dict[str, float] = {}
+        self._peak = 0.0  # MB of all ranks
+
+    @property
+    @override
+    def done(self) -> bool:
+        return self.steps >= self._total or self.stopped or self._over
+
+    @override
+    def agree(self, step: Step) -> None:
+        """Count a row with those of the others, and hear what they want to do after it."""
+        stop, saver = self._instruments.signals.stop, self._saver
+        wishes = (stop.wanted, saver.wish, saver.checkpoints.busy, self._problem is not None)
+        valid = int(np.count_nonzero(step.valid))
+        found = self._ranks.settle(valid, wishes, now=self._agent.settles)
+        if found is not None:
+            stops, saver.agreed, saver.late, self._over = found
+            if stops:
+                stop.agree()
+
+    @override
+    def keep(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
+        self._ranks.take_back()
+        super().keep(decision, step, metrics)
+
+    @override
+    def finish(self) -> None:
+        with self._ranks.waits():
+            problems = self._ranks.gather(self._problem and str(self._problem))
+            self._problem = self._problem or next(
+                (MemoryBudgetError(f"rank {r}: {text}") for r, text in enumerate(problems) if text),
+                None,
+            )
+            super().finish()
+
+    @override
+    def _close(self) -> None:
+        super()._close()
+        self.summary.rss_mb_peak = max(self._peak, self.summary.rss_mb_peak)
+
+    @override
+    def _scalars(self) -> dict[str, float]:
+        """Together: return rank 0's numbers, those of memory and episodes being of all."""
+        scalars = super()._scalars()
+        # Ranks measure at moments of their own: what is summed is what each one measured last.
+        self._memory |= {tag: v for tag, v in scalars.items() if tag.startswith("memory/")}
+        episodes = [self._episodes.count, self._episodes.scalars()]
+        all_of_it = self._ranks.gather([self._memory, episodes, read_peak() / MB])
+        self._peak = sum(peak for _, _, peak in all_of_it)
+        for tag in scalars.keys() & self._memory.keys():
+            scalars[tag] = sum(memory.get(tag, 0.0) for memory, _, _ in all_of_it)
+        return scalars | weighted([each for _, each, _ in all_of_it])
+
+
+def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
+    """Return the means over all ranks' last episodes, from each one's number and means."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for count, means in parts:
+        for tag, mean in means.items():
+            sums[tag] = sums.get(tag, 0.0) + count * mean
+            counts[tag] = counts.get(tag, 0) + count
+    return {tag: total / counts[tag] for tag, total in sums.items() if counts[tag]}
+
+
+class SharedPace(Pace):
+    """Rank 0's pace."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    @override
+    def allows(self, seconds: float) -> bool:
+        """Together: return whether rank 0 may."""
+        may: list[bool] = self._ranks.gather(super().allows(seconds))
+        return may[0]
+
+
+class SharedEvaluator:
+    """Rank 0's score, which all others wait for."""
+
+    def __init__(self, evaluator: Scoring | None, ranks: Ranks) -> None:
+        self._evaluator, self._ranks = evaluator, ranks
+
+    def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
+        """Together: return the score, or None, for all, when rank 0 is asked to stop before."""
+        del stopped
+        stop, found = agent.stop, None
+        if self._evaluator is not None:
+            with self._ranks.waits():
+                found = self._evaluator.run(agent, lambda: stop.wanted)
+        result = self._ranks.gather(found)[0]
+        if result is None:
+            stop.agree()
+            return None
+        returns, lengths, left_out = result
+        return Evaluation(tuple(returns), tuple(lengths), left_out)
+
+
+class SharedFilmer(Filmer):
+    """Rank 0's films."""
+
+    def __init__(self, filmer: Filmer, ranks: Ranks) -> None:
+        vars(self).update(vars(filmer))
+        self._ranks = ranks
+
+    @override
+    def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
+        """Film on rank 0, until it is asked to stop; the others go on, and wait later."""
+        if self._ranks.rank:
+            self._due.due(step)
+            return None
+        with self._ranks.waits():
+            return super().shoot(agent, step, lambda: agent.stop.wanted)
+
+
+def shared(
+    instruments: Instruments, settings: RunSettings, facts: Mapping[str, Any], env: VectorEnv
+) -> Instruments:
+    """Return the instruments with those in the place of one process's that ranks share."""
+    ranks = instruments.world
+    assert isinstance(ranks, Ranks)
+    ranks.heart.follow(lambda: env.answers, env.timeouts)
+    path = instruments.directory.path
+    evaluator = SharedEvaluator(instruments.evaluator, ranks) if settings.eval.every else None
+    return instruments._replace(
+        evaluator=evaluator,
+        saver=RankSaver(settings.checkpoint, path, facts, ranks=ranks),
+        filmer=SharedFilmer(instruments.filmer, ranks),
+    )

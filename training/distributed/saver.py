@@ -1,0 +1,241 @@
+"""The checkpoints of a run of several ranks: each writes its part of one, rank 0 completes it.
+
+It is whole once all parts are on the disk and rank 0 has written the manifest of all, so the run's
+directory must be one that every rank sees. What the others wrote they say in the store that rank 0
+keeps: their threads must not take part in the collectives of training.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from steadyrl.core.errors import ExpectedError, describe
+from steadyrl.core.files import Files
+from steadyrl.training.checkpoints.archive import TEMPORARY, read_part, write_archive, write_parts
+from steadyrl.training.checkpoints.manifest import CheckpointError, Saved, check, manifest_of
+from steadyrl.training.checkpoints.reshard import facts_ranks, prefix_of
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.checkpoints.store import Checkpoints
+from steadyrl.training.config.settings import CheckpointSettings
+from steadyrl.training.distributed.comm import POLL, Ranks
+
+log = logging.getLogger("steadyrl")
+
+
+class RankCheckpoints(Checkpoints):
+    """Checkpoints into which all ranks write."""
+
+    def __init__(self, directory: Path, ranks: Ranks, *, keep: int, files: Files) -> None:
+        super().__init__(directory, keep=keep, files=files)
+        self._ranks, self._count = ranks, 0
+        self._path, self._refused = directory, ""
+
+    @override
+    def settle(self) -> None:
+        """Together: wait, and take over what rank 0 knows of the newest one."""
+        with self._ranks.waits():
+            self.wait()
+        known = [str(self.last) if self.last else "", self.failure]
+        last, self.failure = self._ranks.gather(known)[0]
+        self.last = Path(last) if last else None
+
+    @override
+    def save(
+        self,
+        step: int,
+        parts: Iterable[tuple[str, Any]],
+        facts: Mapping[str, Any],
+        after: Callable[[], object] = bool,
+        *,
+        prunes: bool = True,
+    ) -> None:
+        """Together, once all have settled: begin a directory, and write into it in a thread."""
+        self._count += 1
+        name, refused = "", ""
+        if self._ranks.rank == 0:
+            name = str(super()._free_name(step))
+            try:
+                self.open()
+                self._files.make_directory(_temporary(Path(name)))
+            except OSError as error:
+                refused = error.strerror or describe(error)
+        agreed, self._refused = self._ranks.gather([name, refused])[0]
+        self._path = Path(agreed)
+        super().save(step, parts, {**facts, "ranks": self._ranks.size}, after, prunes=prunes)
+
+    @override
+    def _free_name(self, step: int) -> Path:
+        return self._path
+
+    @override
+    def _save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
+        if self._ranks.rank == 0:
+            super()._save(step, parts, facts)
+            return
+        told: dict[str, Any] = {}
+        try:
+            if self._refused:
+                raise OSError(self._refused)
+            linked, written = write_parts(self._files, _temporary(self._path), parts)
+            for name, entry in written.items():
+                check(_temporary(self._path) / name, entry)
+            told["files"] = linked | written
+        except Exception as error:  # whatever it is, rank 0 says it and training goes on
+            told["error"] = f"rank {self._ranks.rank}: {describe(error)}"
+        self._ranks.store.set(self._key(self._ranks.rank), json.dumps(told))
+
+    @override
+    def _write(
+        self, path: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+    ) -> frozenset[str]:
+        if self._refused:
+            raise OSError(self._refused)
+        return write_archive(self._files, path, parts, facts, others=self._others)
+
+    def _others(self) -> dict[str, Any]:
+        """Wait for what all others wrote; raise OSError where one could not."""
+        entries: dict[str, Any] = {}
+        errors = []
+        for rank in range(1, self._ranks.size):
+            key = self._key(rank)
+            while not self._ranks.store.check([key]):
+                if self._abandoned or self._ranks.heart.lost is not None:
+                    raise OSError("another rank is lost")
+                time.sleep(POLL)
+            word = json.loads(self._ranks.store.get(key))
+            self._ranks.store.delete_key(key)
+            entries |= word.get("files", {})
+            errors += [word["error"]] if "error" in word else []
+        if errors:
+            raise OSError("; ".join(errors))
+        return entries
+
+    def _key(self, rank: int) -> str:
+        return f"saved/{self._count}/{rank}"
+
+    @override
+    def usable(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
+        """Together: yield what every rank can use, newest first; each checks its own files."""
+        self.passed_over = {}
+        names = self._ranks.gather([saved.path.name for saved in self.all()])[0]
+        known = {saved.path.name: saved for saved in self.all()}
+        for name in names:
+            reason = self._refusal(known.get(name), name, refuse)
+            refusals = [each for each in self._ranks.gather(reason) if each]
+            if refusals:
+                self.passed_over[self.directory / name] = refusals[0]
+                continue
+            yield known[name]
+        reasons = "; ".join(self.passed_over.values())
+        raise CheckpointError(
+            reasons or f"{self.directory}: there is no checkpoint to continue from"
+        )
+
+    def _refusal(
+        self, saved: Saved | None, name: str, refuse: Callable[[Mapping[str, Any]], None]
+    ) -> str | None:
+        if saved is None:
+            rank = self._ranks.rank
+            return f"rank {rank} does not see {self.directory / name}: all need one directory"
+        try:
+            manifest = manifest_of(saved.path)
+            refuse(manifest["facts"])
+            count = manifest["facts"].get("ranks", 1)
+            mine = {prefix_of(r) for r in range(self._ranks.rank, count, self._ranks.size)}
+            for file, entry in manifest["files"].items():
+                whose = file[:9] if file.startswith("rank") else ""
+                if whose in mine:
+                    check(saved.path / file, entry)
+        except CheckpointError as error:
+            return str(error)
+        return None
+
+
+class RankSaver(Saver):
+    """Saves when all agree to, and takes back what fits this number of ranks."""
+
+    def __init__(
+        self,
+        settings: CheckpointSettings,
+        directory: Path,
+        facts: Mapping[str, Any],
+        *,
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(settings, directory, facts)
+        self._ranks = self._world = ranks
+        self._prefix = prefix_of(ranks.rank)
+        self.checkpoints: RankCheckpoints = RankCheckpoints(
+            directory / "checkpoints", ranks, keep=settings.keep, files=self._files
+        )
+        self.wish = False  # this rank wants to save, which the others do not know yet
+        self.agreed = False  # all save after this row, because one wished for it
+        self.late = False  # one of all still writes the one before
+
+    @override
+    def after_row(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
+        """Save where all do: clocks and signals are one rank's, and heard with the next count."""
+        if self._replay is not None:
+            self._replay.keep_up()
+            if not self.checkpoints.busy:
+                self._replay = None
+        due = self._times.due(step)
+        if self.agreed or (best and self._enabled) or (due and not self.late):
+            self.save(step, score)
+        elif due:
+            self._tell_of_slowness()
+        overdue = self._times.overdue and not self.checkpoints.busy
+        self.agreed, self.wish = False, self.wish or asked or overdue
+
+    @override
+    def save(self, step: int, score: float | None) -> None:
+        """Together: copy the run's state and write it in a thread."""
+        self.wish = False
+        super().save(step, score)
+
+    @override
+    def _more(self) -> dict[str, Any]:
+        return {"ranks": self._ranks.state_dict()}
+
+    @override
+    def _load(self, saved: Saved) -> None:
+        """Together: take back a checkpoint, or refuse it where one rank has to."""
+        reason = None
+        try:
+            super()._load(saved)
+            if facts_ranks(saved.path) == self._ranks.size:
+                self._ranks.load_state_dict(read_part(saved.path, f"{self._prefix}ranks"))
+        except Exception as error:  # nobody knows what is in a file that only looks right
+            if isinstance(error, ExpectedError) and not isinstance(error, CheckpointError):
+                raise
+            log.debug("%s cannot be used", saved.path, exc_info=True)
+            reason = describe(error)
+        reasons = self._ranks.gather(reason)
+        for rank, each in enumerate(reasons):
+            if each:
+                raise CheckpointError(f"rank {rank}: {each}")
+
+    @override
+    def tidy(self) -> None:
+        if self._ranks.rank == 0:
+            super().tidy()
+
+    @override
+    def last_good(self) -> Path | None:
+        return super().last_good() if self._ranks.heart.lost is None else self.checkpoints.last
+
+    @override
+    def write_policy(self, name: str, step: int, score: float | None) -> None:
+        if self._ranks.rank == 0:
+            super().write_policy(name, step, score)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(TEMPORARY + path.name)

@@ -1,0 +1,1 @@
+"""Evaluation and films of the current policy. Read `evaluator.py` first."""

@@ -1,0 +1,201 @@
+"""Episodes that are scored: greedy ones during training, on environments of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.base import Actor, Agent
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.types import EnvSpec, Rows, Step
+from steadyrl.envs.vector import VectorEnv
+from steadyrl.training.config.settings import RunSettings
+
+NORMAL = 1.959964  # the two-sided 95 % quantile
+
+
+# Student's for 2, 3, … 10 runs; beyond that three terms of its expansion do.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def student(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t distribution."""
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z = NORMAL  # Abramowitz and Stegun, 26.7.5
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+class Evaluation(NamedTuple):
+    """The returns and lengths of the episodes of one evaluation."""
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    left_out: int = 0  # episodes of environments that play no further
+
+    @property
+    def episodes(self) -> int:
+        """How many there are."""
+        return len(self.returns)
+
+    @property
+    def remark(self) -> str:
+        """Say why there are fewer episodes than were asked for; "" where there are as many."""
+        if not self.left_out:
+            return ""
+        asked = self.episodes + self.left_out
+        return (
+            f"{self.episodes} of {asked} episodes were played: an environment that is cut off at"
+            f" eval.max_episode_steps plays no further; eval.num_envs={asked} plays each on its own"
+        )
+
+    @property
+    def mean(self) -> float:
+        """The score."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """How far the episodes are from each other."""
+        return float(np.std(self.returns))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % confidence interval of the mean (Student's t); of one episode there is none."""
+        n = self.episodes
+        if n < 2:
+            return None
+        half = student(n - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(n)
+        return self.mean - half, self.mean + half
+
+
+class Tally:
+    """What a fixed share of episodes on each environment comes to.
+
+    Taking whichever episodes end first would favour short ones.
+    """
+
+    def __init__(self, shares: Sequence[int], max_episode_steps: int) -> None:
+        self._left = np.array(shares)
+        self._asked = int(self._left.sum())
+        self._most = max_episode_steps
+        self._running = np.zeros(len(shares))
+        self._length = np.zeros(len(shares), dtype=np.int64)
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have played their shares."""
+        return not self._left.any()
+
+    @property
+    def steps_left(self) -> int:
+        """Steps after which an episode that counts may have gone on for too long."""
+        return self._most - int(self._length[self._left > 0].max())
+
+    def add(self, step: Step) -> None:
+        """Count a row."""
+        # An invalid row begins an episode, also where a broken environment lost one.
+        self._running = np.where(step.valid, self._running + step.reward, 0)
+        self._length = np.where(step.valid, self._length + 1, 0)
+        self._settle(step.terminated | step.truncated)
+
+    def take(self, rows: Rows, running: NDArray[np.float64], length: NDArray[np.int64]) -> None:
+        """Count rows that were made in one call, after which episodes [N] are under way."""
+        for _, episode in rows.episodes:
+            self._count(episode.env, episode.return_, episode.length)
+        self._running, self._length = running, length
+        self._settle(np.zeros(len(length), dtype=bool))
+
+    def result(self) -> Evaluation:
+        """Return all that counted."""
+        left_out = self._asked - len(self._returns)
+        return Evaluation(tuple(self._returns), tuple(self._lengths), left_out)
+
+    def _settle(self, over: NDArray[np.bool_]) -> None:
+        # A policy may walk in circles where no time limit ends the episode: what it has by then
+        # counts, and its environment plays no further.
+        stuck = self._length >= self._most
+        for env in np.flatnonzero(over | stuck).tolist():
+            self._count(env, self._running[env], self._length[env])
+            if not over[env]:
+                self._left[env] = 0
+
+    def _count(self, env: int, score: float, length: int) -> None:
+        if self._left[env] > 0:
+            self._left[env] -= 1
+            self._returns.append(float(score))
+            self._lengths.append(int(length))
+
+
+def play(
+    env: VectorEnv,
+    actor: Actor,
+    shares: Sequence[int],
+    *,
+    max_episode_steps: int,
+    stopped: Callable[[], bool],
+) -> Evaluation | None:
+    """Play so many episodes on each environment, or return None when stopped before."""
+    env.reset()
+    tally = Tally(shares, max_episode_steps)
+    going_on = actor.going_on if isinstance(actor, Greedy) else None
+    while not tally.complete:
+        if stopped():
+            return None
+        action = actor.act(env.observation, env.starts).action.numpy(force=True)
+        if going_on is None:
+            tally.add(env.step(action))
+            continue
+        env.send(action)
+        if (run := env.run) is None:
+            tally.add(env.receive())
+        else:
+            tally.take(going_on(run, tally.steps_left), *env.under_way)
+    return tally.result()
+
+
+class Evaluator:
+    """Play the same episodes at every evaluation, so that scores differ only by the policy."""
+
+    def __init__(self, settings: RunSettings, *, seed: int) -> None:
+        episodes = settings.eval.episodes
+        self.num_envs = envs = min(episodes, settings.eval.num_envs)
+        self._shares = [episodes // envs + (i < episodes % envs) for i in range(envs)]
+        self._max_episode_steps = settings.eval.max_episode_steps
+        self._env = build_env(
+            settings.env.for_evaluation(), seed=seed, num_envs=envs, purpose="evaluation"
+        )
+        self._start = self._env.state_dict()
+
+    @property
+    def env(self) -> VectorEnv:
+        """Its environments."""
+        return self._env
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What its environments offer."""
+        return self._env.spec
+
+    def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
+        """Return the agent's greedy score, or None when stopped before it is known."""
+        return self.play(agent.actor(self.num_envs, explore=False), stopped)
+
+    def play(self, actor: Actor, stopped: Callable[[], bool]) -> Evaluation | None:
+        """Return the score of who decides, or None when stopped before it is known."""
+        self._env.load_state_dict(self._start)
+        limit = self._max_episode_steps
+        return play(self._env, actor, self._shares, max_episode_steps=limit, stopped=stopped)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._env.close()

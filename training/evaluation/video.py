@@ -1,0 +1,75 @@
+"""Films of greedy episodes during training, of which nothing can end the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from steadyrl.agents.base import Agent
+from steadyrl.core.clock import Interval
+from steadyrl.core.errors import ExpectedError, describe
+from steadyrl.envs.factory import build_shown_env
+from steadyrl.envs.rendering.video import MISSING, encoder_is_missing
+from steadyrl.training.config.settings import RunSettings
+from steadyrl.training.evaluation.evaluator import play
+
+log = logging.getLogger("steadyrl")
+
+
+class Filmer:
+    """Write `videos/step-….mp4` of one greedy episode every so many steps, and show its beginning.
+
+    The environment, what it draws with and the encoder live in a process for one film only.
+    """
+
+    def __init__(self, settings: RunSettings, directory: Path, *, seed: int) -> None:
+        self._env, self._limit = settings.env, settings.eval.max_episode_steps
+        self._directory = directory / "videos"
+        self._seed = seed
+        self._warned = False
+        every = settings.eval.video_every
+        if every and encoder_is_missing():
+            log.warning("eval.video_every=%d: there will be no videos: %s", every, MISSING)
+            every = 0
+        self._due = Interval(every)
+
+    @property
+    def next(self) -> int | None:
+        """The step at which a film is due."""
+        return self._due.next
+
+    def continue_at(self, step: int) -> None:
+        """Go on where a run is continued; what is due at this very step is filmed again."""
+        self._due.load_state_dict({"next": step})
+
+    def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
+        """Film an episode if one is due, and return a small GIF; what breaks is one warning."""
+        if not self._due.due(step):
+            return None
+        try:
+            return self._film(agent, self._directory / f"step-{step:012d}.mp4", stopped)
+        except Exception as error:  # of displays, drivers, disks, environments: each has its own
+            log.debug("no video of step %d", step, exc_info=True)
+            if not self._warned:
+                reason = str(error) if isinstance(error, ExpectedError) else describe(error)
+                log.warning("no video of step %s (%s): training goes on", f"{step:,}", reason)
+            self._warned = True
+            return None
+
+    def _film(self, agent: Agent, path: Path, stopped: Callable[[], bool]) -> bytes | None:
+        path.parent.mkdir(exist_ok=True)
+        preview = path.with_name(f".{path.stem}.gif")
+        settings = self._env.shown(
+            video=str(path), episodes=1, max_episode_steps=self._limit, preview=str(preview)
+        )
+        try:
+            with build_shown_env(settings, seed=self._seed) as env:
+                actor = agent.actor(1, explore=False)
+                whole = play(env, actor, [1], max_episode_steps=self._limit, stopped=stopped)
+            if whole is None:
+                path.unlink(missing_ok=True)
+                return None
+            return preview.read_bytes()
+        finally:
+            preview.unlink(missing_ok=True)

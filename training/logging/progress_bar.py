@@ -1,0 +1,72 @@
+"""A terminal's live line, with messages above it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.text import Text
+
+from steadyrl.training.logging.terminal import Status, hush, texts_of
+
+# What is left out of the bar's line first stands last.
+BY_IMPORTANCE = ("run", "steps", "share", "left", "return", "speed", "memory")
+GAP = 2  # spaces after each
+SHORTEST_BAR, LONGEST_BAR = 8, 30
+
+
+class AboveTheBar(RichHandler):
+    """Messages, which a live line makes room for."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            console=console, show_time=False, show_path=False, show_level=False, markup=False
+        )
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Go on in silence: whoever looked is gone."""
+        hush(self.console.file)
+
+
+class Bar:
+    """A live line: steps, a bar, speed, return, memory and the time left, as far as they fit."""
+
+    def __init__(self, console: Console, total: int, label: str = "") -> None:
+        self._total, self._label = total, label
+        self._status = Status(0, 0.0, None, 0.0)
+        self._live = Live(self, console=console, refresh_per_second=4, transient=True)
+        with suppress(OSError):  # a terminal that is gone ends no run
+            self._live.start()
+
+    def show(self, status: Status) -> None:
+        """Move the bar."""
+        self._status = status
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        with suppress(OSError):
+            self._live.stop()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        texts = {"run": self._label} if self._label else {}
+        texts |= texts_of(self._status, self._total)
+        room = options.max_width - 1
+        shown = set()
+        for name in BY_IMPORTANCE:
+            if name in texts and len(texts[name]) + GAP <= room:
+                shown.add(name)
+                room -= len(texts[name]) + GAP
+        line = Text(no_wrap=True, overflow="crop")
+        done, to_do = ("-", " ") if options.ascii_only else ("━", "━")
+        for name in texts:
+            if name in shown:
+                line.append(texts[name] + " " * GAP)
+            if name == "steps" and room - GAP >= SHORTEST_BAR:
+                width = min(room - GAP, LONGEST_BAR)
+                full = min(width, width * self._status.step // self._total)
+                line.append(done * full, "bar.complete")
+                line.append(to_do * (width - full) + " " * GAP, "bar.back")
+        yield line

@@ -1,0 +1,1 @@
+"""Saved policies: found, checked, loaded, used as teachers. Read `policy.py` first."""

@@ -1,0 +1,179 @@
+"""Finished policies as people name them: by their run or their own directory; what they need.
+
+Nothing slow is imported, so that a wrong name or setting is refused at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+
+from steadyrl.core.errors import ExpectedError, SettingError, describe
+from steadyrl.training.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointError,
+    manifest_facts,
+    part_names,
+    standing,
+)
+from steadyrl.training.checkpoints.resume import refuse_foreign, whole_config
+from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, LAST, in_use
+from steadyrl.training.config.overrides import put
+from steadyrl.training.config.schema import show
+from steadyrl.training.config.settings import Settings, load_settings
+
+LARGEST_NUMBER = 8  # bytes of one weight, or counter
+
+
+class PolicyError(ExpectedError):
+    """Refuse a name that leads to no policy."""
+
+    exit_code = 2
+
+
+class Policy(NamedTuple):
+    """A policy that was found: where, what its manifest says, and what people should know."""
+
+    path: Path
+    facts: dict[str, Any]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What it says of the environment that it was trained in."""
+        spec = self.facts.get("spec")
+        if not isinstance(spec, dict):
+            raise CheckpointError(f"{self.path}: says nothing of its environment")
+        return spec
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that weights of the shapes it tells of may take."""
+        weights = self.facts.get("weights")
+        shapes: list[Any] = list(weights.values()) if isinstance(weights, dict) else [None]
+        if not all(
+            isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+            for shape in shapes
+        ):
+            raise CheckpointError(f"{self.path}: says nothing of its weights")
+        return LARGEST_NUMBER * sum(int(prod(shape)) for shape in shapes)
+
+
+def find_policy(path: Path, *, best: bool = False) -> Policy:
+    """Return the policy of a run's directory (the last one, or the best), or the one in `path`."""
+    path = path if path.name else path.resolve()
+    if not os.path.exists(path):  # unlike Path's, it takes a name that can be none
+        raise PolicyError(f"{path}: there is no such run or policy")
+    if not path.is_dir():
+        raise PolicyError(f"{path}: is a file; name a run's directory, or its {LAST}/")
+    here = standing(path)
+    if (here / MANIFEST).exists():
+        if LAST not in part_names(here):
+            raise PolicyError(f"{path}: is a checkpoint, to continue from; name its run")
+        return Policy(here, manifest_facts(here))
+    if path.name in (LAST, BEST) and not (path / CONFIG).exists():
+        raise CheckpointError(f"{path}: holds no {MANIFEST}: it is damaged, or no policy")
+    return _of_run(path, best=best)
+
+
+def _of_run(run: Path, *, best: bool) -> Policy:
+    going = in_use(run)
+    there = [name for name in (LAST, BEST) if standing(run / name).is_dir()]
+    if best and BEST not in there:
+        raise PolicyError(f"{run}: has no {BEST}/: it was never evaluated")
+    if not there:
+        raise PolicyError(f"{run}: {_why_none(run, going=going)}")
+    name = BEST if best else there[0]
+    remarks = []
+    if going:
+        remarks.append(f"{run} is still going: this is what it has so far")
+    if name == BEST and not best:
+        remarks.append(f"it has no {LAST}/ yet: {BEST}/ is taken")
+    found = standing(run / name)
+    return Policy(found, manifest_facts(found), tuple(remarks))
+
+
+def _why_none(run: Path, *, going: bool) -> str:
+    if going:
+        return f"has no policy yet: {BEST}/ comes with its first evaluation, {LAST}/ with its end"
+    if (run / CONFIG).exists():
+        return f"has no policy: it did not come to its end; continue it with resume={run}"
+    below = next((path.parent for path in sorted(run.glob(f"*/{CONFIG}"))), None)
+    hint = f"; did you mean {below}?" if below else ""
+    return f"holds neither a run nor a policy{hint}"
+
+
+def settings_of(policy: Policy, overrides: Sequence[str]) -> Settings:
+    """Return the settings that a policy was trained with, and an environment changed as typed.
+
+    An override is KEY=VALUE below `env`. Modules are imported only if somebody types their name.
+    """
+    changed = whole_config(policy.path, policy.facts)
+    if not isinstance(changed["env"], dict):
+        raise CheckpointError(f"{policy.path}: holds no configuration of an environment")
+    typed = {"env": {"id": None}}
+    for override in overrides:
+        key, value = _read(override)
+        put(changed, key, value)
+        put(typed, key, value)
+    refuse_foreign(policy.path, changed, typed)
+    try:
+        return load_settings(changed)
+    except SettingError as error:
+        if any(error.field.startswith(_read(text)[0]) for text in overrides):
+            raise
+        raise CheckpointError(f"{policy.path}: its configuration cannot be used: {error}") from None
+
+
+def _read(override: str) -> tuple[str, Any]:
+    key, equals, value = override.partition("=")
+    key = key.strip().removeprefix("env.")
+    if not (key and equals):
+        raise PolicyError(f"--env {override}: write KEY=VALUE, such as kwargs.map_name=8x8")
+    try:
+        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+    except Exception as error:  # of YAML, or of OmegaConf
+        raise PolicyError(f"--env {override}: {describe(error)}") from None
+    assert isinstance(read, dict)
+    return f"env.{key}", read["value"]
+
+
+def refuse_other_spaces(
+    policy: Policy, env_id: str, offered: Mapping[str, Any], trained: Mapping[str, Any]
+) -> None:
+    """Refuse an environment whose observations or actions are not those of training."""
+    try:
+        wrong = _other_spaces(offered, trained)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        reason = "what it says of its environment cannot be read"
+        raise CheckpointError(f"{policy.path}: {reason}") from None
+    if wrong:
+        was = trained.get("id")
+        raise SettingError(
+            "env.id", env_id, f"{policy.path} was trained on {was}, with {' and '.join(wrong)}"
+        )
+
+
+def _other_spaces(offered: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{what} {_shown(trained, keys)} there and {_shown(offered, keys)} here"
+        for what, keys in (
+            ("observations", ("frame_shape", "frame_stack", "dtype")),
+            ("actions", ("action",)),
+        )
+        if any(trained.get(key) != offered.get(key) for key in keys)
+    ]
+
+
+def _shown(spec: Mapping[str, Any], keys: Sequence[str]) -> str:
+    if keys == ("action",):
+        action = dict(spec["action"])
+        kind = action.pop("kind").removesuffix("Actions")
+        return f"{kind}({', '.join(f'{k}={show(v)}' for k, v in action.items())})"
+    stack = f"{spec['frame_stack']} of " if spec["frame_stack"] != 1 else ""
+    return f"{stack}{show(spec['frame_shape'])} {spec['dtype']}"

@@ -1,0 +1,176 @@
+"""What everything that is saved says of its run, and networks built from that again."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.base import Agent
+from steadyrl.agents.networks.settings import NetworkSettings
+from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import ActionSpec, EnvSpec
+from steadyrl.training.checkpoints.archive import read_part
+from steadyrl.training.checkpoints.manifest import CheckpointError, checked_facts, differences
+from steadyrl.training.checkpoints.resume import whole_config
+from steadyrl.training.checkpoints.run_directory import LAST
+from steadyrl.training.config.schema import build
+from steadyrl.training.policies.find import find_policy
+
+PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
+
+
+class Whole(NamedTuple):
+    """A finished policy whose files were checked: what is known of it, and its weights."""
+
+    path: Path
+    facts: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+def read_policy(path: Path, *, best: bool = False) -> Whole:
+    """Read the policy of a run, or the one that `path` itself is."""
+    found = find_policy(path, best=best)
+    place, facts = found.path, checked_facts(found.path)
+    whole_config(place, facts)
+    weights = read_part(place, LAST, most=found.nbytes)
+    tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
+    if not tensors:
+        raise CheckpointError(f"{place}: is no policy")
+    return Whole(place, facts, weights)
+
+
+def starting_weights(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the weights of a finished policy, if they fit this run's."""
+    told = find_policy(path).facts
+    if told.get("weights") != facts["weights"]:  # whatever is in its files: nothing is read of them
+        wrong = differences(told, facts, ("agent", "weights"))
+        raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
+    policy = read_policy(path)
+    shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
+    theirs = {"agent": policy.facts.get("agent"), "weights": shapes}
+    ours = {key: facts[key] for key in theirs}
+    if theirs == ours:  # weights of one shape may still mean another thing
+        ours["network"] = network_of(facts)
+        try:
+            theirs["network"] = network_of(policy.facts)
+        except (SettingError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{policy.path}: holds no configuration: {error}") from error
+    wrong = differences(theirs, ours, theirs)
+    if wrong:
+        raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
+    return policy.weights
+
+
+class Deciding(nn.Module):
+    """A finished policy as one function, from observations to what the environment is sent."""
+
+    def __init__(self, network: nn.Module, actor: Greedy) -> None:
+        super().__init__()
+        self.network = network  # so that its weights count as this module's
+        self._decide = actor.decide
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return actions [N, …] for observations [N, …]."""
+        return self._decide(obs)
+
+
+def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
+    """Build the network and its choice, as one function that can be exported."""
+    network, actor, spec = acting(policy, torch.device("cpu"))
+    return Deciding(network, actor).requires_grad_(False), spec
+
+
+def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, Greedy, EnvSpec]:
+    """Build the network and who acts by it out of what the policy says of itself."""
+    try:
+        spec = spec_of(policy.facts["spec"])
+        settings = agent_settings(policy.facts["config"])
+        cls = agent_class(settings.name)
+        network, actor = cls.policy(settings, spec, device)
+        network.load_state_dict(policy.weights)
+    except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{policy.path}: cannot act: {error}") from error
+    if not isinstance(actor, Greedy):
+        what = "decides by more than one observation and is no function of it"
+        raise CheckpointError(f"{policy.path}: {settings.name} {what}")
+    return network, actor, spec
+
+
+def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a network is besides the shapes of its weights, where its agent says so."""
+    agent = facts["config"]["agent"]
+    if "network" not in agent:
+        return None
+    network, spec = build(NetworkSettings, agent["network"], "agent.network."), facts["spec"]
+    says: dict[str, Any] = {
+        "trunk": network.trunk_for(spec_of(spec).seen_shape),
+        "layer_norm": network.layer_norm,
+        "activation": agent.get("activation"),
+    }
+    # What its last layer says: returns, logits or quantiles; actions in which units.
+    heads = ["distribution"]
+    heads += ["v_min", "v_max"] if agent.get("distribution") == "c51" else []
+    heads += ["scale_actions"] if spec["action"]["kind"] == "BoxActions" else []
+    return says | {key: agent[key] for key in heads if key in agent}
+
+
+def agent_settings(config: Mapping[str, Any]) -> AgentSettings:
+    """Return the settings of a stored configuration's agent."""
+    values = config["agent"]
+    return build(settings_type(values["name"]), values, "agent.")
+
+
+def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
+    """Undo `plain_spec`."""
+    values = dict(plain)
+    action = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("action").items()}
+    kinds: dict[Any, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
+    kind = kinds[action.pop("kind")]
+    return EnvSpec(**values | {"frame_shape": tuple(values["frame_shape"])}, action=kind(**action))
+
+
+def facts_of(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
+    """Return what tells one run's checkpoints from another's, as JSON gives it back."""
+    return {
+        "config": config,
+        "agent": config["agent"]["name"],
+        "spec": plain_spec(spec),
+        "weights": {name: list(tensor.shape) for name, tensor in agent.weights().items()},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: _version(package) for package in PACKAGES},
+        },
+    }
+
+
+def plain_spec(spec: EnvSpec) -> dict[str, Any]:
+    """Return what an environment offers as plain values."""
+    plain = dataclasses.asdict(spec)
+    plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
+    if not spec.mask:  # as it was before there were any
+        del plain["mask"]
+    return _listed(plain)  # type: ignore[no-any-return]
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    return value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout
+        return None

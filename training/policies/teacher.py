@@ -1,0 +1,83 @@
+"""What a configuration calls a teacher, a policy's place or `module:name`, and who that is.
+
+Torch is imported only where one is found, because names are read before anything slow.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steadyrl.agents.registry import AgentSettings
+from steadyrl.agents.settings import TeacherSettings
+from steadyrl.core.errors import SettingError, with_place
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.training.config.teacher_names import is_module
+
+if TYPE_CHECKING:
+    import torch
+
+    from steadyrl.agents.distillation.teacher import Teacher
+
+
+def find_teacher(settings: AgentSettings, spec: EnvSpec, device: torch.device) -> Teacher | None:
+    """Return the teacher that the settings name, if they name one."""
+    if not isinstance(settings, TeacherSettings) or settings.teacher is None:
+        return None
+    if is_module(settings.teacher):
+        return _object(settings.teacher, spec)
+    return _policy(settings.teacher, spec, device)
+
+
+def _object(name: str, spec: EnvSpec) -> Teacher:
+    from steadyrl.agents.distillation.teacher import ObjectTeacher
+    from steadyrl.envs.wrappers import import_foreign
+
+    module, _, attribute = name.rpartition(":")
+    found: Any = import_foreign(module, "agent.teacher", name)
+    if not hasattr(found, attribute):
+        raise SettingError("agent.teacher", name, f"{module} has no {attribute or 'name'}")
+    found = getattr(found, attribute)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as error:  # foreign code
+            raise SettingError(
+                "agent.teacher", name, f"cannot be built: {with_place(error)}"
+            ) from error
+    act = getattr(found, "act", None)
+    if not callable(act):
+        raise SettingError("agent.teacher", name, "has no act(obs)")
+    return ObjectTeacher(name, spec.action, act)
+
+
+def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
+    import torch
+
+    from steadyrl.agents.distillation.teacher import PolicyTeacher
+    from steadyrl.agents.networks.actor_critic import ActorCritic
+    from steadyrl.training.checkpoints.summary import weights_hash
+    from steadyrl.training.policies.find import Policy, refuse_other_spaces
+    from steadyrl.training.policies.policy import acting, plain_spec, read_policy
+
+    found = read_policy(Path(name))
+    try:
+        trained = found.facts.get("spec", {})
+        sees_masks = bool(trained.get("mask"))
+        offered = plain_spec(spec if sees_masks else spec.unmasked)
+        refuse_other_spaces(Policy(found.path, found.facts), spec.id, offered, trained)
+    except SettingError as error:
+        raise SettingError("agent.teacher", name, error.reason) from None
+    if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):
+        raise SettingError("agent.teacher", name, "has weights that are not finite")
+    network, actor, _ = acting(found, device)
+    network.requires_grad_(False)
+    logits = isinstance(network, ActorCritic) and isinstance(spec.action, DiscreteActions)
+    return PolicyTeacher(
+        name,
+        spec.action,
+        network.deciding if isinstance(network, ActorCritic) and logits else actor.decide,
+        logits=logits,
+        sha256=weights_hash(found.weights),
+        sees_masks=sees_masks,
+    )

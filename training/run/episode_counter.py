@@ -1,0 +1,80 @@
+"""The scores of finished episodes: means over the last of them, and those not shown yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from steadyrl.core.histories import History
+from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.state import Stateful
+from steadyrl.envs.types import Episode
+
+# `rollout/return_mean` is over this many episodes, as published learning curves are.
+IN_MEAN = 100
+# At most so many of the episodes between two log lines are shown one by one.
+SHOWN = 20
+
+
+class Episodes(Stateful):
+    """The last finished episodes of training."""
+
+    state_names = ("_returns", "_lengths", "_infos", "_steps", "_new")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"_new": COUNT}
+
+    def __init__(self, history: int, info_metrics: Sequence[str] = ()) -> None:
+        self._infos = {name: History(min(IN_MEAN, history)) for name in info_metrics}
+        self._returns = History(min(IN_MEAN, history))
+        self._lengths = History(min(IN_MEAN, history))
+        self._steps = History(min(SHOWN, history))
+        self._new = 0  # since they were shown
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        histories = (self._returns, self._lengths, *self._infos.values())
+        if not len(self._returns) == len(self._lengths) >= len(self._steps):
+            raise ValueError(
+                f"are {[len(each) for each in histories]} numbers of the same episodes"
+            )
+        if not all(0 <= step < 2**53 and step % 1 == 0 for step in (*self._steps, *self._lengths)):
+            raise ValueError("steps and lengths: hold a number that counts no steps")
+
+    def append(self, step: int, episode: Episode) -> None:
+        """Count an episode that ended with this step."""
+        self._returns.append(episode.return_)
+        self._lengths.append(episode.length)
+        for name, value in episode.info.items():
+            self._infos[name].append(value)
+        self._steps.append(step)
+        self._new += 1
+
+    @property
+    def count(self) -> int:
+        """How many episodes the means are over."""
+        return len(self._returns)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Return the mean return, None before the first episode's end."""
+        return self._returns.mean if len(self._returns) else None
+
+    def scalars(self) -> dict[str, float]:
+        """Return the means that are logged; none before the first episode's end."""
+        if not len(self._returns):
+            return {}
+        return {
+            "rollout/return_mean": self._returns.mean,
+            "rollout/length_mean": self._lengths.mean,
+        } | {f"rollout/info/{name}": values.mean for name, values in self._infos.items()}
+
+    def show(self) -> tuple[list[tuple[int, float]], list[float]]:
+        """Return step and return of the newest not shown yet; and all returns if there are any."""
+        if not self._new:
+            return [], []
+        returns, steps = list(self._returns), [int(step) for step in self._steps]
+        many = min(self._new, len(steps))
+        self._new = 0
+        return list(zip(steps[-many:], returns[-many:], strict=True)), returns

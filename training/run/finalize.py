@@ -1,0 +1,114 @@
+"""How a run ends: exit code, last messages, summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steadyrl.core.errors import MemoryBudgetError, NonFiniteError
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.checkpoints.run_directory import SUMMARY, RunDirectoryLostError
+from steadyrl.training.checkpoints.unsaved import CHECKPOINT, UnsavedError, explain
+from steadyrl.training.logging.terminal import score
+
+if TYPE_CHECKING:
+    from steadyrl.training.run.run import Run
+    from steadyrl.training.run.services import Instruments
+
+
+log = logging.getLogger("steadyrl")
+
+
+# Ways to end that a signal does not excuse.
+OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
+
+
+@contextmanager
+def ending(run: Run, instruments: Instruments) -> Iterator[None]:
+    """Give every way out its status, and write the summary on all of them."""
+    try:
+        with instruments.world.telling():
+            yield
+            run.finish()
+    except KeyboardInterrupt:
+        run.fail("interrupted")
+        raise
+    except NonFiniteError as error:
+        log.debug("the run diverged", exc_info=True)
+        run.fail("diverged")
+        last = instruments.saver.last_good()
+        if last is None:
+            raise
+        raise NonFiniteError(f"{error}; the last good checkpoint is {last}") from error
+    except BaseException as error:
+        log.debug("the run failed", exc_info=True)
+        if instruments.signals.received is not None and not isinstance(error, OWN_ENDS):
+            # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
+            run.fail("interrupted")
+        else:
+            run.fail("failed")
+            instruments.saver.last_good()  # what is being written may be what it is continued from
+            if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
+                where = f"the traceback is in {instruments.log_file}"
+                raise EnvironmentFailedError(f"{error}; {where}") from error
+            raise
+    finally:
+        instruments.progress.close()
+        with instruments.signals.shielded():
+            lost = _write_summary(run, instruments) if instruments.world.rank == 0 else {}
+    _report(run, instruments.directory.path)
+    _refuse_lost(run, instruments, lost)
+
+
+def _write_summary(run: Run, instruments: Instruments) -> dict[str, str]:
+    """Write how the run ended; return what of its end could not be written, and why."""
+    lost = instruments.saver.lost
+    if instruments.logger.lost is not None:
+        lost["the last metrics"] = instruments.logger.lost
+    if lost and run.summary.status == "finished":
+        run.summary.status = "failed"  # so that whoever reads it does not take it for done
+    reason = run.summary.save(instruments.directory.path)
+    return lost if reason is None else {**lost, SUMMARY: reason}
+
+
+def _refuse_lost(run: Run, instruments: Instruments, lost: dict[str, str]) -> None:
+    """Together: let the run end with its own code where its end is not on the disk.
+
+    Of one that was interrupted, that is the checkpoint it would go on from.
+    """
+    saver, path = instruments.saver, instruments.directory.path
+    if run.summary.status == "interrupted" and saver.continues and CHECKPOINT not in lost:
+        lost = {}
+    line = lost and explain(path, run.steps, lost, continues=saver.continues)
+    line = instruments.world.gather(line or None)[0]
+    if line is None:
+        return
+    if run.summary.status == "interrupted":
+        run.unsaved = True
+        log.error(line)
+        return
+    error = UnsavedError(line)
+    error.silent = instruments.world.rank > 0
+    raise error
+
+
+def _report(run: Run, path: Path) -> None:
+    s = run.summary
+    evaluated = (
+        "" if s.eval_return_mean is None else f", evaluated return {score(s.eval_return_mean)}"
+    )
+    mean = "" if s.return_mean is None else f", return {score(s.return_mean)}"
+    log.info(
+        "%s after %s steps in %.0f s (%s steps/s)%s%s",
+        s.status,
+        f"{s.steps:,}",
+        s.wall_seconds,
+        f"{s.steps_per_second:,.0f}",
+        mean,
+        evaluated,
+    )
+    log.info("run:    %s", path)
+    log.info("curves: tensorboard --logdir %s", path)

@@ -1,0 +1,206 @@
+"""A job: composed configuration, checked settings, and what the environment offers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from steadyrl.agents.registry import Masking, of_rank
+from steadyrl.core.errors import SettingError, describe
+from steadyrl.envs.factory import probe
+from steadyrl.envs.types import EnvSpec
+from steadyrl.training.checkpoints.resume import stored
+from steadyrl.training.checkpoints.run_directory import (
+    absolute,
+    default_path,
+    refuse_in_use,
+    refuse_links,
+)
+from steadyrl.training.config.hints import CommandError, explain
+from steadyrl.training.config.overrides import AUTO
+from steadyrl.training.config.schema import UnknownKeyError, show
+from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
+from steadyrl.training.config.teacher_names import settle
+from steadyrl.training.run.hardware import refuse_unfit_machine
+from steadyrl.training.run.rank_info import place
+
+if TYPE_CHECKING:
+    from steadyrl.training.sweeps.jobs import SweepJob
+
+
+def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
+    """Return what the environment offers, and the settings that say whether there are masks."""
+    env = settings.run.env
+    if not (isinstance(settings.agent, Masking) and settings.agent.takes_masks):
+        if env.action_masks == "true":
+            reason = f"agent {settings.agent.name} knows nothing of masks"
+            raise SettingError("env.action_masks", "true", reason)
+        env = env.with_masks(False)
+    try:
+        spec = probe(env)
+    except SettingError as error:
+        raise SettingError(f"env.{error.field}", error.value, error.reason) from None
+    run = replace(settings.run, env=env.with_masks(spec.mask > 0))
+    return replace(settings, run=run), spec
+
+
+LONGEST = 180  # bytes; most file systems take 255 for a name
+
+
+LAST = "seed"  # runs that differ in nothing else stand side by side
+
+
+def run_name(job: int, overrides: Sequence[str], typed: Sequence[str]) -> str:
+    """Return agent-ppo__seed-1__job-3 for a job of a sweep that has these overrides.
+
+    `typed` is what was typed for all jobs: what it gives one value is the same for all, and left
+    out. Sweepers may come back to what they had, which only the number tells apart.
+    """
+    same = fixed_keys(typed)
+    differing = [text for text in overrides if _key(text) not in same]
+    named = [_plain(text) for text in sorted(differing, key=lambda text: _key(text) == LAST)]
+    return "__".join([*_short(named), f"job-{job}"])
+
+
+def fixed_keys(typed: Iterable[str]) -> set[str]:
+    """Return the keys, or groups, to which overrides give one value."""
+    parsed = OverridesParser.create().parse_overrides(list(typed))
+    return {
+        _key(override.input_line or "") for override in parsed if not override.is_sweep_override()
+    }
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _short(named: list[str]) -> list[str]:
+    """Leave out of a name what is too much, from its end."""
+    while sum(len(each) + 2 for each in named) > LONGEST:
+        named = named[:-1]
+    return named
+
+
+def _plain(override: str) -> str:
+    """Return an override as a part of a name that shells, patterns and `resume=…` read as it is."""
+    key, _, value = override.lstrip("+~").partition("=")
+    bare = re.sub(r"[\[\]{}()'\"\s\\+]", "", value)
+    return re.sub(r"[^\w.-]", "-", f"{key.replace('/', '.')}-{bare}", flags=re.ASCII)
+
+
+def compose_one(overrides: list[str]) -> DictConfig:
+    """Return the configuration of a single run, without what Hydra does for sweeps."""
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = hydra.compose("config", overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    del config.hydra
+    return config
+
+
+def accept(
+    config: DictConfig, of_all_jobs: Sequence[str] = (), of_sweep: SweepJob | None = None
+) -> Job:
+    """Check a composed configuration before anything slow is imported or written.
+
+    `of_all_jobs` is what was typed, for all jobs of a sweep together; `of_sweep` is this one, where
+    the sweep keeps account of it: what it began before, it continues.
+    """
+    values = _resolved(config)
+    settle(values)
+    if of_sweep is not None:
+        values["run_dir"] = of_sweep.run_dir
+        if of_sweep.begun and values["resume"] is None:
+            values["resume"] = AUTO
+    typed = _typed()
+    settings = _settings(values)
+    if settings.run.seeds is not None:  # and somebody else than train.py asks for one
+        raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
+    # Before any code of an environment runs, which may change the working directory.
+    directory = absolute(_directory(settings, of_all_jobs))
+    refuse_links(directory)
+    if place().rank == 0:
+        refuse_in_use(directory)
+    changes: tuple[str, ...] | None = None
+    if settings.run.resume is not None:
+        found = stored(settings.run.resume, directory, values, typed)
+        if found is not None:
+            values, changes = found.config, found.changes
+            settings = load_settings(values)
+    refuse_unfit_machine(settings.run)
+    settings, spec = probed(settings)
+    _refuse_unfit_share(settings, spec)
+    return Job(settings, spec, values, _hydra_files(config), directory, changes)
+
+
+def _settings(values: dict[str, Any]) -> Settings:
+    try:
+        return load_settings(values)
+    except UnknownKeyError as error:
+        raise CommandError(explain(error, _typed(), CONFIGS, multirun=False)) from error
+
+
+def _refuse_unfit_share(settings: Settings, spec: EnvSpec) -> None:
+    """Let the agent refuse what it would have to do, alone or as one of several ranks."""
+    here, total = place(), settings.run.total_steps
+    share = -(-total // here.size)
+    try:
+        of_rank(settings.agent, here.rank, here.size).refuse_unfit(spec, share)
+    except SettingError as error:
+        if here.size == 1 or error.field != "total_steps":
+            raise
+        reason = f"gives each of {here.size} ranks {share:,}, which {error.reason}"
+        raise SettingError(error.field, total, reason) from None
+
+
+def _typed() -> list[str]:
+    """Return the overrides as they were typed: what is in them was resolved once already."""
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return typed
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    try:
+        values = OmegaConf.to_container(config, resolve=True)
+    except Exception as error:  # resolvers are foreign code
+        key = error.full_key if isinstance(error, OmegaConfBaseException) else None
+        reason = str(error).splitlines()[0] if str(error) else describe(error)
+        raise CommandError(f"{key or 'the configuration'}: {reason}") from error
+    assert isinstance(values, dict)
+    return values  # type: ignore[return-value]
+
+
+def _hydra_files(config: DictConfig) -> dict[str, Any]:
+    h = HydraConfig.get()
+    return {
+        "config": config,
+        "hydra": OmegaConf.create({"hydra": OmegaConf.to_container(h, resolve=False)}),
+        "overrides": _typed(),
+    }
+
+
+def _directory(settings: Settings, of_all_jobs: Sequence[str]) -> Path:
+    h, run = HydraConfig.get(), settings.run
+    if run.resume not in (None, AUTO):
+        return Path(str(run.resume))
+    if run.run_dir:
+        return Path(run.run_dir)
+    if h.mode == RunMode.MULTIRUN:
+        whole = Path(h.runtime.output_dir)
+        if h.sweep.subdir != ".":  # it was typed
+            return whole
+        return whole / run_name(h.job.num, _typed(), of_all_jobs)
+    if run.resume == AUTO:
+        reason = "needs run_dir=… too: the directory to start in, or to continue"
+        raise SettingError("resume", AUTO, reason)
+    return default_path(run.env.id, settings.agent.name, run.seeds or run.seed)

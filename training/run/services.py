@@ -1,0 +1,47 @@
+"""The parts around a run that it reports through and listens to, and how it ends by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from steadyrl.agents.base import Agent
+from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.checkpoints.run_directory import RunDirectory
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.evaluation.evaluator import Evaluation
+from steadyrl.training.evaluation.video import Filmer
+from steadyrl.training.logging.logger import Logger, log_name
+from steadyrl.training.logging.terminal import Lines
+from steadyrl.training.run.signals import StopSignals
+
+if TYPE_CHECKING:
+    from steadyrl.training.logging.progress_bar import Bar
+
+
+class Scoring(Protocol):
+    """Who evaluates."""
+
+    def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
+        """Return the agent's greedy score, or None when stopped before it is known."""
+
+
+class Instruments(NamedTuple):
+    """What a run reports through and listens to."""
+
+    directory: RunDirectory
+    logger: Logger
+    progress: Bar | Lines
+    evaluator: Scoring | None
+    signals: StopSignals
+    watch: MemoryWatch
+    saver: Saver
+    filmer: Filmer
+    world: World = ALONE
+
+    @property
+    def log_file(self) -> Path:
+        """Where this process writes its log."""
+        return self.directory.path / log_name(self.world.rank)

@@ -1,0 +1,126 @@
+"""A small process that ends this one where a signal finds it stuck in an environment's native code.
+
+Python runs signal handlers between two of its own instructions. Code that never returns to it, say
+a simulator that waits while it holds the interpreter, leaves no thread a chance either. The kernel
+still writes the signal's number to a file (`signal.set_wakeup_fd`), which the other process reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from steadyrl.envs.vector import VectorEnv
+from steadyrl.training.run.watcher_process import ALLOWED, BEGUN, QUIT, TOGETHER, WORDS
+
+log = logging.getLogger("steadyrl")
+
+PROGRAM = Path(__file__).with_name("watcher_process.py")
+QUIT_SECONDS = 2.0
+
+
+class Watcher:
+    """The other process while a run lasts; nothing where there can be none.
+
+    It learns of signals by a socket, whose packets say which process wrote them, and of the row
+    under way by memory that both see. It ends with this process, which it knows by a handle.
+    """
+
+    def __init__(self, patience: float, *, together: bool) -> None:
+        """Start it; without waiting for it to be there."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._before = -1  # to whom signals' numbers went
+        size = 8 * WORDS
+        self._patience: Callable[[], float] = bool
+        able = sys.platform == "linux" and hasattr(os, "pidfd_open")
+        if not able or threading.current_thread() is not threading.main_thread():
+            self._numbers = memoryview(bytearray(size)).cast("Q")
+            return
+        try:
+            shared = os.memfd_create("steadyrl-watcher")
+            os.ftruncate(shared, size)
+        except OSError as error:
+            log.debug("no process watches this one: %s", error)
+            self._numbers = memoryview(bytearray(size)).cast("Q")
+            return
+        self._numbers = memoryview(mmap.mmap(shared, size)).cast("Q")
+        self._allow(patience)
+        self._numbers[TOGETHER] = together
+        try:
+            self._start(shared)
+        except OSError as error:
+            log.debug("no process watches this one: %s", error)
+        finally:
+            os.close(shared)
+
+    def _start(self, shared: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            ours.setblocking(False)
+            trainer = os.pidfd_open(os.getpid())
+            handles = (theirs.fileno(), shared, trainer)
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(PROGRAM), *map(str, (*handles, os.getpid()))],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=handles,
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C is for the run alone
+                )
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                os.close(trainer)
+        self._socket = ours
+        self._before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
+
+    def watch(self, envs: Sequence[VectorEnv], patience: Callable[[], float]) -> None:
+        """Let rows of these environments take so long once a signal came."""
+        self._patience = patience
+        for env in envs:
+            env.clock.show_in(self._numbers)
+            env.clock.on_slower = self._slower
+        self._slower()
+
+    def begun(self) -> None:
+        """Say that there is something to lose: from now on only environments are watched."""
+        self._numbers[BEGUN] = 1
+
+    def _slower(self) -> None:
+        self._allow(self._patience())
+
+    def _allow(self, seconds: float) -> None:
+        self._numbers[ALLOWED] = round(1000 * seconds)
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        if self._socket is None or self._process is None:
+            return
+        found = signal.set_wakeup_fd(-1)
+        # What an environment has asked for meanwhile stays.
+        stays = self._before if found == self._socket.fileno() else found
+        with suppress(OSError, ValueError):  # it may be closed by now
+            signal.set_wakeup_fd(stays)
+        with self._socket, suppress(OSError):
+            self._socket.send(QUIT)
+        try:
+            self._process.wait(QUIT_SECONDS)
+        except subprocess.TimeoutExpired:  # it is stopped, or has not come to run yet
+            self._process.kill()
+            self._process.wait()

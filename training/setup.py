@@ -1,0 +1,269 @@
+"""Build the parts of a run, hold them while it lasts, and close them however it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from steadyrl.agents.base import Agent
+from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.registry import build_agent, of_rank
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.vector import VectorEnv
+from steadyrl.memory.budget import plan_line
+from steadyrl.memory.reclaim import let_go_of_code
+from steadyrl.memory.watch import MemoryWatch
+from steadyrl.training.checkpoints.run_directory import RunDirectory, SeenDirectory
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.checkpoints.summary import Summary
+from steadyrl.training.config.settings import Job
+from steadyrl.training.distributed.init import joined
+from steadyrl.training.evaluation.evaluator import Evaluator
+from steadyrl.training.evaluation.video import Filmer
+from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
+from steadyrl.training.logging.screen import find_screen, open_progress, to_terminal
+from steadyrl.training.logging.sinks import Card
+from steadyrl.training.logging.wandb import WandB
+from steadyrl.training.policies.policy import facts_of, starting_weights
+from steadyrl.training.policies.teacher import find_teacher
+from steadyrl.training.run.device_choice import choose_device
+from steadyrl.training.run.finalize import ending
+from steadyrl.training.run.hardware import (
+    device_name,
+    prepare_arithmetic,
+    prepare_device,
+    refuse_foreign_defaults,
+    thread_count,
+)
+from steadyrl.training.run.rank_info import place
+from steadyrl.training.run.run import Run
+from steadyrl.training.run.services import Instruments
+from steadyrl.training.run.signals import Patience, StopSignals
+from steadyrl.training.run.watcher import Watcher
+
+log = logging.getLogger("steadyrl")
+
+
+class Seeds(NamedTuple):
+    """Seeds of the parts of a run; none depends on whether another is used."""
+
+    env: int
+    agent: int
+    evaluation: int
+
+
+def spawn(seed: int, rank: int = 0) -> Seeds:
+    """Derive the parts' seeds from the run's; 0 is a seed like any other.
+
+    Rank 0 has those of a run alone.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ())
+    return Seeds(*sequence.generate_state(len(Seeds._fields)).tolist())
+
+
+@contextmanager
+def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
+    """Yield a job's environments and agent, and nothing that reports; free them on leaving."""
+    settings = job.settings.run
+    seeds = spawn(settings.seed, world.rank)
+    device = torch.device(device_name(settings.device))
+    let_go_of_code()  # importing everything took most of it
+    threads = thread_count(settings.threads, job.spec, place().local_size)
+    prepare_arithmetic(threads)
+    prepare_device(settings, device)
+    with build_env(settings.env, seed=seeds.env) as env:
+        prepare_arithmetic(threads)  # environments may have other ideas
+        refuse_foreign_defaults(settings.env.id)
+        job.spec.refuse_another("training", env.spec)
+        agent = build_agent(
+            of_rank(job.settings.agent, world.rank, world.size),
+            env.spec,
+            device=device,
+            seed=seeds.agent,
+            total_steps=settings.total_steps,
+            teacher=find_teacher(job.settings.agent, env.spec, device),
+        )
+        agent.compute_in(settings.precision)
+        if not world.alone:
+            agent.join(world)
+        try:
+            yield env, agent
+        finally:
+            agent.release()
+
+
+@contextmanager
+def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
+    """Yield a run at its first step, or where it is continued, its environments and its agent.
+
+    On leaving, the summary is written, and all is closed.
+    """
+    screen = find_screen()
+    with ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        together = place().size > 1
+        watcher = stack.enter_context(Watcher(signals.longest(), together=together))
+        stack.enter_context(to_terminal(screen, silent=place().rank > 0))
+        job = on_device(job)
+        settings = job.settings.run
+        world = stack.enter_context(joined(job, signals.stop))
+        job = job._replace(directory=Path(world.gather(str(job.directory))[0]))
+        env, agent = stack.enter_context(build(job, world))
+        agent.obey(signals.stop)
+        facts = facts_of(job.config, env.spec, agent)
+        if settings.init_from is not None and job.continues is None:
+            agent.start_from(starting_weights(Path(settings.init_from), facts))
+        evaluator, seed = None, spawn(settings.seed).evaluation
+        if settings.eval.every and world.rank == 0:
+            evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
+            env.spec.refuse_another("evaluation", evaluator.spec)
+        envs = [env] if evaluator is None else [env, evaluator.env]
+        signals.patience = Patience(settings, envs).seconds
+        watcher.watch(envs, signals.longest)
+        # Last, so that what cannot be built leaves no directory behind.
+        if job.continues is None:
+            signals.begin()
+            watcher.begun()
+        directory = stack.enter_context(_open_directory(job, world))
+        held = settings.resume is not None
+        begin_log = stack.enter_context(to_file(directory.path / log_name(world.rank), held=held))
+        device = torch.device(device_name(settings.device))
+        _announce(job, env, agent, device)
+        watch = _watch(job, device, agent)
+        stack.callback(watch.close)
+        logger = stack.enter_context(closing(_logger(job, directory.path, world)))
+        progress = open_progress(screen, settings.total_steps, job.label, silent=world.rank > 0)
+        stack.enter_context(closing(progress))
+        saver = Saver(settings.checkpoint, directory.path, facts)
+        filmer = Filmer(settings, directory.path, seed=seed)
+        instruments = Instruments(
+            directory, logger, progress, evaluator, signals, watch, saver, filmer, world
+        )
+        run, instruments = _begin(stack, job, env, agent, instruments, facts)
+        if held:
+            _continue(job, run, instruments)
+            begin_log()
+            signals.begin()
+            watcher.begun()
+        with ending(run, instruments):
+            if job.continues is None:
+                env.reset()
+                instruments.saver.start()
+            else:
+                instruments.saver.go_on(job.continues, run.steps)
+            yield run, env, agent
+
+
+def on_device(job: Job) -> Job:
+    """Return a job whose settings name the device that it trains on."""
+    run, agent = job.settings.run, job.settings.agent
+    run = replace(run, device=choose_device(run, agent, job.spec))
+    return job._replace(settings=replace(job.settings, run=run))
+
+
+def _watch(job: Job, device: torch.device, agent: Agent) -> MemoryWatch:
+    memory, parts = job.settings.run.memory, agent.nbytes()
+    return MemoryWatch(memory, device, buffers=parts, holders={"agent": agent})
+
+
+def _begin(
+    stack: ExitStack,
+    job: Job,
+    env: VectorEnv,
+    agent: Agent,
+    instruments: Instruments,
+    facts: dict[str, Any],
+) -> tuple[Run, Instruments]:
+    """Return the run, and the instruments it has alone or shares with other ranks."""
+    summary = _summary(job, instruments.directory.path)
+    if instruments.world.alone:
+        run = Run(job.settings, agent, instruments, summary)
+    else:
+        from steadyrl.training.distributed.run import (  # who is alone needs none of it
+            RankRun,
+            shared,
+        )
+
+        instruments = shared(instruments, job.settings.run, facts, env)
+        run = RankRun(job.settings, agent, instruments, summary)
+    instruments.saver.attach(run, env, agent)
+    stack.callback(instruments.saver.checkpoints.abandon)
+    return run, instruments
+
+
+def _continue(job: Job, run: Run, instruments: Instruments) -> None:
+    """Take the run's state back, or start where nothing was saved; only then write anything."""
+    directory, saver = instruments.directory, instruments.saver
+    over = job.continues is None and directory.holds_run
+    if job.continues is not None:
+        run.summary.resumed_from_step = saver.resume()
+    directory.renew(_texts(job))
+    saver.tidy()
+    instruments.logger.continue_after(run.logged_step)
+    if over:
+        log.warning("nothing had been saved in %s yet: starting over", directory.path)
+    for reason in saver.checkpoints.passed_over.values():
+        log.warning("%s; the checkpoint before it was taken", reason)
+    if job.continues is not None:
+        _tell_of_continuing(run, job.continues)
+
+
+def _tell_of_continuing(run: Run, changes: tuple[str, ...]) -> None:
+    log.info("continued from step %s", f"{run.steps:,}")
+    for change in changes:
+        log.info("  with %s", change)
+    if any(change.startswith("total_steps=") for change in changes):
+        log.info("  schedules follow the new length")
+
+
+def _open_directory(job: Job, world: World) -> RunDirectory:
+    if world.rank:
+        return SeenDirectory(job.directory)
+    if job.settings.run.resume is not None:
+        return RunDirectory(job.directory, continued=True)
+    return RunDirectory(job.directory, _texts(job))
+
+
+def _texts(job: Job) -> dict[str, str]:
+    """Return the files that a run's directory begins with."""
+    kept = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
+    # Last, because it says that the directory holds a run.
+    kept["config.yaml"] = job.config
+    return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
+
+
+def _logger(job: Job, path: Path, world: World) -> Logger:
+    if world.rank:
+        return NoLogger()
+    card = Card(path.name, job.config, job.hydra.get("overrides", ()))
+    return Logger(path, card, [WandB(path, card)] if job.settings.run.log.wandb else [])
+
+
+def _summary(job: Job, path: Path) -> Summary:
+    s = job.settings
+    return Summary("failed", str(path), s.agent.name, s.run.env.id, s.run.seed)
+
+
+def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> None:
+    s = job.settings
+    log.info(
+        "%s on %s: %s steps, %d environment%s, seed %d, %s, %d thread%s",
+        s.agent.name.upper(),
+        s.run.env.id,
+        f"{s.run.total_steps:,}",
+        env.spec.num_envs,
+        "" if env.spec.num_envs == 1 else "s",
+        s.run.seed,
+        device,
+        torch.get_num_threads(),
+        "" if torch.get_num_threads() == 1 else "s",
+    )
+    log.info(plan_line(agent.nbytes(), device))

@@ -1,0 +1,1 @@
+"""Many runs: sweeps over values and seeds. Read `sweeper.py` first."""

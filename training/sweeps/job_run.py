@@ -1,0 +1,173 @@
+"""One job of a sweep, run where its launcher put it: here, or as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from steadyrl.core.errors import ExpectedError, one_line, printable, told_lines
+from steadyrl.training.checkpoints.run_directory import absolute
+from steadyrl.training.logging.terminal import accept_all_text
+from steadyrl.training.run.signals import SIGNAL_EXIT
+from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
+from steadyrl.training.sweeps.subprocess_run import (
+    Child,
+    Outcome,
+    end_with_parent,
+    last_error,
+    silent_end,
+    status_of,
+)
+
+# What a launcher hands on to the processes it starts. Hydra sets the name around the job.
+NAME = "STEADYRL_SWEEP_JOB"
+STOP = "STEADYRL_SWEEP_STOP"  # a file that is there once nothing is to be started any more
+OWNER = "STEADYRL_SWEEP_OWNER"  # the sweep's process, where its workers end with it
+THREADS = "STEADYRL_SWEEP_THREADS"  # for each of the jobs that run side by side
+
+
+def say(text: str) -> None:
+    """Print lines in one piece, so that those of several processes do not mix."""
+    if sys.stdout is None:  # it was closed
+        return
+    accept_all_text(sys.stdout)
+    with suppress(OSError):  # nobody may be reading any more: the jobs go on
+        sys.stdout.write(f"{printable(text)}\n")
+        sys.stdout.flush()
+
+
+def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:
+    """Return the job that this process was started for, where a sweep of ours did so."""
+    name = os.environ.get(NAME)
+    if name is None:
+        return None
+    place = SweepDirectory(absolute(Path(sweep_dir)))
+    job = place.read(name)
+    return None if job is None else (place, job)
+
+
+def run_job(
+    place: SweepDirectory, job: SweepJob, in_process: Callable[[], float | None], options: list[str]
+) -> float | None:
+    """Run a sweep's job, here or as a process of its own, and write down how it went.
+
+    A failure is a line and an entry; it is not raised, so that the others are run.
+    """
+    stop = os.environ.get(STOP)
+    if stop is not None and (Path(stop).exists() or not _ends_with_sweep()):
+        return None
+    with place.holding(job) as free:
+        if not free:
+            say(f"job {job.place}: {job.label}: another sweep runs it")
+            return None
+        say(f"job {job.place}: {job.label}")
+        job.status, job.error, job.score, job.host = "running", None, None, socket.gethostname()
+        job.pid = job.runner = os.getpid()
+        job.exit_code, job.seconds = None, None
+        place.write(job)
+        begin = time.monotonic()
+        outcome = Outcome("failed", 1, None, None, "ended without a word")
+        try:
+            outcome = _inside(in_process) if stop is None else _outside(place, job, options)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+            outcome = Outcome(status_of(code), code) if code else silent_end(0.0)
+            if not code:
+                say(f"error: {outcome.error}")
+                return None  # a sweep does not end as if it were over
+            raise
+        except KeyboardInterrupt as error:
+            outcome = Outcome("interrupted", getattr(error, "exit_code", 130))
+            raise
+        finally:
+            job.status, job.exit_code, job.score, _, job.error = outcome
+            job.seconds, job.pid = time.monotonic() - begin, None
+            if job.status == "in use":
+                job.status, job.error = "failed", "another run uses its directory"
+            place.write(job)
+    if stop is not None and not _ends_with_sweep():
+        os._exit(SIGNAL_EXIT + signal.SIGTERM)  # nobody waits for the score, or for this process
+    return job.score
+
+
+def _inside(train: Callable[[], float | None]) -> Outcome:
+    try:
+        return Outcome("finished", 0, train())
+    except ExpectedError as error:
+        say("\n".join(told_lines(error)))
+        line = one_line(str(error))
+        return Outcome(status_of(error.exit_code), error.exit_code, error=line)
+
+
+def _outside(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcome:
+    threads = int(os.environ.get(THREADS, "1"))
+    child = Child(
+        job.overrides,
+        Path(job.run_dir),
+        output=subprocess.PIPE,
+        options=options,
+        threads=threads,
+    )
+    job.pid = child.process.pid
+    place.write(job)
+    errors: list[str] = []
+    assert child.process.stdout is not None
+    with _ending_together(child):
+        for raw in child.process.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            errors = [line] if line.startswith("error: ") else errors
+            say(f"[{job.place} {job.label}] {line}")
+        return child.wait(last_error(errors))
+
+
+def _ends_with_sweep() -> bool:
+    """Ask the kernel for SIGTERM when the sweep is killed that this worker is for; false if it was.
+
+    Else nobody would end the workers of joblib, nor the runs that they wait for.
+    """
+    owner = os.environ.get(OWNER)
+    if owner in (None, str(os.getpid())):
+        return True
+    end_with_parent()
+    return owner == str(os.getppid())
+
+
+@contextmanager
+def _ending_together(child: Child) -> Iterator[None]:
+    """Let a signal to this process end the child first, which saves; then do what it did before.
+
+    Slurm warns so before it takes a machine away, and submitit then asks for another one.
+    """
+    # A launcher may run jobs one by one in the sweep's own process, which passes signals on.
+    own = os.environ.get(OWNER) == str(os.getpid())
+    if own or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR2)}
+
+    def act(number: int, frame: Any) -> None:
+        child.stop()
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(timeout=60)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # passed on by who launched us
+    for number in before:
+        signal.signal(number, act)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,314 @@
+"""The jobs of a sweep as its directory keeps them: what each is, how it went, which are left.
+
+Every job has a file of its own, because launchers run jobs in several processes or machines;
+`sweep.json` is those files put together, for people's scripts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from steadyrl.core.documents import read_json, read_yaml
+from steadyrl.core.errors import ExpectedError, SettingError
+from steadyrl.core.files import open_plain, write_whole
+from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, refuse_links
+from steadyrl.training.config.overrides import ABOUT_THE_RUN, is_free, leaves, put
+from steadyrl.training.config.settings import completed, load_settings
+from steadyrl.training.sweeps.subprocess_run import is_finished
+
+FORMAT = 1
+SWEEP, JOBS = "sweep.json", ".jobs"
+ENDED = ("finished", "diverged", "failed", "killed", "interrupted")
+
+
+class SweepError(ExpectedError):
+    """Refuse a sweep whose directory cannot be used."""
+
+    exit_code = 2
+
+
+@dataclass
+class SweepJob:
+    """One job: what tells it from the others, and how it went."""
+
+    name: str  # of its directory, and of its file
+    label: str  # as it was typed: seed=1 agent=dqn
+    overrides: list[str]
+    identity: str
+    run_dir: str
+    place: str = ""  # 2/6 in the command that runs it
+    status: str = "waiting"
+    exit_code: int | None = None
+    score: float | None = None
+    seconds: float | None = None  # of its last attempt
+    error: str | None = None
+    pid: int | None = None  # of its own process, on this host
+    host: str | None = None
+    runner: int | None = None  # the process that holds it there
+    counted: dict[str, Any] = field(default_factory=dict)  # what its identity is made of
+
+    @property
+    def begun(self) -> bool:
+        """Whether its directory holds a run that can be continued, or some of its seeds do."""
+        place = Path(self.run_dir)
+        return (place / CONFIG).exists() or any(place.glob(f"seed-*/{CONFIG}"))
+
+
+def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings that make a run what it is, by full key, whatever else was typed.
+
+    They are converted: 1e5 is 100000. Keys that are `swept` over tell jobs apart, whichever they
+    are; a key that the configuration has not got yet has today's default.
+    """
+    found = completed(values)
+    with suppress(SettingError):  # the job itself will refuse it
+        settings = load_settings(found)
+        found = {**asdict(settings.run), "agent": asdict(settings.agent)}  # type: ignore[call-overload]
+    keys = {
+        key: value
+        for key, value in leaves(found)
+        if key in swept or (key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key)))
+    }
+    if found.get("init_from") is not None:
+        keys["init_from"] = found["init_from"]
+    return keys
+
+
+def identity(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
+    """Return what two configurations share that make the same run, whatever else they say."""
+    return digest(counted(values, swept))
+
+
+def digest(keys: Mapping[str, Any]) -> str:
+    """Return the identity of what counts of a run."""
+    text = json.dumps(keys, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_known(jobs: Sequence[SweepJob], wanted: Collection[SweepJob]) -> dict[str, SweepJob]:
+    """Return jobs by their identity; of older ones than keys of today, by what it is now."""
+    today = {frozenset(job.counted) for job in wanted}
+    found: dict[str, SweepJob] = {}
+    if {job.identity for job in wanted} - {job.identity for job in jobs}:
+        older = [job for job in jobs if frozenset(job.counted) not in today]
+        found = {digest(_counted_today(job)): job for job in older}
+    return found | {job.identity: job for job in jobs}
+
+
+def _counted_today(job: SweepJob) -> dict[str, Any]:
+    """Return what counts of a job that was planned before some key was there."""
+    if job.counted:
+        values: dict[str, Any] = {}
+        for key, value in job.counted.items():
+            put(values, key, value)
+        return counted(values, job.counted)
+    try:  # planned before this was kept: its run knows
+        values = read_yaml(Path(job.run_dir) / CONFIG)
+    except Exception:  # of the parser, of the disk: there need not be any
+        return {"name": job.name}
+    typed = {text.partition("=")[0].lstrip("+~") for text in job.overrides}
+    return counted(values, typed) if isinstance(values, dict) else {"name": job.name}
+
+
+def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
+    """Return the keys that have several values in a batch."""
+    values: dict[str, set[str]] = {}
+    for key, _, value in (text.partition("=") for overrides in batch for text in overrides):
+        values.setdefault(key.lstrip("+~"), set()).add(value)
+    return {key for key, of_it in values.items() if len(of_it) > 1}
+
+
+def refuse_shared(jobs: Iterable[SweepJob]) -> None:
+    """Refuse a directory that two jobs would train in."""
+    owners: dict[str, SweepJob] = {}
+    for job in jobs:
+        owner = owners.setdefault(job.run_dir, job)
+        if owner is not job:
+            reason = f"would be of two jobs, {owner.label} and {job.label}; leave it out"
+            raise SettingError("run_dir", job.run_dir, reason)
+
+
+class SweepDirectory:
+    """What a sweep's directory knows of its jobs; several sweeps may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        refuse_links(path)
+        self._refuse_foreign()
+
+    def _refuse_foreign(self) -> None:
+        file = self.path / SWEEP
+        try:
+            found = read_json(file)
+            known = found["format"] == FORMAT and isinstance(found["jobs"], list)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise SweepError(
+                f"{file}: was not written by a sweep of this version; choose another "
+                "hydra.sweep.dir"
+            )
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Keep other sweeps from naming jobs here meanwhile."""
+        (self.path / JOBS).mkdir(parents=True, exist_ok=True)
+        plan = self.path / JOBS / ".plan"
+        try:
+            file = open_plain(plan, os.O_WRONLY | os.O_CREAT)
+        except OSError as error:
+            raise SweepError(f"{plan}: cannot be used: {error.strerror}") from None
+        with os.fdopen(file, "w"):
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            yield
+
+    def _file(self, name: str) -> Path:
+        # A digest: a name that was typed may have slashes.
+        return self.path / JOBS / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+
+    @contextmanager
+    def holding(self, job: SweepJob) -> Iterator[bool]:
+        """Hold a job while it is run here; false where somebody else does."""
+        lock = self._file(job.name).with_suffix(".lock")
+        try:
+            file = open_plain(lock, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise SweepError(f"{lock}: cannot be used: {error.strerror}") from None
+        try:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(file)
+
+    def write(self, job: SweepJob) -> None:
+        """Keep what is known of a job."""
+        (self.path / JOBS).mkdir(parents=True, exist_ok=True)
+        kept = asdict(job)
+        if Path(job.run_dir).is_relative_to(self.path):  # so that the directory may be moved
+            kept["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
+        write_whole(self._file(job.name), json.dumps(kept, default=str) + "\n")
+
+    def read(self, name: str) -> SweepJob | None:
+        """Return a job, if there is one of this name."""
+        return self._read(self._file(name))
+
+    def _read(self, file: Path) -> SweepJob | None:
+        try:
+            job = SweepJob(**read_json(file))
+            place, here = self.path / job.run_dir, self.path / job.name
+            # One that was kept with its whole path may have been moved since.
+            job.run_dir = str(here if not place.exists() and here.exists() else place)
+            return job
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            raise SweepError(f"{file}: is damaged; remove it to run its job again") from None
+
+    def named(self, names: Sequence[str]) -> list[SweepJob]:
+        """Return the jobs of these names as they stand now."""
+        found = (self.read(name) for name in names)
+        return [self.now(job) for job in found if job is not None]
+
+    def all(self) -> list[SweepJob]:
+        """Return every job as it stands now."""
+        found = (self._read(file) for file in (self.path / JOBS).glob("*.json"))
+        return sorted((self.now(job) for job in found if job), key=lambda job: job.name)
+
+    def now(self, job: SweepJob) -> SweepJob:
+        """Return a job with the truth about it: a process may have died without a word."""
+        summary = read_summary(Path(job.run_dir))
+        if job.status != "finished" and is_finished(summary):
+            # Its process ended between the summary and this file.
+            score, seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
+            return replace(
+                job, status="finished", exit_code=0, score=score, seconds=seconds, error=None
+            )
+        # A process that asks for a lock of its own is given it, and loses it by that.
+        ours = job.runner == os.getpid() and job.host == socket.gethostname()
+        if job.status == "running" and not ours:
+            with self.holding(job) as free:
+                if free:
+                    return replace(
+                        job, status="killed", exit_code=-9, error="its process was killed"
+                    )
+        return job
+
+    def is_done(self, job: SweepJob) -> bool:
+        """Return whether a job has nothing left to do: it finished, and its run is still there."""
+        return job.status == "finished" and is_finished(read_summary(Path(job.run_dir)))
+
+    def collect(self, order: Sequence[str]) -> list[SweepJob]:
+        """Write sweep.json; return all jobs, those named in `order` first."""
+        rank = {name: at for at, name in enumerate(order)}
+        jobs = sorted(self.all(), key=lambda job: (rank.get(job.name, len(rank)), job.name))
+        hidden = ("identity", "pid", "host", "runner", "place", "counted")
+        shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
+        whole = {"format": FORMAT, "version": _version(), "jobs": shown}
+        write_whole(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
+        return jobs
+
+
+def _version() -> str | None:
+    try:
+        return version("steadyrl")
+    except PackageNotFoundError:
+        return None
+
+
+def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
+    """Return the sweep in a line: how many are done, running and failed, the best, the time left.
+
+    `at_once` is how many jobs run side by side.
+    """
+    count = {status: sum(job.status == status for job in jobs) for status in (*ENDED, "running")}
+    failed = sum(count[status] for status in ENDED[1:4])
+    parts = [f"{count['finished']}/{len(jobs)} done", f"{count['running']} running"]
+    parts += [f"{failed} failed"]
+    parts += [f"{count['interrupted']} interrupted"] if count["interrupted"] else []
+    scored = [
+        (job.score, job.label) for job in jobs if job.status == "finished" and job.score is not None
+    ]
+    if scored:
+        score, label = max(scored, key=lambda each: each[0])
+        parts.append(f"best {score:.1f} ({label})")
+    took = [job.seconds for job in jobs if job.status == "finished" and job.seconds]
+    left = sum(job.status in ("waiting", "running") for job in jobs)
+    if took and left:
+        seconds = round(sum(took) / len(took) * left / max(at_once, 1))
+        parts.append(f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left")
+    return "sweep: " + ", ".join(parts)
+
+
+def _short(text: str, most: int = 100) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def table(jobs: Sequence[SweepJob]) -> str:
+    """Return the jobs as aligned lines: what, how it ended, its score and seconds, and why."""
+    rows = [("job", "status", "score", "seconds", "")]
+    for job in jobs:
+        score = "–" if job.score is None else f"{job.score:.1f}"
+        seconds = "–" if job.seconds is None else f"{job.seconds:.1f}"
+        rows.append((job.label, job.status, score, seconds, _short(job.error or "")))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
+        f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    )

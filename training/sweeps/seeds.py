@@ -1,0 +1,271 @@
+"""`seeds=[0,1,…]`: as many runs of one configuration, one after the other in one process.
+
+What they share is what a process has once: its imports, compiled kernels, and the graph of an
+update, which pays sooner for all of them. Each has its own directory, seed-N/ below one, and is
+there what it would be alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from steadyrl.agents.networks.settings import is_large_image
+from steadyrl.agents.registry import Compiling
+from steadyrl.core.documents import read_yaml
+from steadyrl.core.errors import NonFiniteError, SettingError, describe, one_line, told_lines
+from steadyrl.core.files import write_whole
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.checkpoints.formats import with_keys_of_before
+from steadyrl.training.checkpoints.manifest import CheckpointError
+from steadyrl.training.checkpoints.run_directory import (
+    CONFIG,
+    SUMMARY,
+    absolute,
+    read_summary,
+    refuse_links,
+)
+from steadyrl.training.config.overrides import AUTO, continued, named
+from steadyrl.training.config.schema import show
+from steadyrl.training.config.settings import Job, RunSettings
+from steadyrl.training.run.job import _directory, _resolved, _settings, _typed, accept
+from steadyrl.training.run.rank_info import place
+from steadyrl.training.sweeps.job_run import say
+from steadyrl.training.sweeps.jobs import SweepJob, progress_line, table
+from steadyrl.training.sweeps.subprocess_run import is_finished
+
+SCORES = ("eval_return", "return")
+
+
+TOGETHER = ("agent", "env")
+
+
+EACH = ("seed", "status", "steps", "return_mean", "eval_return_mean", "weights_sha256")
+
+
+def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
+    """Write how the runs went that have ended; a full disk is a warning."""
+    found = [read_summary(Path(account.run_dir)) for account in told if account.begun]
+    ended = [summary for summary in found if summary]
+    whole: dict[str, Any] = {"status": _status(told), "run_dir": str(directory)}
+    for key in TOGETHER:
+        whole[key] = next((summary.get(key) for summary in ended), None)
+    whole["seeds"] = [int(account.name.removeprefix("seed-")) for account in told]
+    for name in SCORES:
+        known = [v for s in ended if (v := s.get(f"{name}_mean")) is not None]
+        whole[f"{name}_mean"] = fmean(known) if known else None
+        whole[f"{name}_std"] = pstdev(known) if known else None  # from seed to seed
+    whole["wall_seconds"] = sum(summary.get("wall_seconds", 0.0) for summary in ended)
+    whole["runs"] = [{key: summary.get(key) for key in EACH} for summary in ended]
+    try:
+        write_whole(directory / SUMMARY, json.dumps(whole, indent=2) + "\n")
+    except OSError as error:
+        say(f"warning: summary.json cannot be written: {error.strerror or error}")
+
+
+def _status(told: Sequence[SweepJob]) -> str:
+    """Return `finished` where all are; else how the first that ended otherwise did."""
+    others = [account.status for account in told if account.status != "finished"]
+    if set(others) & {"waiting", "running", "killed", "interrupted"}:
+        return "interrupted"
+    return others[0] if others else "finished"
+
+
+def each_seed(
+    config: DictConfig, run: RunSettings, directory: Path, typed: Sequence[str], *, again: bool
+) -> Iterator[DictConfig]:
+    """Yield the configuration of each run that is left, or refuse all of them.
+
+    With `again`, as with resume=…, those that were begun are continued.
+    """
+    assert run.seeds is not None
+    _check_consistency(run.seeds, typed)
+    again = again or run.resume is not None
+    begun = [seed for seed in run.seeds if (_folder(directory, seed) / CONFIG).exists()]
+    if (directory / CONFIG).exists():
+        reason = "holds a run of its own; choose another directory"
+        raise SettingError("run_dir", directory, reason)
+    if begun and not again:
+        reason = f"holds runs of seeds={show(begun)}; continue them with resume=auto"
+        raise SettingError("run_dir", directory, f"{reason}, or choose another directory")
+    if run.resume not in (None, AUTO) and not begun:
+        raise CheckpointError(f"resume={run.resume}: holds no run of seeds={show(run.seeds)}")
+    length = run.total_steps if named(typed, ["total_steps"]) else 0
+    for seed in run.seeds:
+        folder, own = _folder(directory, seed), deepcopy(config)
+        own.seed, own.seeds, own.run_dir = seed, None, str(folder)
+        own.resume = AUTO if again else None
+        summary = read_summary(folder)
+        if not (again and is_finished(summary) and summary.get("steps", 0) >= length):
+            yield own
+        elif seed in begun:
+            _refuse_another(folder / CONFIG, own, typed)
+
+
+def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
+    """Refuse a run that is over and was made with other settings: it is no seed of these."""
+    try:
+        stored = read_yaml(file)
+        if not isinstance(stored, dict):
+            raise ValueError("holds no keys")
+    except Exception as error:  # of the parser, of the disk: the file may hold anything
+        raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
+    continued(with_keys_of_before(stored), _plain(own), typed)
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _folder(directory: Path, seed: int) -> Path:
+    return directory / f"seed-{seed}"
+
+
+def _keys(typed: Sequence[str]) -> set[str]:
+    return {text.partition("=")[0].lstrip("+~") for text in typed}
+
+
+def _check_consistency(seeds: Sequence[int], typed: Sequence[str]) -> None:
+    if "seed" in _keys(typed):
+        raise SettingError("seeds", show(seeds), "cannot be combined with seed=…: leave one out")
+    if place().size > 1:
+        reason = "cannot be combined with torchrun: these are many runs, ranks are one"
+        raise SettingError("seeds", show(seeds), reason)
+
+
+class ManySeeds(NamedTuple):
+    """Runs that differ in their seed only, below one directory; those without a job are done."""
+
+    directory: Path
+    seeds: tuple[int, ...]
+    jobs: list[Job]
+    typed: Sequence[str]
+
+    def train(self, train: Callable[[Job], float | None]) -> float | None:
+        """Train one after the other; return their mean score.
+
+        One that diverges, or whose environments fail, is over, and the others go on.
+        """
+        told = {seed: _account(_folder(self.directory, seed), seed) for seed in self.seeds}
+        jobs = {job.settings.run.seed: job for job in one_graph(self.jobs, len(self.seeds))}
+        for seed in jobs:
+            told[seed].status = "waiting"
+        try:
+            for at, (seed, account) in enumerate(told.items()):
+                if seed not in jobs:
+                    say(f"{account.label}: finished before, in {account.run_dir}")
+                    continue
+                label = f"{account.label} ({at + 1}/{len(told)})"
+                say(f"{label}, one after the other in this process")
+                _run(jobs[seed]._replace(label=label), account, train)
+                write_summary(self.directory, list(told.values()))
+                say(progress_line(list(told.values())).replace("sweep", "seeds", 1))
+        finally:
+            self._report(list(told.values()))
+        unfinished = [account for account in told.values() if account.status != "finished"]
+        if unfinished:
+            from steadyrl.training.sweeps.sweeper import UnfinishedError  # with Hydra's plugins
+
+            raise UnfinishedError(unfinished, len(told))
+        scores = [account.score for account in told.values() if account.score is not None]
+        return fmean(scores) if len(scores) == len(told) else None
+
+    def _report(self, told: Sequence[SweepJob]) -> None:
+        """Write the summary of all, and say how each went and how to go on; unless none began."""
+        if not any(account.begun for account in told):
+            return
+        write_summary(self.directory, told)
+        say(f"\n{table(told)}\n")
+        if any(account.status != "finished" for account in told):
+            own = [text for text in self.typed if not _keys([text]) & {"run_dir", "resume"}]
+            again = shlex.join([*own, f"run_dir={self.directory}", "resume=auto"])
+            say(f"rest:   python train.py {again}")
+        say(f"runs:   {self.directory}")
+        say(f"curves: tensorboard --logdir {shlex.quote(str(self.directory))}")
+
+
+def _account(folder: Path, seed: int) -> SweepJob:
+    account = SweepJob(folder.name, f"seed={seed}", [], "", str(folder))
+    return _looked_up(account) if account.begun else account
+
+
+def _looked_up(account: SweepJob) -> SweepJob:
+    """Take over what a run says of itself."""
+    summary = read_summary(Path(account.run_dir))
+    account.status = summary.get("status", "killed")
+    account.score, account.seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
+    return account
+
+
+def _run(job: Job, account: SweepJob, train: Callable[[Job], float | None]) -> None:
+    account.status = "running"
+    try:
+        train(job)
+    except (NonFiniteError, EnvironmentFailedError) as error:
+        if not account.begun:  # nor would the others
+            raise
+        account.error, account.exit_code = one_line(str(error)), error.exit_code
+        say("\n".join(told_lines(error)))
+    finally:
+        account.status = "waiting"
+        if account.begun:
+            _looked_up(account)
+
+
+def one_graph(jobs: list[Job], many: int) -> list[Job]:
+    """Let runs that begin compile their updates where that pays for so `many` runs together.
+
+    The graph is compiled for the first of them; the others find it.
+    """
+    new = [job for job in jobs if job.continues is None]
+    agent = new[0].settings.agent if new else None
+    if not isinstance(agent, Compiling) or agent.compile != "auto":
+        return jobs
+    import torch  # slow, like what follows
+
+    from steadyrl.agents.engine.engine import compile_mode
+    from steadyrl.training.run.device_choice import choose_device
+
+    run, spec = new[0].settings.run, new[0].spec
+    device, large = torch.device(choose_device(run, agent, spec)), is_large_image(spec.seen_shape)
+    updates = agent.expected_updates(spec, run.total_steps)
+    alone, together = (
+        compile_mode("auto", device, each, large_images=large) for each in (updates, many * updates)
+    )
+    if alone == together:
+        return jobs
+    say(f"updates: {many * updates:,} of all seeds, which one graph pays for: agent.compile=true")
+    return [job if job.continues is not None else _compiling(job) for job in jobs]
+
+
+def _compiling(job: Job) -> Job:
+    agent = replace(job.settings.agent, compile="true")  # type: ignore[type-var]
+    config = {**job.config, "agent": {**job.config["agent"], "compile": "true"}}
+    return job._replace(settings=replace(job.settings, agent=agent), config=config)
+
+
+def accept_seeds(
+    config: DictConfig, of_all_jobs: Sequence[str], of_sweep: SweepJob | None
+) -> tuple[Path, tuple[int, ...], list[Job]]:
+    """Do the same for each of `seeds`; return their directory, themselves, and the jobs left."""
+    from steadyrl.training.sweeps.seeds import each_seed
+
+    settings = _settings(_resolved(config))
+    if of_sweep is None:
+        directory = absolute(_directory(settings, of_all_jobs))
+    else:
+        directory = Path(of_sweep.run_dir)
+    refuse_links(directory)
+    again = of_sweep is not None and of_sweep.begun
+    configs = each_seed(config, settings.run, directory, _typed(), again=again)
+    return directory, settings.run.seeds or (), [accept(each) for each in configs]

@@ -1,0 +1,165 @@
+"""A run as a process of its own, by the command line that people type: what it does stays its own.
+
+Nothing that it breaks, leaks or is killed by is shared with whoever started it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from steadyrl.core.errors import one_line
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
+
+PROGRAM = Path(__file__).parents[2]  # the package: its `__main__` is the command
+PR_SET_PDEATHSIG = 1
+PATIENCE = 120  # seconds for a run whose parent was killed to save and end
+# How a run ends, by its exit code; a signal that nobody handles has a negative one.
+STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
+STATUS |= {143: "interrupted"}
+SILENT = "its process ended with 0, and no summary.json says that the run is finished"
+# Who counts threads by themselves; torch is told by `threads`.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    status: str  # of summary.json; or killed, or in use
+    exit_code: int
+    score: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+def status_of(code: int) -> str:
+    """Return in a word what an exit code means."""
+    return "killed" if code < 0 else STATUS.get(code, "failed")
+
+
+def quoted(value: object) -> str:
+    """Return a text as Hydra's grammar reads it whatever is in it."""
+    return QuotedString(str(value), Quote.single).with_quotes()
+
+
+def silent_end(seconds: float) -> Outcome:
+    """Return the outcome of a run that somebody's code ended with 0 before it was finished."""
+    code = EnvironmentFailedError.exit_code
+    return Outcome("failed", code, None, seconds, SILENT)
+
+
+def _file_of_summary(directory: Path) -> tuple[int, int] | None:
+    """Return what tells a run's summary.json from one that has been written in its place."""
+    try:
+        found = (directory / SUMMARY).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def is_finished(summary: Mapping[str, Any]) -> bool:
+    """Return whether a summary is that of a run that came to its end."""
+    return summary.get("status") == "finished"
+
+
+class Child:
+    """A run that was started or continued in `directory`; it ends, and saves, with its parent."""
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        directory: Path,
+        *,
+        output: IO[bytes] | int,
+        options: Sequence[str] = (),
+        threads: int | None = None,
+    ) -> None:
+        self.directory = directory
+        self._begin, self._earlier = time.monotonic(), _file_of_summary(directory)
+        where = [f"run_dir={quoted(directory)}", "resume=auto"]
+        typed = {text.partition("=")[0] for text in overrides}
+        environment = dict(os.environ)
+        if threads is not None:
+            environment |= dict.fromkeys(THREADS, str(threads))
+            where += [] if "threads" in typed else [f"threads={threads}"]
+        kept = [text for text in overrides if text.partition("=")[0] not in ("run_dir", "resume")]
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), *options, *kept, *where],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is passed on once, by whoever got it
+            preexec_fn=end_with_parent,
+        )
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ask the run to save and end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self, error: str | None = None) -> Outcome:
+        """Wait for the run's end; return how it was, with the `error` that it told."""
+        code = self.process.wait()
+        summary = read_summary(self.directory)
+        # One that was there before tells of an earlier attempt; clocks need not agree on when.
+        is_new = _file_of_summary(self.directory) != self._earlier
+        seconds = time.monotonic() - self._begin
+        if code == 0 and not (is_new and is_finished(summary)):
+            return silent_end(seconds)
+        score = summary.get("eval_return_mean") if is_new else None
+        status = status_of(code)
+        if status == "killed":
+            score, error = None, f"killed by signal {-code}"
+        return Outcome(status, code, score, seconds, error)
+
+
+def wait_until_free(directory: Path) -> None:
+    """Let a run that lost its parent save and end, before another one goes on with it."""
+    end = time.monotonic() + PATIENCE
+    while in_use(directory) and time.monotonic() < end:
+        time.sleep(0.5)
+
+
+@contextmanager
+def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iterator[list[Child]]:
+    """Run one seed each in processes of their own; on leaving all save and end."""
+    children: list[Child] = []
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        with (place / "out.log").open("ab") as output:
+            for seed in seeds:
+                own = [*overrides, f"seed={seed}"]
+                where = place / f"seed-{seed}"
+                wait_until_free(where)
+                children.append(Child(own, where, output=output.fileno(), threads=1))
+        yield children
+    finally:
+        for child in children:
+            child.stop()
+        for child in children:
+            child.process.wait()
+
+
+def end_with_parent() -> None:
+    """Ask the kernel for SIGTERM when the parent dies."""
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def last_error(lines: Sequence[str]) -> str | None:
+    """Return what the last line that begins with `error: ` says."""
+    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return one_line(told[-1]) if told else None

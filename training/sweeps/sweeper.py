@@ -1,0 +1,278 @@
+"""Hydra's sweeper, made to go on: plan the jobs, leave out finished ones, survive failing ones.
+
+Launchers are Hydra's. The basic one runs jobs in this process; of any other each job is a process
+of its own (`training/sweeps/job_run.py`) whose lines carry its label.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins import basic_sweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import env_override
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from steadyrl.core.errors import ExpectedError, describe
+from steadyrl.core.files import write_whole
+from steadyrl.memory.process import usable_cores
+from steadyrl.training.checkpoints.run_directory import RunDirectoryInUseError, absolute
+from steadyrl.training.run.job import fixed_keys, run_name
+from steadyrl.training.run.signals import SIGNAL_EXIT, StoppedError
+from steadyrl.training.sweeps.job_run import NAME, OWNER, STOP, THREADS, say
+from steadyrl.training.sweeps.jobs import (
+    JOBS,
+    SWEEP,
+    SweepDirectory,
+    SweepError,
+    SweepJob,
+    counted,
+    digest,
+    find_known,
+    progress_line,
+    refuse_shared,
+    swept_over,
+    table,
+)
+from steadyrl.training.sweeps.subprocess_run import quoted
+from steadyrl.training.sweeps.watch import passing_on, watching
+
+
+class UnfinishedError(ExpectedError):
+    """Say that not all jobs of a sweep came to their end, with the code of the first."""
+
+    def __init__(self, jobs: Sequence[SweepJob], total: int) -> None:
+        first = jobs[0]
+        why = first.error or f"is {first.status}"
+        super().__init__(
+            f"{len(jobs)} of {total} jobs did not finish; the first, {first.label}: {why}"
+        )
+        # One that another sweep is still running is in use; a killed one has no code of ours.
+        code = first.exit_code or RunDirectoryInUseError.exit_code
+        self.exit_code = code if code > 0 else SIGNAL_EXIT - code
+
+
+def install() -> None:
+    """Take the place of Hydra's basic sweeper, which ends at a job that fails."""
+    # Looked up when it is used: Hydra executes its plugins' modules anew when it scans them.
+    name = f"{basic_sweeper.__name__}.BasicSweeper"
+    Plugins.instance().class_name_to_class[name] = GoingOn
+
+
+class GoingOn(Sweeper):
+    """Run every job that a sweep's directory does not know to be finished."""
+
+    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None = None) -> None:
+        self._batch_size, self._params = max_batch_size, params or {}
+        self._launcher: Launcher | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Make the launcher that was chosen."""
+        self.config, self.hydra_context = config, hydra_context
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> list[Any]:
+        """Plan, launch what is left, and say how it went."""
+        assert self.config is not None
+        typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
+        parsed = OverridesParser.create().parse_overrides(typed)
+        [batch] = basic_sweeper.BasicSweeper.split_arguments(parsed, None)
+        place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir)))
+        place.path.mkdir(parents=True, exist_ok=True)
+        write_whole(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
+        with place.planning():
+            jobs = self._plan(place, batch, typed)
+        names = [job.name for job in jobs]
+        left = [job for job in jobs if not place.is_done(job)]
+        for job in jobs:
+            if job not in left:
+                say(f"job {job.place}: {job.label}: finished before, in {job.run_dir}")
+        began = time.monotonic()
+        try:
+            if self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
+                self._one_by_one(place, left, names)
+            elif left:
+                self._side_by_side(place, left, names)
+        finally:
+            # Memory: a sweep keeps nothing of its jobs but these files.
+            ended = _report(place, names, typed, began)
+        unfinished = [job for job in ended if job.status != "finished"]
+        if unfinished:
+            raise UnfinishedError(unfinished, len(ended))
+        return []
+
+    def _plan(
+        self, place: SweepDirectory, batch: Sequence[Sequence[str]], typed: Sequence[str]
+    ) -> list[SweepJob]:
+        """Name the jobs: those that are known here by what they are, the others anew."""
+        swept, fresh = swept_over(batch), []
+        for number, overrides in enumerate(batch):
+            config = self._compose(overrides, number)
+            own = [text for text in overrides if not text.lstrip("+").startswith("hydra.")]
+            keys = counted(config["values"], swept)
+            where = str(config["values"].get("run_dir") or "")
+            fresh.append(SweepJob(config["subdir"], "", own, digest(keys), where, counted=keys))
+        known = find_known(place.all(), fresh)
+        taken = {job.name for job in known.values()}
+        same = fixed_keys([text for text in typed if not text.startswith("hydra")])
+        jobs: dict[str, SweepJob] = {}
+        for number, job in enumerate(fresh):
+            if job.identity in jobs:
+                continue  # typed twice
+            if job.identity in known:
+                before = known[job.identity]
+                job = replace(
+                    before, overrides=job.overrides, identity=job.identity, counted=job.counted
+                )
+            else:
+                job.name = job.name or _free_name(number, len(batch), job.overrides, typed, taken)
+                job.run_dir = str(absolute(Path(job.run_dir or place.path / job.name)))
+            taken.add(job.name)
+            differing = [t for t in job.overrides if t.partition("=")[0].lstrip("+~") not in same]
+            job.label = " ".join(differing or job.overrides) or job.name
+            jobs[job.identity] = job
+        refuse_shared(jobs.values())
+        for at, job in enumerate(jobs.values()):
+            job.place = f"{at + 1}/{len(jobs)}"
+            if job.status == "running":
+                continue  # by another sweep, which writes about it
+            if job.status != "finished":
+                job.status, job.error = "waiting", None
+            place.write(job)
+        return list(jobs.values())
+
+    def _compose(self, overrides: Sequence[str], number: int) -> dict[str, Any]:
+        assert self.config is not None and self.hydra_context is not None
+        loader = self.hydra_context.config_loader
+        config = loader.load_sweep_config(self.config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        before = HydraConfig.instance().cfg
+        HydraConfig.instance().set_config(config)
+        try:
+            subdir = str(config.hydra.sweep.subdir)
+            del config.hydra
+            try:
+                values = OmegaConf.to_container(config, resolve=True)
+            except Exception:  # resolvers are foreign code: the job itself will tell
+                values = OmegaConf.to_container(config, resolve=False)
+        finally:
+            HydraConfig.instance().cfg = before
+        return {"values": values, "subdir": "" if subdir == "." else subdir}
+
+    def _one_by_one(
+        self, place: SweepDirectory, left: Sequence[SweepJob], names: Sequence[str]
+    ) -> None:
+        for at, job in enumerate(left):
+            self._launch([job], at)
+            if not at:
+                _grow_names()
+            say(progress_line(place.named(names)))
+
+    def _side_by_side(
+        self, place: SweepDirectory, left: Sequence[SweepJob], names: Sequence[str]
+    ) -> None:
+        assert self.config is not None  # Hydra has set it up
+        stop = place.path / JOBS / f"stop-{os.getpid()}"
+        at_once = self._at_once(len(left))
+        # Launchers hand it on to their workers.
+        told = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
+        if ".joblib_launcher." in self.config.hydra.launcher._target_:
+            told[OWNER] = str(os.getpid())  # jobs of Slurm go on without it
+        with (
+            env_override(told),
+            passing_on(place, names, stop) as received,
+            watching(place, names, at_once),
+        ):
+            while left:
+                try:
+                    size = self._batch_size or len(left)
+                    for at in range(0, len(left), size):
+                        self._launch(left[at : at + size], at)
+                    break
+                except Exception as error:  # a worker was killed: the jobs it had not begun go on
+                    before = len(left)
+                    left = [
+                        job
+                        for job in place.named(names)
+                        if job.status == "waiting" and job.name in {each.name for each in left}
+                    ]
+                    if len(left) == before:
+                        raise SweepError(
+                            f"the launcher cannot be used: {describe(error)}"
+                        ) from error
+                    if received:
+                        break
+                    say(f"the launcher failed ({describe(error)}); {len(left)} jobs are left")
+        stop.unlink(missing_ok=True)
+        if received:
+            raise StoppedError(received[0])
+
+    def _launch(self, jobs: Sequence[SweepJob], first: int) -> None:
+        assert self._launcher is not None
+        with_names = [
+            [*job.overrides, f"++hydra.job.env_set.{NAME}={quoted(job.name)}"] for job in jobs
+        ]
+        self._launcher.launch(with_names, initial_job_idx=first)
+
+    def _at_once(self, jobs: int) -> int:
+        """Return how many jobs will run side by side on this machine."""
+        assert self.config is not None
+        many = OmegaConf.select(self.config, "hydra.launcher.n_jobs", default=None)
+        if many is None:
+            return jobs
+        many = int(many)
+        return min(jobs, many if many > 0 else max(1, usable_cores() + 1 + many))
+
+
+def _grow_names() -> None:
+    """Let Python's table of names double now, which else it does once in the middle of a sweep.
+
+    Paths intern their parts: every job has some, and where the table is full it grows by 2 MB.
+    """
+    names = [sys.intern(f"steadyrl-{number}") for number in range(60_000)]
+    del names
+
+
+def _free_name(
+    number: int, total: int, overrides: Sequence[str], typed: Sequence[str], taken: set[str]
+) -> str:
+    shown = [text for text in typed if not text.lstrip("+").startswith("hydra")]
+    while (name := run_name(number, overrides, shown)) in taken:
+        number += total
+    return name
+
+
+def _report(
+    place: SweepDirectory, names: Sequence[str], typed: Sequence[str], began: float
+) -> list[SweepJob]:
+    """Write sweep.json, print the table and how to go on; return the jobs of this command."""
+    for job in place.named(names):
+        if job.status != "running":  # by another sweep, which writes about it
+            place.write(job)
+    everything = place.collect(names)
+    own = [job for job in everything if job.name in set(names)]
+    say(f"\n{table(everything)}\n\n{progress_line(own)}, {time.monotonic() - began:.0f} s")
+    if any(job.status != "finished" for job in own):
+        again = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
+        where = f"hydra.sweep.dir={place.path}"
+        say(f"rest:   python train.py -m {shlex.join([*again, where])}")
+    say(f"sweep:  {place.path / SWEEP}")
+    say(f"curves: tensorboard --logdir {shlex.quote(str(place.path))}")
+    return own

@@ -1,0 +1,74 @@
+"""What the launching process does while jobs run in others: show progress, pass signals on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from steadyrl.core.errors import ExpectedError
+from steadyrl.training.run.signals import SIGNALS, StoppedError, is_ignored
+from steadyrl.training.sweeps.job_run import say
+from steadyrl.training.sweeps.jobs import SweepDirectory, progress_line
+
+WATCHED_EVERY = 1.0  # seconds
+
+
+@contextmanager
+def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Iterator[list[int]]:
+    """Pass the first signal on to the running jobs, which save, and start no more of them."""
+    received: list[int] = []
+    owner = os.getpid()
+
+    def act(number: int, frame: Any) -> None:
+        del frame
+        if os.getpid() != owner:
+            return
+        if received:
+            raise StoppedError(number)
+        received.append(number)
+        stop.touch()
+        say("stopping: running jobs save and end; again to stop now")
+        for job in place.named(names):
+            begun = job.status == "running" and job.pid not in (None, owner)
+            if begun and job.host == socket.gethostname():
+                assert job.pid is not None
+                with suppress(OSError):
+                    os.kill(job.pid, signal.SIGTERM)
+
+    heard = [number for number in SIGNALS if not is_ignored(number)]
+    before = {number: signal.signal(number, act) for number in heard}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def watching(place: SweepDirectory, names: Sequence[str], at_once: int) -> Iterator[None]:
+    """Print the sweep in a line whenever a job begins or ends."""
+    over = threading.Event()
+
+    def watch() -> None:
+        shown = ""
+        while not over.wait(WATCHED_EVERY):
+            with suppress(ExpectedError, OSError):
+                jobs = place.named(names)
+                states = " ".join(job.status for job in jobs)
+                if states != shown:
+                    say(progress_line(jobs, at_once))
+                    shown = states
+
+    thread = threading.Thread(target=watch, name="sweep", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,1 @@
+"""Searching hyper-parameters: studies and populations. Read `search_space.py` first."""

@@ -1,0 +1,160 @@
+"""The members of a population: each generation of one is a run that goes on from its parent's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steadyrl.core.documents import read_json
+from steadyrl.core.errors import ExpectedError, describe
+from steadyrl.core.files import Files, read_end, write_whole
+from steadyrl.training.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointError,
+    manifest_of,
+    saved_below,
+    seal,
+)
+from steadyrl.training.sweeps.subprocess_run import Child, last_error, wait_until_free
+from steadyrl.training.tuning.search_space import job_of, typed
+
+KEPT = 2  # generations whose checkpoints stay: no member goes on from an older one
+LONGEST_LOG = 1_000_000  # bytes in which a reason is looked for
+
+
+class MemberError(ExpectedError):
+    """A member's run did not come to the end of its generation."""
+
+
+class Member(NamedTuple):
+    """A member at the end of a generation: how good, with which settings, and whose child."""
+
+    name: str
+    generation: int
+    score: float
+    settings: dict[str, Any]
+    parent: str | None  # the run it went on from: its own of before, unless it was replaced
+    run_dir: str
+
+
+def live_one_generation(
+    folder: Path,
+    name: str,
+    generation: int,
+    parent: str | None,
+    overrides: Sequence[str],
+    settings: Mapping[str, Any],
+    steps: int,
+) -> Member:
+    """Run a member for a generation, from its parent's end; what was begun before goes on."""
+    # A member that is replaced may live a generation twice, as another's child.
+    kind = hashlib.sha256(json.dumps([parent, dict(settings)]).encode()).hexdigest()[:6]
+    place = folder / f"generation-{generation:03d}" / f"{name}-{kind}"
+    own = [*overrides, *(typed(key, value) for key, value in settings.items())]
+    own += [f"total_steps={steps * generation}"]
+    wait_until_free(place)
+    if parent is not None and not (place / "config.yaml").exists():
+        branch(Path(parent), place, job_of(own).config)
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "out.log").open("ab") as output:
+        child = Child(own, place, output=output.fileno(), threads=1)
+        outcome = child.wait()
+    if outcome.status != "finished" or outcome.score is None:
+        lines = read_end(place / "out.log", LONGEST_LOG).splitlines()
+        why = outcome.error or last_error(lines)
+        raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
+    member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
+    write_whole(place / "member.json", json.dumps(member._asdict()) + "\n")
+    old = folder / f"generation-{generation - KEPT - 1:03d}"
+    for checkpoints in old.glob(f"{name}-*/checkpoints"):
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    return member
+
+
+def read_members(folder: Path) -> list[Member]:
+    """Return every member of every generation that has come to its end, in that order."""
+    found = list(folder.glob("generation-*/*/member.json"))
+    found.sort(key=lambda path: path.stat().st_mtime_ns)
+    try:
+        return [Member(**read_json(path)) for path in found]
+    except (OSError, ValueError, TypeError) as error:
+        raise MemberError(f"{folder}: a member.json cannot be read: {describe(error)}") from None
+
+
+def in_the_end(members: Sequence[Member]) -> list[Member]:
+    """Return each member of each generation once: of one that was replaced, its later life."""
+    return list({(member.name, member.generation): member for member in members}.values())
+
+
+def ancestors(members: Sequence[Member], last: Member) -> list[Member]:
+    """Return a member's line from the first generation to itself."""
+    known = {member.run_dir: member for member in members}
+    line = [last]
+    while line[-1].parent in known:
+        line.append(known[line[-1].parent or ""])
+    return line[::-1]
+
+
+def draw_lineage(members: Sequence[Member], out: Path) -> None:
+    """Draw scores over the generations, joined to those of parents; the best one's line is bold."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    known = {member.run_dir: member for member in members}
+    last = max(member.generation for member in members)
+    at_last = (m for m in in_the_end(members) if m.generation == last)
+    best = max(at_last, key=lambda member: member.score)
+    line = {member.run_dir for member in ancestors(members, best)}
+    for member in members:
+        parent = known.get(member.parent or "")
+        bold = member.run_dir in line
+        colour = "#D55E00" if bold else "#0072B2"
+        if parent is not None:
+            copied = parent.name != member.name
+            axes.plot(
+                [parent.generation, member.generation], [parent.score, member.score],
+                ":" if copied else "-", color=colour, alpha=1 if bold else 0.5,
+                linewidth=2 if bold else 1,
+            )  # fmt: skip
+        axes.plot(member.generation, member.score, "o", color=colour, markersize=4)
+    axes.set_xlabel("generation")
+    axes.set_ylabel("evaluated return")
+    axes.set_title("dotted: went on from a copy of another member; orange: the best one's line")
+    figure.savefig(out)
+
+
+def branch(source: Path, target: Path, config: Mapping[str, Any]) -> int:
+    """Give the new run in `target` the newest whole checkpoint of `source`; return its step.
+
+    The files are the same ones, linked; only the configuration is another. Whether it fits the
+    state is checked where the run is continued.
+    """
+    files, reasons = Files(), []
+    for saved in saved_below(source / "checkpoints"):
+        try:
+            manifest = manifest_of(saved.path)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        manifest["facts"] = {**manifest["facts"], "config": dict(config), "eval_return_mean": None}
+        manifest["sha256"] = seal(manifest)
+        whole = target / "checkpoints" / saved.path.name
+        if whole.exists():
+            return saved.step
+        temporary = whole.with_name(f".writing-{saved.path.name}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.makedirs(temporary)
+        for name in manifest["files"]:
+            files.link(saved.path / name, temporary / name)
+        files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+        files.sync_directory(temporary)
+        files.rename(temporary, whole)
+        files.sync_directory(whole.parent)
+        return saved.step
+    raise CheckpointError("; ".join(reasons) or f"{source}: has no checkpoint to go on from")

@@ -1,0 +1,108 @@
+"""A population as its file describes it: read and refused before anything is run for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.budget import available_bytes
+from steadyrl.memory.process import usable_cores
+from steadyrl.training.config.settings import Job
+from steadyrl.training.tuning.search_space import (
+    Range,
+    StudyError,
+    check_space,
+    read_folder,
+    read_name,
+    read_space,
+    read_yaml,
+)
+
+KEYS = {
+    "name": ..., "overrides": ..., "space": ..., "members": 8, "generations": 10, "interval": ...,
+    "method": "pbt", "quantile": 0.25, "resample": 0.25, "workers": None, "address": None,
+    "folder": None,
+}  # fmt: skip
+KINDS = {
+    "name": str, "overrides": list, "space": dict, "interval": int, "workers": int, "address": str,
+    "folder": str,
+}  # fmt: skip
+METHODS = ("pbt", "evolution")
+# Whole numbers that what a run has saved does not depend on; others are numbers with a point.
+WHOLE = ("agent.epochs",)
+# A run's length grows with every generation: what follows it would start over each time.
+CONSTANT = ("anneal_learning_rate", "anneal_clip", "anneal_entropy_coef")
+PROCESS = 450_000_000  # bytes of a run besides its replay, as docs/MEMORY.md measures it
+
+
+class Plan(NamedTuple):
+    """A population as its file describes it."""
+
+    name: str
+    overrides: list[str]
+    space: dict[str, Range]
+    members: int
+    generations: int
+    interval: int
+    method: str
+    quantile: float
+    resample: float
+    workers: int
+    address: str | None
+    folder: Path
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a population; nothing is run for it that cannot be."""
+    values = read_yaml(path, KEYS, KINDS)
+    name = read_name(path, values["name"])
+    for key, least in (("members", 2), ("generations", 1), ("interval", 1), ("workers", 1)):
+        if values[key] is not None and values[key] < least:
+            raise StudyError(f"{path}: {key}={values[key]}: must be {least} or more")
+    if values["method"] not in METHODS:
+        raise StudyError(f"{path}: method={values['method']}: there are: {', '.join(METHODS)}")
+    if not 0 < values["quantile"] <= 0.5:
+        raise StudyError(f"{path}: quantile={values['quantile']}: must be above 0, at most 0.5")
+    if not 0 <= values["resample"] <= 1:
+        raise StudyError(f"{path}: resample={values['resample']}: must be between 0 and 1")
+    folder = read_folder(path, values["folder"], Path("outputs") / "populations" / name)
+    space = read_space(path, values["space"])
+    for key, allowed in space.items():
+        if allowed.choices or (allowed.whole and key not in WHOLE):
+            raise StudyError(
+                f"{path}: space.{key}: members go on with what they have saved, which only numbers "
+                f"with a point and {', '.join(WHOLE)} leave its meaning"
+            )
+    overrides = [str(text) for text in values["overrides"]]
+    overrides += [f"total_steps={values['interval']}", f"eval.every={values['interval']}"]
+    job = check_space(overrides, space)
+    overrides.pop(-2)
+    agent = job.config["agent"]
+    overrides += [f"agent.{key}=false" for key in CONSTANT if key in agent]
+    workers = values["workers"]
+    if workers is None:
+        workers = min(values["members"], usable_cores())
+    workers = min(workers, values["members"])
+    refuse_too_many(job, workers, values["interval"] * values["generations"])
+    return Plan(
+        name, overrides, space, values["members"], values["generations"], values["interval"],
+        values["method"], values["quantile"], values["resample"], workers, values["address"],
+        folder,
+    )  # fmt: skip
+
+
+def refuse_too_many(job: Job, workers: int, steps: int) -> None:
+    """Refuse members that together do not fit in the memory there is, each after so many steps."""
+    replay = job.config["agent"].get("replay") or {}
+    rows = min(int(replay.get("capacity", 0)), steps)
+    size = 1 if job.spec.dtype == "uint8" else 4
+    for length in job.spec.frame_shape:
+        size *= length
+    needed = (PROCESS + rows * (size + 32)) * workers
+    there = available_bytes()
+    if needed > there:
+        raise MemoryBudgetError(
+            f"{workers} members at once need about {needed / 1e9:.1f} GB, available are "
+            f"{there / 1e9:.1f} GB: lower workers, or agent.replay.capacity"
+        )

@@ -1,0 +1,143 @@
+"""What a study leaves: the best settings as a preset, pictures, and how they do on new seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from steadyrl.core.errors import describe
+from steadyrl.training.config.overrides import leaves, put
+from steadyrl.training.sweeps.job_run import say
+from steadyrl.training.sweeps.subprocess_run import Child, running
+from steadyrl.training.tuning.search_space import Range, job_of
+
+if TYPE_CHECKING:
+    import optuna  # type: ignore[import-not-found]
+
+MADE_BY = "# Tuned by scripts/tune.py"
+NOT_IN_PRESETS = ("seed", "run_dir", "resume", "init_from", "device", "threads")
+NOT_IN_PRESETS_BELOW = ("log.", "checkpoint.", "eval.")
+
+
+class Plan(NamedTuple):
+    """A study as its file describes it."""
+
+    name: str
+    overrides: list[str]
+    space: dict[str, Range]
+    trials: int
+    seeds: list[int]
+    check_seeds: list[int]
+    folder: Path
+    storage: str
+    sampler: str
+    pruner: str
+    evaluations: int  # of a whole run
+
+    @property
+    def digest(self) -> str:
+        """What has to be the same for trials to belong together."""
+        shown = json.dumps([self.overrides, {k: v for k, v in self.space.items()}, self.seeds])
+        return hashlib.sha256(shown.encode()).hexdigest()
+
+    @property
+    def preset(self) -> Path:
+        """Where the best settings go: below a folder that --config-dir names."""
+        return self.folder / "experiment" / f"{self.name}.yaml"
+
+
+def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
+    """Write the best preset and the pictures, and check the best on seeds it has not seen."""
+    write_preset(plan, best, study.best_value)
+    draw(plan, study)
+    use = f"python train.py --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
+    say(
+        f"best: {' '.join(best)}\npreset: {plan.preset}\nuse: {use}\npictures: {plan.folder}",
+    )
+    found: dict[str, list[float | None]] = {}
+    for group, own in (("best", [*plan.overrides, *best]), ("default", plan.overrides)):
+        found[group] = []
+        size = len(plan.seeds)
+        for at in range(0, len(plan.check_seeds), size):
+            seeds = plan.check_seeds[at : at + size]
+            with running(own, seeds, plan.folder / "check" / group) as children:
+                found[group] += [_score(group, child) for child in children]
+    (plan.folder / "check.json").write_text(json.dumps(found, indent=2) + "\n")
+    say("\n| seed | best | default |\n|---|---:|---:|")
+    for seed, one, other in zip(plan.check_seeds, found["best"], found["default"], strict=True):
+        say(f"| {seed} | {_shown(one)} | {_shown(other)} |")
+    means = [_shown(mean_score(scores)) for scores in found.values()]
+    say(f"| mean | {means[0]} | {means[1]} |")
+
+
+def _score(group: str, child: Child) -> float | None:
+    """Wait for a run that checks; say why it has no score."""
+    outcome = child.wait()
+    if outcome.score is None:
+        why = outcome.error or f"it is {outcome.status}"
+        say(f"{group}, {child.directory.name}: no score ({why})")
+    return outcome.score
+
+
+def mean_score(scores: Sequence[float | None]) -> float | None:
+    """Return the mean of those there are, 0 among them."""
+    known = [score for score in scores if score is not None]
+    return fmean(known) if known else None
+
+
+def _shown(score: float | None) -> str:
+    return "–" if score is None else f"{score:.1f}"
+
+
+def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
+    """Write what differs from the agent's and the environment's own defaults as an experiment."""
+    from omegaconf import OmegaConf
+
+    whole = job_of([*plan.overrides, *best]).config
+    groups = [t for t in plan.overrides if t.partition("=")[0] in ("agent", "env", "agent/network")]
+    plain = dict(leaves(job_of(groups).config))
+    values: dict[str, Any] = {}
+    for key, found in leaves(whole):
+        kept = key not in NOT_IN_PRESETS and not key.startswith(NOT_IN_PRESETS_BELOW)
+        if kept and plain.get(key, ...) != found:
+            put(values, key, found)
+    chosen = "".join(f"  - override /{t.replace('=', ': ')}\n" for t in groups)
+    head = f"# @package _global_\n{MADE_BY}: {plan.name}\n"
+    head += f"# {value:.1f} over {len(plan.seeds)} seeds, the best of {plan.trials} trials.\n"
+    plan.preset.write_text(
+        f"{head}defaults:\n{chosen}\n{OmegaConf.to_yaml(OmegaConf.create(values))}"
+    )
+
+
+def draw(plan: Plan, study: optuna.Study) -> None:
+    """Draw the history, what mattered, and the trials side by side."""
+    import warnings
+
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        say('pictures need matplotlib: pip install -e ".[plot]"')
+        return
+    matplotlib.use("Agg")
+    import optuna.visualization.matplotlib as pictures  # type: ignore[import-not-found]
+    from optuna.importance import PedAnovaImportanceEvaluator  # type: ignore[import-not-found]
+
+    of_importance: dict[str, Any] = {"evaluator": PedAnovaImportanceEvaluator()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that Optuna's pictures are experimental
+        for name, plot, told in (
+            ("history", pictures.plot_optimization_history, {}),
+            ("importance", pictures.plot_param_importances, of_importance),
+            ("parallel", pictures.plot_parallel_coordinate, {}),
+        ):
+            try:
+                axes: Any = plot(study, **told)
+                axes.figure.set_size_inches(9, 5)
+                axes.figure.savefig(plan.folder / f"{name}.png", bbox_inches="tight", dpi=110)
+            except (ValueError, RuntimeError) as error:  # too few trials to say
+                say(f"{name}.png cannot be drawn: {describe(error)}")

@@ -1,0 +1,160 @@
+"""What is searched: keys of the configuration with their ranges, read from YAML and checked."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steadyrl.core.documents import read_yaml as read_yaml_file
+from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
+from steadyrl.training.config.hints import explain
+from steadyrl.training.config.schema import show
+from steadyrl.training.config.settings import CONFIGS, Job
+from steadyrl.training.run.job import accept, compose_one
+from steadyrl.training.sweeps.subprocess_run import quoted
+
+KINDS = {
+    int: "a whole number", float: "a number", str: "text", list: "a list", dict: "keys with values",
+}  # fmt: skip
+
+
+class StudyError(ExpectedError):
+    """Refuse a description of a search: which key, and what is wrong with it."""
+
+    exit_code = 2
+
+
+class Range(NamedTuple):
+    """What a key may be: one of some choices, or a number between two."""
+
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether only whole numbers count."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """What is checked before anything is run."""
+        return self.choices or (self.low, self.high)
+
+
+def read_yaml(path: Path, keys: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return a file's values, with the defaults in `keys`; a key whose default is ... is needed.
+
+    Values are of the type in `kinds`, or like their default.
+    """
+    try:
+        found = read_yaml_file(path, resolve=True, follow=True)
+    except Exception as error:  # of the disk, of the parser
+        raise StudyError(f"{path}: cannot be read: {describe(error)}") from None
+    if not isinstance(found, dict):
+        raise StudyError(f"{path}: holds no keys")
+    for key in map(str, found):
+        if key not in keys:
+            raise StudyError(f"{path}: {key}: no such key; {nearest(key, keys)}")
+    values: dict[str, Any] = {}
+    for key, default in keys.items():
+        if default is ... and key not in found:
+            raise StudyError(f"{path}: {key} is missing")
+        value = found.get(key, default)
+        if value is not None or default is not None:
+            value = _of_kind(f"{path}: {key}", kinds.get(key, type(default)), value)
+        values[key] = value
+    return values
+
+
+def _of_kind(where: str, kind: type, value: Any) -> Any:
+    """Return a value as the type it has to be; a text in quotes is no number."""
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = isinstance(value, kind) or (kind is float and number)
+    if not fits or (kind is int and not number):
+        quotes = " without quotes" if kind in (int, float) and isinstance(value, str) else ""
+        raise StudyError(f"{where}={show(value)}: must be {KINDS[kind]}{quotes}")
+    if kind is int and value < 0:
+        raise StudyError(f"{where}={value}: must be 0 or more")
+    return value
+
+
+def read_name(path: Path, name: str) -> str:
+    """Return the name of a search, or refuse what cannot be one of files."""
+    if not name.replace("_", "").replace("-", "").isalnum():
+        raise StudyError(f"{path}: name={name}: letters, digits, - and _ only")
+    return name
+
+
+def read_folder(path: Path, folder: str | None, default: Path) -> Path:
+    """Return where a search is kept, or refuse a place that cannot hold it."""
+    place = Path(os.path.abspath(Path(folder or default).expanduser()))
+    found = next(each for each in (place, *place.parents) if os.path.lexists(each))
+    if not found.is_dir():
+        raise StudyError(f"{path}: folder={place}: {found} is a file; choose another folder")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise StudyError(f"{path}: folder={place}: {found} cannot be written to; choose another")
+    return place
+
+
+def read_space(path: Path, values: Any) -> dict[str, Range]:
+    """Return the ranges of a space: a list of choices, or low, high and log."""
+    if not isinstance(values, dict) or not values:
+        raise StudyError(f"{path}: space: needs keys with their ranges")
+    return {str(key): _range(f"{path}: space.{key}", value) for key, value in values.items()}
+
+
+def _range(where: str, value: Any) -> Range:
+    if isinstance(value, list) and value:
+        return Range(tuple(value))
+    if not isinstance(value, dict) or not {"low", "high"} <= set(value) <= {"low", "high", "log"}:
+        raise StudyError(f"{where}: write [a, b, …] or {{low: …, high: …, log: true}}")
+    try:
+        low, high = (v if isinstance(v, int) else float(v) for v in (value["low"], value["high"]))
+    except (TypeError, ValueError):
+        raise StudyError(f"{where}: low and high are numbers") from None
+    log = bool(value.get("log", False))
+    if not (math.isfinite(low) and math.isfinite(high)) or low >= high:
+        raise StudyError(f"{where}: low={show(low)} must be below high={show(high)}")
+    if log and low <= 0:
+        raise StudyError(f"{where}: low={show(low)} must be above 0 where log is true")
+    return Range(low=low, high=high, log=log)
+
+
+def typed(key: str, value: Any) -> str:
+    """Return a value as it is typed on the command line."""
+    if isinstance(value, float):
+        return f"{key}={value!r}"
+    return f"{key}={quoted(value) if isinstance(value, str) else show(value)}"
+
+
+def job_of(overrides: Sequence[str]) -> Job:
+    """Return the job that these overrides make, or refuse them in a line."""
+    given = list(overrides)
+    try:
+        config = compose_one(given)
+    except Exception as error:  # Hydra's, OmegaConf's
+        raise StudyError(explain(error, given, CONFIGS, multirun=False)) from error
+    return accept(config)
+
+
+def check_space(overrides: Sequence[str], space: Mapping[str, Range]) -> Job:
+    """Refuse what cannot be run at the ends of each range; return the job without the space."""
+    job = job_of(overrides)
+    for key, allowed in space.items():
+        for value in allowed.ends:
+            try:
+                job_of([*overrides, typed(key, value)])
+            except SettingError as error:  # each is refused by its name
+                if error.field != key:  # another key has to fit: the trial will tell
+                    continue
+                raise StudyError(f"space.{key}: {error}") from None
+            except ExpectedError as error:
+                raise StudyError(f"space.{key}: {error}") from None
+    return job
