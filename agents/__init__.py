@@ -1,1 +1,4 @@
-"""Learning algorithms: DQN, PPO and what they share. Read `dqn/agent.py` or `ppo/agent.py`, then `learner/learner.py`."""
+"""Learning algorithms: DQN, PPO and what they share.
+
+Read `dqn/agent.py` or `ppo/agent.py` first, then `learner/learner.py`.
+"""

@@ -174,8 +174,9 @@ class VectorEnv(Stateful):
         """What lets compiled code make rows, first with the actions sent; None where it cannot.
 
         It is given a function, the number of valid steps to end after, and `Held(arguments)`, and
-        calls `function(advance, held stage, held arguments)` (`envs/backends/kernel_block.py`), which calls
-        `advance` for each row until that says that it is over: then, or after some milliseconds.
+        calls `function(advance, held stage, held arguments)` (`envs/backends/kernel_block.py`),
+        which calls `advance` for each row until that says that it is over: then, or after some
+        milliseconds.
         """
         return None
 

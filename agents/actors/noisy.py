@@ -1,4 +1,4 @@
-"""Act greedily by noisy weights (Fortunato et al. 2018), drawn anew for every step and environment."""
+"""Act greedily by noisy weights (Fortunato et al. 2018), drawn for every step and environment."""
 
 from __future__ import annotations
 

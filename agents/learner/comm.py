@@ -1,7 +1,7 @@
 """What the processes of one run agree on: nothing where there is one, sums where there are more.
 
-`training/distributed/comm.py` has the other kind, of several processes. Every call that says "together" is
-made by all of them, in the same order.
+`training/distributed/comm.py` has the other kind, of several processes. Every call that says
+"together" is made by all of them, in the same order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which actions an observation allows: bits behind what is seen of it (`envs/encoding/masks.py`)."""
+"""Which actions an observation allows: bits behind the observation (`envs/encoding/masks.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Activations of all networks, in torch; `agents/engine/cpu/activations.py` has the same for the host."""
+"""Activations of all networks, in torch.
+
+`agents/engine/cpu/activations.py` has the same for the host.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 

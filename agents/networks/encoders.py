@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from steadyrl.agents.networks.activations import ACTIVATIONS

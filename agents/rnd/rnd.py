@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from steadyrl.agents.engine.engine import Mode

@@ -77,7 +77,7 @@ def test_the_engine_adds_what_going_backward_from_a_gradient_would():
 
 
 def test_modules_keep_their_weights_by_name():
-    """`agents/networks/encoders.py` reads them there, past the function that looks attributes up."""
+    """`agents/networks/encoders.py` reads them there, past what looks attributes up."""
     layer = torch.nn.Linear(2, 3)
     assert layer._parameters == {"weight": layer.weight, "bias": layer.bias}
     others = {name: torch.full_like(own, 2) for name, own in layer.named_parameters()}

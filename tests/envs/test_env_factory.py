@@ -128,7 +128,8 @@ def test_a_refusal_does_not_wait_for_torch():
     code = (
         "import sys, steadyrl.envs.factory\n"
         "from steadyrl.envs.settings import EnvSettings as S\n"
-        "steadyrl.envs.factory.probe(S(id='CartPole-v1', num_envs=1, backend='auto', frame_stack=1,\n"
+        "steadyrl.envs.factory.probe(S(id='CartPole-v1', num_envs=1, backend='auto',\n"
+        "  frame_stack=1,\n"
         "  kwargs={}, wrappers=(), action_masks='auto', image_axes='auto', image_range=None,\n"
         "  info_metrics=(), step_timeout=1.0, max_restarts=0))\n"
         "assert 'torch' not in sys.modules and 'numba' not in sys.modules"

@@ -73,7 +73,8 @@ def test_numbers_that_json_has_not_are_left_out(tmp_path):
 
 def test_what_was_written_survives_a_kill(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from steadyrl.training.logging.logger import Logger\n"
+        "import os, sys; from pathlib import Path\n"
+        "from steadyrl.training.logging.logger import Logger\n"
         "logger = Logger(Path(sys.argv[1]))\n"
         "[logger.write(i, {'a': float(i)}, 0) for i in range(1, 6)]\n"
         "os.kill(os.getpid(), 9)"

@@ -15,14 +15,15 @@ import warm
 from forked_ranks import start
 from opened import job
 
-import steadyrl.training.checkpoints.saver
-import steadyrl.training.checkpoints.summary
-import steadyrl.training.run.run
 from steadyrl.loop import train
+from steadyrl.training.checkpoints import saver
+from steadyrl.training.checkpoints import summary as summary_file
 from steadyrl.training.checkpoints.manifest import manifest_of, saved_below
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import UnsavedError, room
+from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.logging.sinks import JsonLines
+from steadyrl.training.run.run import Run
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
 from steadyrl.training.sweeps.subprocess_run import status_of
 
@@ -47,11 +48,9 @@ LOST: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "the last checkpoint": (
         Checkpoints, "_write", lambda _, path, *more: path.name != "step-000000000000"
     ),
-    "policy/": (steadyrl.training.checkpoints.saver, "replace_archive", lambda _, path, *more: path.name == "policy"),
-    "policy-best/": (
-        steadyrl.training.checkpoints.saver, "replace_archive", lambda _, path, *more: path.name == "policy-best"
-    ),
-    "summary.json": (steadyrl.training.checkpoints.summary, "write_whole", lambda path, text: True),
+    "policy/": (saver, "replace_archive", lambda _, path, *more: path.name == "policy"),
+    "policy-best/": (saver, "replace_archive", lambda _, path, *more: path.name == "policy-best"),
+    "summary.json": (summary_file, "write_whole", lambda path, text: True),
     "the last metrics": (JsonLines, "write", lambda _, record: record.step == 400),
 }  # fmt: skip
 
@@ -87,8 +86,8 @@ def test_all_that_is_lost_is_named_together_and_there_is_nothing_to_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Checkpoints, "_write", full)
-    monkeypatch.setattr(steadyrl.training.checkpoints.saver, "replace_archive", full)
-    monkeypatch.setattr(steadyrl.training.checkpoints.summary, "write_whole", full)
+    monkeypatch.setattr(saver, "replace_archive", full)
+    monkeypatch.setattr(summary_file, "write_whole", full)
     with pytest.raises(UnsavedError) as refused:
         train(job(tmp_path, *SHORT))
     named = "the last checkpoint, policy-best/, policy/ and summary.json: No space left on device"
@@ -108,15 +107,15 @@ def test_what_did_not_fit_is_tried_again_at_the_end(
         return path.name in ("policy-best", "step-000000000400") and tries.count(path.name) == 1
 
     monkeypatch.setattr(Checkpoints, "busy", property(Checkpoints.wait))
-    failing(monkeypatch, steadyrl.training.checkpoints.saver, "replace_archive", once)
+    failing(monkeypatch, saver, "replace_archive", once)
     failing(monkeypatch, Checkpoints, "_write", once)
     scores = iter([9.0, 5.0])
-    evaluate = training.evaluation.Evaluator.run
+    evaluate = Evaluator.run
 
     def scored(*args: Any) -> Any:
         return evaluate(*args)._replace(returns=(next(scores),))
 
-    monkeypatch.setattr(training.evaluation.Evaluator, "run", scored)
+    monkeypatch.setattr(Evaluator, "run", scored)
     train(job(tmp_path, *SHORT, "checkpoint.every=400"))
     assert summary(tmp_path)["status"] == "finished"
     best = manifest_of(tmp_path / "run" / "policy-best")["facts"]
@@ -128,14 +127,14 @@ def test_what_did_not_fit_is_tried_again_at_the_end(
 def test_an_interrupted_run_promises_only_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, code: int
 ) -> None:
-    original = steadyrl.training.run.run.Run.record
+    original = Run.record
 
     def record(self: Any, *args: Any) -> None:
         original(self, *args)
         if self.steps == 100:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(steadyrl.training.run.run.Run, "record", record)
+    monkeypatch.setattr(Run, "record", record)
     failing(monkeypatch, *LOST[lost])
     with pytest.raises(SystemExit) as ended:
         train(job(tmp_path, *SHORT, "env.backend=sync"))

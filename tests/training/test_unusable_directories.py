@@ -110,7 +110,8 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
 def test_a_refusal_keeps_what_another_run_has_there(tmp_path):
     with RunDirectory(tmp_path / "run", FILES):
         before = sorted(tmp_path.rglob("*"))
-        code = "import sys; from pathlib import Path; from steadyrl.training.checkpoints.run_directory import *\n"
+        code = "import sys; from pathlib import Path\n"
+        code += "from steadyrl.training.checkpoints.run_directory import *\n"
         code += "RunDirectory(Path(sys.argv[1]))"
         other = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True

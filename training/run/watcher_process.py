@@ -1,4 +1,4 @@
-"""The process that `training/run/watcher.py` starts: it waits, and ends a run that cannot end itself.
+"""The process that `watcher.py` starts: it waits, and ends a run that cannot end itself.
 
 Started as a file, with nothing of the project, so that it is there in milliseconds.
 """

@@ -66,7 +66,8 @@ def parametrise(drawing: Drawing, obs: Any, parameters: Any) -> None:
 def draw(drawing: Drawing, obs: Any, noise: Any, chosen: Any, sent: Any) -> None:
     """Draw actions [N, A] for observations [N, D]: as `chosen`, and as the environment is sent.
 
-    One out of many is argmax(logit − noise), a Gaussian's is μ + σ·noise (`agents/networks/distributions.py`).
+    One out of many is argmax(logit − noise), a Gaussian's is μ + σ·noise
+    (`agents/networks/distributions.py`).
     """
     parameters = np.empty((len(obs), drawing.plan[-1, OUTPUTS]), np.float32)
     parametrise(drawing, obs, parameters)
