@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from steadyrl.command import search_callers_directory_first
+from steadyrl.training.cli.search_path import search_callers_directory_first
 from steadyrl.training.run.signals import ended_by_signals
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,16 +12,25 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Agent, Decision
-from steadyrl.agents.distillation.loss import TaughtReplayBatch
-from steadyrl.agents.distillation.rollout import TaughtRollout
-from steadyrl.agents.distillation.teacher import Led, Teacher, Teaching, empty_lesson
+from steadyrl.agents.distillation.loss import (
+    TaughtReplayBatch,
+    taught_ppo_loss,
+    taught_td_loss,
+    with_teacher,
+)
+from steadyrl.agents.distillation.rollout import TaughtBatch, TaughtRollout, TaughtSequenceRollout
+from steadyrl.agents.distillation.teacher import Led, Teacher, Teaching, empty_lesson, lesson_of
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.learner.loss_spec import Recipe
 from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.ppo.agent import PPO
+from steadyrl.agents.ppo.build import recipe_of, start_rollout
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.settings import TeacherSettings
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import EnvSpec, Rows, RunRows, Step
 
 
@@ -92,6 +103,14 @@ class TaughtDQN(Taught, DQN):
         self._learn_from(teacher, build_head(spec.action, device), spec, seed, total_steps)
         self._lesson = empty_lesson(self._head, settings.batch_size, device)
 
+    @override
+    def _recipe(self, device: torch.device, masks: Masks | None) -> Recipe:
+        own, temperature = super()._recipe(device, masks), self._settings.teacher_temperature
+        assert isinstance(own.loss, partial)
+        return with_teacher(
+            own, partial(taught_td_loss, temperature=temperature, **own.loss.keywords)
+        )
+
     @property
     @override
     def teacher_coef(self) -> float:
@@ -127,6 +146,30 @@ class TaughtPPO(Taught, PPO):
     ) -> None:
         super().__init__(settings, spec, device=device, seed=seed, total_steps=total_steps)
         self._learn_from(teacher, self._head, spec, seed, total_steps)
+
+    @override
+    def _recipe(self, rows: int) -> Recipe:
+        told: Any = {"loss": taught_ppo_loss, "batch": TaughtBatch, "picks": self._picks}
+        own = recipe_of(self._settings, self._head, rows, **told)
+        return with_teacher(own, own.loss)
+
+    @override
+    def _start_rollout(
+        self, spec: EnvSpec, network: ActorCritic, device: torch.device, copies: int
+    ) -> RolloutBuffer:
+        shape, dtype = lesson_of(self._head)
+        return start_rollout(
+            self._settings,
+            spec,
+            self._head,
+            network,
+            device,
+            copies=copies,
+            kinds=(TaughtRollout, TaughtSequenceRollout),
+            row_extra=math.prod(shape) * dtype.itemsize + 1,
+            lesson_shape=shape,
+            lesson_dtype=dtype,
+        )
 
     @property
     @override

@@ -29,6 +29,8 @@ from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.learner.comm import World
 from steadyrl.agents.learner.interrupt import CutShortError
 from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe
+from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.init import with_memory
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
@@ -86,7 +88,7 @@ class DQN(Agent):
         self._replay = start_replay(settings, spec, device, seeds[2], mode)
         network = online.module
         assert isinstance(network, QNetwork)
-        how = recipe(settings, device, network.masks)
+        how = self._recipe(device, network.masks)
         self._learner = Learner(how, online, mode, frozen=(self._target,))
         size = network.noise_size
         self._noise = UpdateNoise(size, device, seeds[3]) if size else None
@@ -99,6 +101,10 @@ class DQN(Agent):
         self._learned = 0  # steps whose due learning is done
         self._taken = 0  # gradient steps of those due at the step after these
         self.target_updates = 0
+
+    def _recipe(self, device: torch.device, masks: Masks | None) -> Recipe:
+        """Return how the learner takes a step; who adds to the loss overrides this."""
+        return recipe(self._settings, device, masks)
 
     @property
     @override

@@ -14,7 +14,6 @@ from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedy
 from steadyrl.agents.actors.greedy import Greedy
 from steadyrl.agents.actors.noisy import Perturbed
 from steadyrl.agents.base import Actor
-from steadyrl.agents.distillation.loss import taught_td_loss, with_teacher
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, td_loss
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
 from steadyrl.agents.dqn.settings import DQNSettings
@@ -62,24 +61,19 @@ def recipe(
     settings: DQNSettings, device: torch.device = HOST, masks: Masks | None = None
 ) -> Recipe:
     """Return how the learner takes a step of DQN."""
-    loss = partial(
-        td_loss,
-        head=build_head(settings, device),
-        double=settings.double,
-        munchausen=build_munchausen(settings),
-        masks=masks,
-    )
-    how = Recipe(
-        loss=loss,
+    return Recipe(
+        loss=partial(
+            td_loss,
+            head=build_head(settings, device),
+            double=settings.double,
+            munchausen=build_munchausen(settings),
+            masks=masks,
+        ),
         metrics=METRICS,
         epsilon=ADAM_EPSILON,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
     )
-    if settings.teacher is None:
-        return how
-    taught = partial(taught_td_loss, temperature=settings.teacher_temperature, **loss.keywords)
-    return with_teacher(how, taught)
 
 
 def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.engine.all_reduce import Together
 from steadyrl.agents.engine.engine import Mode, compiled
 from steadyrl.agents.engine.inductor import Compiled
 from steadyrl.agents.learner.adam import (
@@ -28,6 +27,7 @@ from steadyrl.agents.learner.adam import (
     clip_,
     written_out_,
 )
+from steadyrl.agents.learner.all_reduce import Together
 from steadyrl.agents.learner.comm import World
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import CutShortError, Stop

@@ -16,6 +16,7 @@ from steadyrl.agents.base import Actor, Agent, Decision, Kept
 from steadyrl.agents.learner.comm import World
 from steadyrl.agents.learner.interrupt import CutShortError
 from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe
 from steadyrl.agents.learner.minibatch import places
 from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.agents.networks.actor_critic import ActorCritic
@@ -40,6 +41,7 @@ from steadyrl.agents.ppo.loss import explained_variance
 from steadyrl.agents.ppo.minibatches import SETTLED_ROWS, minibatches
 from steadyrl.agents.ppo.popart import finish
 from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.buffers.rollout.sequences import SequenceRollout
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.saved import COUNT, Limits, check_limits, tensor
@@ -76,12 +78,11 @@ class PPO(Agent):
         module = build_network(settings, spec, self._head, device)
         # Before the rest, because it asks for the memory of the rest too.
         copies = piece if mode == "eager" else 2 * piece  # a graph has its own of a minibatch
-        self._rollout = start_rollout(settings, spec, self._head, module, device, copies=copies)
+        self._rollout = self._start_rollout(spec, module, device, copies)
         network = start_network(module, settings, device, seeds[0])
         self._network, self._observations = module, module.normaliser
         self._picks = picks_rows(settings, mode, device)
-        how = recipe_of(settings, self._head, piece, picks=self._picks)
-        self._learner = Learner(how, network, mode)
+        self._learner = Learner(self._recipe(piece), network, mode)
         self._score = Scoring(self._learner, self._head, piece, mode)
         self._mirror = reading(settings, network, spec, lambda: self._learner.updates)
         size = settings.rollout_steps, spec.num_envs
@@ -94,6 +95,16 @@ class PPO(Agent):
         self._fill = collector(settings, self._actor, self._rollout, self._rewards, self._next_obs)
         self._steps = self._begun = 0  # valid steps observed; those before the rollout under way
         self._settled: tuple[int, tuple[float, ...]] | None = None  # see `_goes_by`
+
+    def _recipe(self, rows: int) -> Recipe:
+        """Return how the learner takes a step on so many rows; a longer loss overrides it."""
+        return recipe_of(self._settings, self._head, rows, picks=self._picks)
+
+    def _start_rollout(
+        self, spec: EnvSpec, network: ActorCritic, device: torch.device, copies: int
+    ) -> RolloutBuffer:
+        """Build the rollout; who keeps more of each row overrides it."""
+        return start_rollout(self._settings, spec, self._head, network, device, copies=copies)
 
     @override
     def join(self, world: World) -> None:

@@ -13,14 +13,11 @@ import torch
 from steadyrl.agents.actors.recurrent import RecurrentGreedy, RecurrentSampling
 from steadyrl.agents.actors.sampling import Sampling, most_likely
 from steadyrl.agents.base import Actor
-from steadyrl.agents.distillation.loss import taught_ppo_loss, with_teacher
-from steadyrl.agents.distillation.rollout import TaughtBatch, TaughtRollout, TaughtSequenceRollout
-from steadyrl.agents.distillation.teacher import lesson_of
 from steadyrl.agents.engine.cpu.host_weights import mirrored
 from steadyrl.agents.engine.cpu.policy import policy_on_host
 from steadyrl.agents.engine.engine import Mode, compile_mode
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.loss_spec import Recipe
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, build_head
@@ -85,16 +82,19 @@ def picks_rows(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
     return mode == "compiled" and device.type == "cpu" and settings.recurrent == "none"
 
 
-def recipe_of(settings: PPOSettings, head: Head, rows: int, *, picks: bool) -> Recipe:
-    """Return how the learner takes a step on minibatches of at most `rows` rows."""
-    taught = settings.teacher is not None
-    of = taught_ppo_loss if taught else ppo_loss
+def recipe_of(
+    settings: PPOSettings,
+    head: Head,
+    rows: int,
+    *,
+    picks: bool,
+    loss: Callable[..., RowLoss] = ppo_loss,
+    batch: type[Any] = RolloutBatch,
+) -> Recipe:
+    """Return how the learner takes a step by `loss` on minibatches of at most `rows` rows."""
     if settings.recurrent != "none":
-        how = sequence_recipe(settings, head, rows, of)
-    else:
-        kind: type[Any] = TaughtBatch if taught else RolloutBatch
-        how = recipe(settings, head, rows, of, kind if picks else None)
-    return with_teacher(how, how.loss) if taught else how
+        return sequence_recipe(settings, head, rows, loss)
+    return recipe(settings, head, rows, loss, batch if picks else None)
 
 
 def start_rollout(
@@ -105,10 +105,15 @@ def start_rollout(
     device: torch.device,
     *,
     copies: int,
+    kinds: tuple[type[RolloutBuffer], type[SequenceRollout]] = (RolloutBuffer, SequenceRollout),
+    row_extra: int = 0,
+    **told: Any,
 ) -> RolloutBuffer:
     """Build the rollout, once there is memory for it, for `copies` of its rows, and for the rest.
 
-    The rest is the noise, and weights, gradient, optimiser and what is kept while learning.
+    The rest is the noise, and weights, gradient, optimiser and what is kept while learning. Of the
+    `kinds` the second is for networks that remember; one that keeps `row_extra` bytes more of a
+    row is `told` of what.
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
     row = math.prod(spec.observation_shape) * dtype.itemsize
@@ -116,20 +121,15 @@ def start_rollout(
     rows = settings.rollout_steps * spec.num_envs
     noise = 4 * rows * math.prod(head.noise_shape)
     networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
-    beside = copies * row + noise + networks
-    kind: type[RolloutBuffer] = RolloutBuffer if settings.teacher is None else TaughtRollout
-    told: dict[str, Any] = {}
+    beside = copies * row + noise + networks + (rows + copies) * row_extra
+    kind = kinds[0]
     if isinstance(network, RecurrentActorCritic):
         length, carry = settings.length, network.memory.carry_shape
         size = 4 * math.prod(carry)
         beside += bytes_of_sequences(settings.rollout_steps, spec.num_envs, length, size)
         together = settings.largest_minibatch(rows) // length
-        kind = SequenceRollout if settings.teacher is None else TaughtSequenceRollout
+        kind = kinds[1]
         told |= {"length": length, "together": together, "carry": carry}
-    if settings.teacher is not None:
-        shape, lesson = lesson_of(head)
-        beside += (rows + copies) * (math.prod(shape) * lesson.itemsize + 1)
-        told |= {"lesson_shape": shape, "lesson_dtype": lesson}
     return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from steadyrl.core.clock import Interval
 from steadyrl.core.errors import ExpectedError, NonFiniteError, describe
 from steadyrl.core.files import Files
 from steadyrl.core.saved import Saved as SavedState
-from steadyrl.core.state import give
+from steadyrl.core.state import Stateful, give
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.checkpoints.archive import (
     Existing,
@@ -40,13 +41,18 @@ from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT
 from steadyrl.training.config.settings import CheckpointSettings
 
-if TYPE_CHECKING:
-    from steadyrl.training.run.run import Run
-
 log = logging.getLogger("steadyrl")
 
 # A saved state may be larger than that of an agent that has not learned yet: optimisers' moments.
 LARGER, SPARE = 8, 16_000_000  # times, and bytes besides
+
+
+class SavedRun(Stateful):
+    """The part of a run that is saved besides its environments and agent: its counters."""
+
+    @abstractmethod
+    def check_consistency(self, step: int, env: VectorEnv) -> None:
+        """Refuse a state that contradicts the step of its checkpoint, or the environments'."""
 
 
 class Times:
@@ -110,7 +116,7 @@ class Saver:
         self._unwritten: dict[str, _Policy] = {}  # by their names, to be tried again
         self._slow = False
 
-    def attach(self, run: Run, env: VectorEnv, agent: Agent) -> None:
+    def attach(self, run: SavedRun, env: VectorEnv, agent: Agent) -> None:
         """Say what there is to save."""
         self._run, self._env, self._agent = run, env, agent
 

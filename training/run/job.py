@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -34,8 +34,15 @@ from steadyrl.training.config.teacher_names import settle
 from steadyrl.training.run.hardware import refuse_unfit_machine
 from steadyrl.training.run.rank_info import place
 
-if TYPE_CHECKING:
-    from steadyrl.training.sweeps.jobs import SweepJob
+
+class Planned(Protocol):
+    """A job that a sweep keeps account of."""
+
+    run_dir: str
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run to go on with."""
 
 
 def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
@@ -108,7 +115,7 @@ def compose_one(overrides: list[str]) -> DictConfig:
 
 
 def accept(
-    config: DictConfig, of_all_jobs: Sequence[str] = (), of_sweep: SweepJob | None = None
+    config: DictConfig, of_all_jobs: Sequence[str] = (), of_sweep: Planned | None = None
 ) -> Job:
     """Check a composed configuration before anything slow is imported or written.
 

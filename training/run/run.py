@@ -14,13 +14,13 @@ from steadyrl.core.clock import Interval, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, Metrics
 from steadyrl.core.saved import COUNT, Limits
-from steadyrl.core.state import Stateful
 from steadyrl.envs.types import Rows, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
 from steadyrl.memory.profile import block
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
+from steadyrl.training.checkpoints.saver import SavedRun
 from steadyrl.training.checkpoints.summary import Summary, weights_hash
 from steadyrl.training.checkpoints.unsaved import UnsavedError
 from steadyrl.training.config.settings import Settings
@@ -35,7 +35,7 @@ log = logging.getLogger("steadyrl")
 Result = TypeVar("Result")
 
 
-class Run(Stateful):
+class Run(SavedRun):
     """Count what happens in the loop and do what is due: log, evaluate, stop."""
 
     state_names = (
@@ -87,6 +87,7 @@ class Run(Stateful):
         self._instruments.filmer.continue_at(self.steps)
         self._next = self._next_event()
 
+    @override
     def check_consistency(self, step: int, env: VectorEnv) -> None:
         """Raise ValueError where run, agent and environments are not of one moment."""
         if self.steps != step:
