@@ -53,8 +53,8 @@ def steadyrl(installed, folder, *arguments):
 
 def files(folder, ending):
     """Return the paths of such files in every package, as they stand in the folder."""
-    packages = ("agents", "buffers", "configs", "envs", "memory", "scripts", "training")
-    within = (folder / package for package in packages)
+    parts = ("agents", "buffers", "configs", "core", "envs", "memory", "training")
+    within = (folder / "steadyrl" / part for part in parts)
     return {path.relative_to(folder) for each in within for path in each.rglob(f"*{ending}")}
 
 

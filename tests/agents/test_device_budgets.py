@@ -22,7 +22,7 @@ from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.engine.cpu import host_weights as mirror
 from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.agents.ppo.agent import PPO
-from steadyrl.buffers.replay import buffer as replay
+from steadyrl.buffers.replay import build as replay_build
 from steadyrl.core import cuda_graph as recording
 from steadyrl.core.cuda_graph import Recorded
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
@@ -85,7 +85,7 @@ def choose(monkeypatch, *, acting="device", home="host", mode="eager"):
     for building in (dqn_building, ppo_building):
         monkeypatch.setattr(building, "compile_mode", lambda *_, **__: mode)
     where = META if home == "device" else None
-    monkeypatch.setattr(replay, "choose_accelerator", lambda *_: where)
+    monkeypatch.setattr(replay_build, "choose_accelerator", lambda *_: where)
 
 
 def check(measured: dict[str, Asked], card: Card) -> None:

@@ -18,7 +18,7 @@ from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.learner import learner
 from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.buffers.replay import block_sums
-from steadyrl.buffers.replay import buffer as replay
+from steadyrl.buffers.replay import build as replay_build
 from steadyrl.core import cuda_graph as recording
 from steadyrl.core.cuda_graph import Recorded
 from steadyrl.core.errors import NonFiniteError
@@ -39,7 +39,7 @@ def device(monkeypatch, caplog):
     monkeypatch.setattr(recording, "aside", lambda function: function())
     for module in (learner, block_sums):
         monkeypatch.setattr(module, "host_sees", lambda _: False)
-    monkeypatch.setattr(replay, "choose_accelerator", lambda *_: CPU)
+    monkeypatch.setattr(replay_build, "choose_accelerator", lambda *_: CPU)
     yield played
     assert [r.getMessage() for r in caplog.records if "recorded" in r.getMessage()] == []
 

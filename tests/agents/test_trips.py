@@ -11,9 +11,9 @@ from ppo_agents import build as build_ppo
 from test_dqn_agent import Chain
 from test_dqn_agent import build as build_dqn
 
-ROOT = str(Path(__file__).parent.parent.parent) + "/"
+ROOT = str(Path(__file__).parents[2] / "steadyrl") + "/"
 # An environment within the checkout lies below the root too, and is not ours.
-FLOORS = ("agents/", "buffers/", "envs/", "memory/", "training/")
+FLOORS = ("agents/", "buffers/", "core/", "envs/", "memory/", "training/")
 
 
 def trip(call, *arguments):
@@ -40,9 +40,9 @@ def trip(call, *arguments):
 
 
 def test_what_lies_in_an_environment_within_the_checkout_is_not_ours(monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", "/checkout/")
+    monkeypatch.setitem(globals(), "ROOT", "/checkout/steadyrl/")
     for file, ours in (
-        ("/checkout/agents/dqn.py", ["agents/dqn/agent.py"]),
+        ("/checkout/steadyrl/agents/dqn/agent.py", ["agents/dqn/agent.py"]),
         ("/checkout/.venv/lib/python3/site-packages/torch/nn.py", []),
         ("/checkout/env/agents/dqn.py", []),
     ):

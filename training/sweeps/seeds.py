@@ -258,8 +258,6 @@ def accept_seeds(
     config: DictConfig, of_all_jobs: Sequence[str], of_sweep: SweepJob | None
 ) -> tuple[Path, tuple[int, ...], list[Job]]:
     """Do the same for each of `seeds`; return their directory, themselves, and the jobs left."""
-    from steadyrl.training.sweeps.seeds import each_seed
-
     settings = _settings(_resolved(config))
     if of_sweep is None:
         directory = absolute(_directory(settings, of_all_jobs))

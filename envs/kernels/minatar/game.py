@@ -31,7 +31,7 @@ def minatar(
     """Return the kernel of a game."""
     if game not in GAMES:
         raise ValueError(f"no kernel plays {game}")
-    module: Any = importlib.import_module(f"envs.kernel_{game}")
+    module: Any = importlib.import_module(f"steadyrl.envs.kernels.minatar.{game}")
     actions = module.ACTIONS if use_minimal_action_set else range(6)
     return Kernel(
         module.step,
