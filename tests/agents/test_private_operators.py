@@ -14,11 +14,11 @@ PRIVATE = {
     ("torch.autograd", "Variable"): "agents/learner/learner.py",
     ("torch._C._aoti", "AOTIModelContainerRunnerCpu"): "agents/engine/graphs/graph_cache.py",
     ("torch._inductor", "aot_compile"): "agents/engine/graphs/graph_cache.py",
-    ("torch._inductor", "compile"): "agents/engine/engine.py",
+    ("torch._inductor", "compile"): "agents/engine/inductor.py",
     (
         "torch.utils._python_dispatch",
         "_get_current_dispatch_mode",
-    ): "agents/networks/actor_critic.py",
+    ): "agents/networks/activations.py",
     ("torch.utils._python_dispatch", "TorchDispatchMode"): "agents/engine/graphs/trace.py",
     ("torch.utils.weak", "WeakTensorKeyDictionary"): "agents/engine/graphs/trace.py",
 }

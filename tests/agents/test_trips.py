@@ -55,7 +55,7 @@ def changes(files):
     return sum(a != b for a, b in pairwise(files))
 
 
-def test_an_update_of_dqn_goes_through_nine_files_and_a_row_into_its_replay_through_four():
+def test_an_update_of_dqn_goes_through_eleven_files_and_a_row_into_its_replay_through_four():
     agent = build_dqn(
         obs=6, prioritized=True, train_every=1, updates_per_train=1, learning_starts=10, n_step=3
     )
@@ -71,12 +71,12 @@ def test_an_update_of_dqn_goes_through_nine_files_and_a_row_into_its_replay_thro
         stored = trip(agent.observe, decision, step)
         obs = step.obs
     assert "agents/dqn/loss.py" in learned and "buffers/replay/host.py" in stored
-    assert len(set(learned)) <= 9, learned
-    assert changes(learned) <= 18, learned
+    assert len(set(learned)) <= 11, learned
+    assert changes(learned) <= 22, learned
     assert len(set(stored)) <= 4, stored
 
 
-def test_an_update_of_ppo_goes_through_eight_files():
+def test_an_update_of_ppo_goes_through_eleven_files():
     agent = build_ppo(2, rollout_steps=8, minibatches=1, epochs=1)
     env = Episodes(2)
     obs = env.reset()
@@ -85,5 +85,5 @@ def test_an_update_of_ppo_goes_through_eight_files():
         agent.observe(decision, step)
         learned, obs = trip(agent.update), step.obs
     assert "agents/learner/learner.py" in learned and "agents/ppo/loss.py" in learned
-    assert len(set(learned)) <= 8, learned
-    assert changes(learned) <= 26, learned
+    assert len(set(learned)) <= 11, learned
+    assert changes(learned) <= 34, learned

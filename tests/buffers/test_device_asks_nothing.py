@@ -74,7 +74,8 @@ def test_a_row_travels_in_one_copy(prioritized, monkeypatch):
     replay.start(traffic.first())
     copies = []
     monkeypatch.setattr(
-        "buffers.device_replay.send", lambda *given: copies.append(len(given)) or send(*given)
+        "steadyrl.buffers.replay.device.send",
+        lambda *given: copies.append(len(given)) or send(*given),
     )
     for row in traffic.rows(10):
         replay.add(*row)
