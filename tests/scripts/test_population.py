@@ -83,7 +83,9 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, capsys, changes, co
 
 def test_memory_is_asked_for_by_the_steps_of_all_generations(tmp_path, monkeypatch):
     """A run's replay grows with the generations of one member, however many members there are."""
-    monkeypatch.setattr("training.population.available_bytes", lambda: 2 * 452_500_000)
+    monkeypatch.setattr(
+        "steadyrl.training.tuning.population.available_bytes", lambda: 2 * 452_500_000
+    )
     small = {"overrides": ["agent=dqn", "env=cartpole"], "interval": 10_000, "workers": 2}
     population.read_plan(written(tmp_path, **small, members=1000, generations=3))
     with pytest.raises(MemoryBudgetError, match="2 members at once need about"):

@@ -37,7 +37,9 @@ def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
 
 def test_it_asks_for_the_memory_that_it_takes_and_the_plan_names_it(tmp_path, monkeypatch):
     asked = {}
-    monkeypatch.setattr("agents.curiosity.require", lambda *what, **rest: asked.update([what]))
+    monkeypatch.setattr(
+        "steadyrl.agents.rnd.rnd.require", lambda *what, **rest: asked.update([what])
+    )
     with build(job(tmp_path, *PPO, *SHORT, quick=False)) as (_, agent):
         assert isinstance(agent, CuriousPPO)
         assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= asked["curiosity"]

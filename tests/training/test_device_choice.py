@@ -177,7 +177,7 @@ def test_an_algorithm_from_outside_is_weighed_by_its_network(monkeypatch):
         def policy(cls, settings, spec, device):
             return torch.nn.Linear(4, 5, device=device), None
 
-    monkeypatch.setattr("agents.update_cost.agent_class", lambda _: Agent)
+    monkeypatch.setattr("steadyrl.agents.update_cost.agent_class", lambda _: Agent)
     assert not isinstance(Foreign(), Batching)
     assert update_cost(Foreign(), VECTOR) == UpdateCost(6 * 25 * UNKNOWN_BATCH, False)
     assert not is_worthwhile(job().settings.run, Foreign(), VECTOR)
@@ -192,6 +192,6 @@ def test_one_that_cannot_be_built_without_memory_is_judged_by_what_it_sees(
         def policy(cls, settings, spec, device):
             raise NotImplementedError("cannot copy out of a tensor without numbers")
 
-    monkeypatch.setattr("agents.update_cost.agent_class", lambda _: Agent)
+    monkeypatch.setattr("steadyrl.agents.update_cost.agent_class", lambda _: Agent)
     spec = replace(VECTOR, frame_shape=shape)
     assert update_cost(Foreign(), spec) == UpdateCost(0, convolves)

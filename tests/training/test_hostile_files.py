@@ -210,7 +210,9 @@ def tensors_of(size):
 
 def test_tensors_beyond_what_there_is_memory_for_are_refused_unread(archive, monkeypatch):
     path, forge = archive
-    monkeypatch.setattr("training.archive.available_bytes", lambda: 2_500_000_000)
+    monkeypatch.setattr(
+        "steadyrl.training.checkpoints.archive.available_bytes", lambda: 2_500_000_000
+    )
     forge("policy.safetensors", 5 << 30, tensors_of(5 << 30))
     with pytest.raises(CheckpointError, match="of memory, and"):
         read_part(path, "policy")

@@ -189,7 +189,7 @@ def test_a_continued_run_has_one_history(tmp_path):
 def test_a_run_continued_by_a_clock_that_was_set_back_has_one_history(tmp_path, monkeypatch):
     written(tmp_path / "run", steps=(10, 20, 30))
     clock = count(time.time() - 3600)
-    monkeypatch.setattr("training.tensorboard.time.time", lambda: next(clock))
+    monkeypatch.setattr("steadyrl.training.logging.tensorboard.time.time", lambda: next(clock))
     for step in (25, 40):
         logger = Logger(tmp_path / "run")
         logger.continue_after(20 if step == 25 else 25)
