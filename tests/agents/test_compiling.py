@@ -12,7 +12,7 @@ from test_dqn_agent import SETTINGS
 from torch._inductor.exc import CppCompileError
 
 from steadyrl.agents.dqn.build import recipe, start_network
-from steadyrl.agents.engine import engine as compiling
+from steadyrl.agents.engine import inductor
 from steadyrl.agents.engine.engine import WORTHWHILE_UPDATES, compile_mode, compiled
 from steadyrl.agents.engine.inductor import reason
 from steadyrl.agents.learner.learner import Learner
@@ -175,7 +175,7 @@ def test_whatever_a_compiler_fails_by_there_is_one_warning_and_eager_numbers(
     def fails(*_):
         raise error("of its private parts\nand more")
 
-    monkeypatch.setattr(compiling, "host_code", fails)
+    monkeypatch.setattr(inductor, "host_code", fails)
     run = compiled(lambda x: x + 2, "compiled", torch.exp)
     for _ in range(2):
         assert torch.equal(run(torch.zeros(3)), torch.ones(3))
