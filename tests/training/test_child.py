@@ -44,7 +44,7 @@ os._exit(%d)
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     """Return a function that puts a program in the place of train.py, which ends at once."""
-    monkeypatch.setattr(children, "ROOT", tmp_path)
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
 
     def put(code, summary=None):
         text = json.dumps(summary) if summary else ""
