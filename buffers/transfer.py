@@ -58,7 +58,6 @@ def hold(given: Any) -> Any:
 # wrap-around) before it is needed: draws wait for memory, not for sums.
 prefetch: Any = intrinsic(_declare)
 
-
 Places = list[tuple[int, int, torch.dtype, tuple[int, ...]]]  # begin, bytes, type and shape
 
 

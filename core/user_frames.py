@@ -12,8 +12,11 @@ MOST_FRAMES = 5  # the last ones, of those that are shown
 LONGEST_CODE = 120  # characters of a line
 PACKAGE = Path(__file__).absolute().parents[1]
 # What a checkout has beside the package is ours as well.
-OURS = tuple(f"{PACKAGE.with_name(name)}{os.sep}" for name in (PACKAGE.name, "scripts"))
-OURS = (*OURS, str(PACKAGE.with_name("train.py")))
+OURS = (
+    f"{PACKAGE}{os.sep}",
+    f"{PACKAGE.with_name('scripts')}{os.sep}",
+    str(PACKAGE.with_name("train.py")),
+)
 # Where installed packages lie; the names are those of other virtual environments, too.
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # Packages that run a user's code, or that it only calls: they are not where a mistake is.

@@ -76,7 +76,6 @@ class BoxActions:
 
 ActionSpec = DiscreteActions | MultiDiscreteActions | MultiBinaryActions | BoxActions
 
-
 # So many actions' bits a number of an observation holds exactly.
 MASK_BITS = {"float32": 24, "uint8": 8}
 

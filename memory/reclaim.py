@@ -26,7 +26,6 @@ _PATIENT_SHARE = 0.0025
 _FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
 _LOOK_SECONDS = 0.1  # between two looks at what could be reclaimed; each reads a file of the system
 
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 LARGEST_OF_HEAP = 32 << 20  # bytes; glibc allows no more
 MADV_DONTNEED = 4  # of sys/mman.h

@@ -28,7 +28,6 @@ from steadyrl.agents.engine.graphs.wide_products import faster_here
 # One module an idea; each brings add_parser(subparsers), which says what to run.
 MODULES = (agents, race, replay, rollout, growth, watch)
 
-
 # A program that starts as train.py does, and says what it has cost where.
 PROBE = """
 import sys, time

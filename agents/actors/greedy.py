@@ -20,12 +20,9 @@ from steadyrl.core.saved import Limits
 
 Observations = NDArray[Any]  # [N, …]
 
-
 HOST = torch.device("cpu")
 
-
 NOISE = Limits(-110, 110)  # log E, u and z of float32 are all nearer to 0
-
 
 ROWS_DRAWN = 256  # coins are drawn for so many rows at once
 

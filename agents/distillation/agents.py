@@ -149,8 +149,8 @@ class TaughtPPO(Taught, PPO):
 
     @override
     def _recipe(self, rows: int) -> Recipe:
-        told: Any = {"loss": taught_ppo_loss, "batch": TaughtBatch, "picks": self._picks}
-        own = recipe_of(self._settings, self._head, rows, **told)
+        switches: Any = {"loss": taught_ppo_loss, "batch": TaughtBatch, "picks": self._picks}
+        own = recipe_of(self._settings, self._head, rows, **switches)
         return with_teacher(own, own.loss)
 
     @override

@@ -13,12 +13,9 @@ from steadyrl.core.cuda_graph import Recorded
 
 log = logging.getLogger("steadyrl")
 
-
 Mode = Literal["eager", "compiled", "cudagraph"]
 
-
 Setting = Literal["false", "true", "cudagraph", "auto"]
-
 
 # A graph costs 15–30 s of compilation (once on a machine) and saves a few hundred µs an update
 # on small networks: below this many updates a run is over sooner without it.

@@ -35,7 +35,6 @@ def adam_state(weights: Tensor) -> AdamState:
 
 BETA1, BETA2 = 0.9, 0.999
 
-
 MOST_COUNTED = 2**24  # steps: float32 counts no further
 
 

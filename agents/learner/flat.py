@@ -17,7 +17,6 @@ from steadyrl.core.state import Stateful
 
 WEIGHT = Limits(-1e9, 1e9)  # of a network that computes with larger ones nothing is left
 
-
 Network = TypeVar("Network", bound=nn.Module)
 
 

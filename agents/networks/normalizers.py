@@ -29,7 +29,6 @@ from steadyrl.core.state import Stateful
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
 
-
 EPSILON = 1e-8
 
 
@@ -284,7 +283,6 @@ def take_in(  # type: ignore[no-untyped-def]
 
 
 DECAY = 0.9  # of what a rollout counts for, with every later one
-
 
 SMALLEST = 1e-4  # a standard deviation: what never varies must not be blown up
 

@@ -107,13 +107,13 @@ def start_rollout(
     copies: int,
     kinds: tuple[type[RolloutBuffer], type[SequenceRollout]] = (RolloutBuffer, SequenceRollout),
     row_extra: int = 0,
-    **told: Any,
+    **extra: Any,
 ) -> RolloutBuffer:
     """Build the rollout, once there is memory for it, for `copies` of its rows, and for the rest.
 
     The rest is the noise, and weights, gradient, optimiser and what is kept while learning. Of the
     `kinds` the second is for networks that remember; one that keeps `row_extra` bytes more of a
-    row is `told` of what.
+    row is given what as `extra`.
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
     row = math.prod(spec.observation_shape) * dtype.itemsize
@@ -129,7 +129,7 @@ def start_rollout(
         beside += bytes_of_sequences(settings.rollout_steps, spec.num_envs, length, size)
         together = settings.largest_minibatch(rows) // length
         kind = kinds[1]
-        told |= {"length": length, "together": together, "carry": carry}
+        extra |= {"length": length, "together": together, "carry": carry}
     return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,
@@ -139,7 +139,7 @@ def start_rollout(
         action_dtype=head.action_dtype,
         device=device,
         beside=beside,
-        **told,
+        **extra,
     )
 
 

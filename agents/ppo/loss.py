@@ -24,7 +24,6 @@ from steadyrl.buffers.rollout.sequences import SequenceBatch
 
 Network = Callable[..., Any]  # of observations: parameters [B, P], values [B]
 
-
 METRICS = (
     "train/policy_loss",
     "train/value_loss",
@@ -33,12 +32,9 @@ METRICS = (
     "train/clip_fraction",
 )
 
-
 ADAM_EPSILON = 1e-5
 
-
 KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
-
 
 ROUNDING = 1e-6**2  # of a sum of two float32, squared: what varies less is equal
 

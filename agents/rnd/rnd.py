@@ -39,7 +39,6 @@ from steadyrl.memory.budget import require
 
 CLIP = 5.0  # standard deviations: what is far from all that was seen is new enough
 
-
 METRICS = ("train/rnd_loss", "train/rnd_value_loss")
 
 
@@ -125,7 +124,6 @@ def endless_advantages(  # type: ignore[no-untyped-def]
 
 
 HOST = torch.device("cpu")
-
 
 FADING = 0.9  # of what a rollout's errors count for in their scale, with every later one
 

@@ -27,7 +27,6 @@ LARGEST_ERROR = 4e38  # beyond float32, in which errors are computed
 WIDTH = 8  # children of a node
 BITS = 3  # log2(WIDTH)
 
-
 # Sums, minima, and where the levels begin: what compiled code reads and writes of a tree.
 Levels = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 NO_LEVELS: Levels = (np.zeros(0), np.zeros(0), np.zeros(0, np.int64))

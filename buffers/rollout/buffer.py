@@ -37,7 +37,6 @@ class RolloutBatch(NamedTuple):
 
 Batch = TypeVar("Batch", bound=tuple[Tensor, ...])
 
-
 Room = Callable[[Any, int], Any]  # for so many rows of a batch like this
 
 

@@ -20,7 +20,6 @@ from steadyrl.envs.types import (
 
 MOST_EPISODES = 2**62
 
-
 PLAYING = ("kernel", "single")  # backends that know their environments one by one
 
 

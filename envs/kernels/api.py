@@ -50,9 +50,7 @@ class Offer(NamedTuple):
 
 CLASSIC = "gymnasium.envs.classic_control."
 
-
 TABLES = "gymnasium.envs.toy_text."
-
 
 # By entry point and not by id: who registers something else under an id does not get our kernel.
 OFFERS = {
@@ -84,7 +82,6 @@ OFFERS = {
         "steadyrl.envs.kernels.tabular", "taxi", ("is_rainy", "rainy_probability"), masks=True
     ),
 }
-
 
 OTHERS = "use env.backend=sync"
 

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 # The least and the most that a number of a kernel's state can be.
 Range = tuple[float, float]
 
-
 ANY_REAL: Range = (-math.inf, math.inf)  # but none that is not finite
-
 
 ANY_WHOLE: Range = (-(2**63), 2**63 - 1)
 

@@ -172,7 +172,6 @@ WAYS: dict[str, Callable[[], Keep]] = {
     "nothing": Keep,
 }
 
-
 FIRST = 10  # iterations after which nothing may grow
 TRACED = 3
 # What the host waits in, as a trace names it; `item` is free where the host itself learns.

@@ -16,15 +16,11 @@ from steadyrl.training.evaluation.evaluator import NORMAL, student
 
 Array = NDArray[np.float64]
 
-
 Estimator = Callable[[Array], Array]  # over the first axis, the runs
-
 
 RESAMPLES = 2000
 
-
 AT_ONCE = 4_000_000  # resampled numbers in memory
-
 
 CONFIDENCE = 0.95
 

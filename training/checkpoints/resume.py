@@ -38,7 +38,6 @@ def refuse_foreign_teacher(
 
 SHOWN = 3  # keys that are named where many are missing
 
-
 NOTHING = "has no checkpoint to continue from"
 
 

@@ -37,18 +37,14 @@ More: python scripts/evaluate.py (plot, compare, checkpoint, tune, population)
 Installed: steadyrl evaluate
 """
 
-
 # Mappings whose keys nobody can list: they go to the environment as they are.
 FREE_FORM = ("env.kwargs.", "env.kwargs=")
-
 
 # Where an agent from outside the tree is named: its defaults join the group `agent`.
 AGENT_KEYS = ("agent", "agent.name")
 
-
 # A group inside of a group, which Hydra would have written with a slash.
 NETWORK = "agent.network"
-
 
 # Which extra brings a launcher, and what it is told besides: submitit ends jobs after an hour, and
 # what Slurm takes back is not queued again, unless it may.
@@ -58,17 +54,13 @@ LAUNCHERS = {
     "submitit_slurm": ("slurm", ("hydra.launcher.max_num_timeout=1000",)),
 }
 
-
 # What Hydra is not told.
 OURS = ("help", "version", "overrides")
-
 
 # One of these at a time: each does something else than training once.
 INSTEAD = ("multirun", "cfg", "info", "hydra_help", "shell_completion")
 
-
 PARTS_OF_CONFIG = ("job", "hydra", "all")
-
 
 PARTS_OF_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 

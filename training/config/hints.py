@@ -42,9 +42,7 @@ OTHER_NAMES = {
     "net_arch": "hidden",
 }
 
-
 SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
-
 
 PLAIN_VALUE = re.compile(r"[\w.,:/+\-\[\]{}()$*%@?|\\]*", re.ASCII)
 

@@ -16,13 +16,10 @@ FREE = (
     *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts"),
 )
 
-
 FREE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
-
 
 # What names the run rather than being part of it.
 ABOUT_THE_RUN = ("resume", "run_dir", "init_from")
-
 
 AUTO = "auto"
 

@@ -167,31 +167,26 @@ def load_settings(values: Mapping[str, Any]) -> Settings:
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with today's values of the keys that it has not got yet."""
     found = deepcopy(dict(config))
-    _fill(found, _defaults(found))
+    for *groups, last, default in _missing(config, _defaults(config)):
+        group = found
+        for name in groups:
+            group = group[name]
+        group[last] = deepcopy(default)
     return found
-
-
-def _fill(config: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    for key, value in defaults.items():
-        if key not in config:
-            config[key] = deepcopy(value)
-        elif isinstance(config[key], dict) and isinstance(value, Mapping):
-            _fill(config[key], value)
 
 
 def missing_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the keys of today that a configuration which was saved has not got."""
-    return list(_missing(config, _defaults(config)))
+    return [".".join(key) for *key, _ in _missing(config, _defaults(config))]
 
 
-def _missing(
-    config: Mapping[str, Any], defaults: Mapping[str, Any], path: str = ""
-) -> Iterator[str]:
-    for key, value in defaults.items():
+def _missing(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every key that is missing, and last its default."""
+    for key, default in defaults.items():
         if key not in config:
-            yield path + key
-        elif isinstance(config[key], Mapping) and isinstance(value, Mapping):
-            yield from _missing(config[key], value, f"{path}{key}.")
+            yield key, default
+        elif isinstance(config[key], Mapping) and isinstance(default, Mapping):
+            yield from ((key, *rest) for rest in _missing(config[key], default))
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:

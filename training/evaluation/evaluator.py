@@ -18,7 +18,6 @@ from steadyrl.training.config.settings import RunSettings
 
 NORMAL = 1.959964  # the two-sided 95 % quantile
 
-
 # Student's for 2, 3, … 10 runs; beyond that three terms of its expansion do.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 

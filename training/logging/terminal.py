@@ -18,13 +18,10 @@ from steadyrl.core.errors import ExpectedError, printable
 
 log = logging.getLogger("steadyrl")
 
-
 # Lines come at most this often, so that a log of days stays readable.
 SECONDS_BETWEEN_LINES = 5.0
 
-
 NEVER = logging.CRITICAL + 1
-
 
 # How streams treat what their encoding lacks, where that is an error.
 STRICT = ("strict", "surrogateescape", "surrogatepass")

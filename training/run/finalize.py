@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("steadyrl")
 
-
 # Ways to end that a signal does not excuse.
 OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 

@@ -63,7 +63,6 @@ def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
 
 LONGEST = 180  # bytes; most file systems take 255 for a name
 
-
 LAST = "seed"  # runs that differ in nothing else stand side by side
 
 

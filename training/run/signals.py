@@ -18,18 +18,13 @@ from steadyrl.training.config.settings import RunSettings
 # A terminal that closes (SIGHUP) ends a run like the others, unless nohup has it ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-
 SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a process
-
 
 ROW_SECONDS = 3.5  # that a row may still take, where rows are quick
 
-
 RANKS_SECONDS = 20.0  # the same where ranks have to agree; torchrun kills after 30
 
-
 LAST_SECONDS = 0.8  # for closing, once nothing is waited for any more
-
 
 # Python cannot pass an exception on out of a weak reference's callback: it is raised again.
 AGAIN_SECONDS = 0.02

@@ -44,9 +44,7 @@ from steadyrl.training.sweeps.subprocess_run import is_finished
 
 SCORES = ("eval_return", "return")
 
-
 TOGETHER = ("agent", "env")
-
 
 EACH = ("seed", "status", "steps", "return_mean", "eval_return_mean", "weights_sha256")
 

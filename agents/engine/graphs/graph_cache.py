@@ -47,9 +47,7 @@ def compilable() -> Iterator[None]:
 
 log = logging.getLogger("steadyrl")
 
-
 KEPT = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
-
 
 COMPILERS = "TORCHINDUCTOR_"  # how the compiler's own switches in the environment begin
 

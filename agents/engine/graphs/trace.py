@@ -133,7 +133,6 @@ class Tracer(TorchDispatchMode):
 # lies transposed. Those with few columns it computes several times as fast transposed.
 NARROW, FEW = 2, 16
 
-
 SHORT = 8  # sums of so few are written out where they are needed
 
 

@@ -16,9 +16,7 @@ from torch import Tensor
 
 SPACE, OPERATOR = "steadyrl", "product"
 
-
 PROCESSOR = Path("/proc/cpuinfo")
-
 
 CODE = Path(__file__).with_name("product.h")
 

@@ -29,20 +29,15 @@ from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, finish
 
 OUR_BULLETS, THEIR_BULLETS, FISH, SUBS, DIVERS = range(5)
 
-
 LISTS = 5
 
-
 X, Y, TO_RIGHT, MOVE_IN, SHOOT_IN, WIDTH = range(6)
-
 
 # At most one enemy comes in a row and none stays for more than 60; each has one bullet at a time,
 # which outlives it by 10 rows at most. We shoot every fifth row, divers come every thirtieth.
 BEGIN = (0, 8, 136, 200, 264)
 
-
 ROWS = 272
-
 
 ROOM = (8, 128, 64, 64, 8)
 
@@ -98,7 +93,6 @@ def first_at(counts: NDArray[Any], rows: NDArray[Any], which: int, x: int, y: in
 # The state: the submarine, what is on board, and the timers; the lists follow.
 (_, SUB_X, SUB_Y, SUB_RIGHT, OXYGEN, ABOARD, SURFACED, MOVE, SPAWN, SPAWN_IN, DIVER_IN, SHOT_IN,
  RAMP, COUNTS) = range(14)  # fmt: skip
-
 
 MOST_ABOARD, DIVER_INTERVAL, SHOT_INTERVAL = 6, 5, 10
 
@@ -211,25 +205,18 @@ def move_their_bullets(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[
 
 ACTIONS = tuple(range(6))
 
-
 (FRONT, BACK, OUR_BULLET, TRAIL, THEIR_BULLET, FISH_HERE, SUB_HERE, OXYGEN_LEFT, DIVERS_ABOARD,
  DIVER) = range(10)  # fmt: skip
 
-
 CHANNELS = 10
-
 
 MAX_OXYGEN, SPAWN_SPEED, DIVER_SPAWN_SPEED, MOVE_SPEED, COOL_DOWN = 200, 20, 30, 5, 5
 
-
 TABLE = COUNTS + LISTS
-
 
 WHOLES = TABLE + ROWS * WIDTH
 
-
 DEEPEST = SIZE - 2
-
 
 RANGES = (
     *(ACTION, SIDE, (0, DEEPEST), YES_NO, (-1, MAX_OXYGEN), (-(2**31), MOST_ABOARD), YES_NO),
