@@ -212,6 +212,25 @@ def test_a_crowd_and_what_is_long_are_seen():
     assert list(too_long("a.py", "x = 1\n" * 451)) == ["a.py: 451 lines"]
 
 
+def patched_bare(text):
+    """Yield what is patched by a string that names a module of ours without the package's name.
+
+    A second copy of the module changes then, and the test tries nothing.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".setattr", ".delattr")):
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and name.value.split(".")[0] in (*FLOORS, *ABOVE):
+                yield name.value
+
+
+def test_no_module_is_patched_without_the_name_of_the_package():
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not list(patched_bare(path.read_text())), path
+    planted = 'monkeypatch.setattr("memory.monitor.read_tree", len)'
+    assert list(patched_bare(planted)) == ["memory.monitor.read_tree"]
+
+
 def test_init_files_hold_a_docstring_only():
     wings = [path for floor in FLOORS for path in (ROOT / floor).rglob("__init__.py")]
     assert len(wings) > 20

@@ -88,7 +88,7 @@ def test_workers_are_looked_at_while_a_costly_tree_waits(clock, monkeypatch):
             pass
         return read_tree(process)
 
-    monkeypatch.setattr("memory.monitor.read_tree", costly)
+    monkeypatch.setattr("steadyrl.memory.monitor.read_tree", costly)
     settings = MonitorSettings(every_seconds=0, tree_every_seconds=1, tensors_every_seconds=1000)
     child = subprocess.Popen(
         [sys.executable, "-c", GROWS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
