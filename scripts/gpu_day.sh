@@ -97,7 +97,7 @@ say ""
 say "## Tests"
 say ""
 tests=(tests)
-if [ "$device" = cpu ]; then tests=(tests/agents/test_ppo_cuda.py tests/buffers/test_replay_cuda.py); fi
+if [ "$device" = cpu ]; then tests=(tests/agents/ppo/test_agent_cuda.py tests/buffers/replay/test_device_cuda.py); fi
 if "$python" -c 'import pytest' 2>/dev/null; then
     told=$("$python" -m pytest -m gpu -p no:cacheprovider "${tests[@]}" 2>&1 | tee -a "$log" | tail -1)
     case "$told" in *failed* | *error*) failed=1 ;; esac

@@ -20,14 +20,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Where several processes share the tests file by file, these would be what the last one waits for.
 LONGEST = (
-    "test_containment.py",
+    "envs/backends/test_containment.py",
     "test_cut_short.py",
     "test_fuzz.py",
     "test_growth_of_a_run.py",
     "test_installed.py",
     "test_presets.py",
     "test_release.py",
-    "test_tracing.py",
+    "agents/engine/graphs/test_trace.py",
 )
 
 
@@ -38,7 +38,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """Begin with what takes longest."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
 
 
 @pytest.fixture(autouse=True, scope="session")

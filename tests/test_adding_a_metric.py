@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import test_docs
 from opened import job
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -16,6 +15,7 @@ from steadyrl.loop import train
 from steadyrl.training import setup as opening
 from steadyrl.training.logging.sinks import Sink
 from steadyrl.training.logging.tensorboard import CHARTS
+from tests.docs import test_pages
 
 ROOT = Path(__file__).parent.parent
 FEW = ("total_steps=300", "eval.every=0", "log.every=100", "agent.learning_starts=50")
@@ -81,15 +81,15 @@ def test_what_a_loss_reports_and_what_is_known_reach_every_sink(added, tmp_path,
 def test_the_page_of_metrics_is_asked_for_it(monkeypatch):
     """Written but not explained fails, and so does explained but not written."""
     check, sources = (
-        test_docs.test_every_tag_is_explained_and_every_explained_tag_is_written,
-        test_docs.sources,
+        test_pages.test_every_tag_is_explained_and_every_explained_tag_is_written,
+        test_pages.sources,
     )
     check()
-    monkeypatch.setattr(test_docs, "sources", lambda: [*sources(), 'METRICS = ("train/answer",)'])
+    monkeypatch.setattr(test_pages, "sources", lambda: [*sources(), 'METRICS = ("train/answer",)'])
     with pytest.raises(AssertionError, match="train/answer"):
         check()
     without = [text.replace("td_error", "") for text in sources()]
-    monkeypatch.setattr(test_docs, "sources", lambda: without)
+    monkeypatch.setattr(test_pages, "sources", lambda: without)
     with pytest.raises(AssertionError, match="train/td_error"):
         check()
 

@@ -10,10 +10,10 @@ import pytest
 from command import ROOT
 from covering import covering, pairs_of
 from opened import job
-from test_killed import hold_killed_against_whole
 from told_runs import in_one_and_in_two_parts
 
 from steadyrl.core.errors import ExpectedError
+from tests.test_killed import hold_killed_against_whole
 
 # Each switch with its values, and what is typed for them; the first goes with everything.
 BOTH = {

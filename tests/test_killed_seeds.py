@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from killing import POLL
-from test_killed import DQN, PPO, QUICK, SAME, SAME_EVALUATION
-from test_resume import metrics
 from warm import run, start
+
+from tests.test_killed import DQN, PPO, QUICK, SAME, SAME_EVALUATION
+from tests.test_resume import metrics
 
 SEEDS = range(10)
 MANY = (f"seeds={list(SEEDS)}".replace(" ", ""), "total_steps=3000", "eval.every=1000",

@@ -1,7 +1,8 @@
 """Which code of others the kernels were made after: the same rows are promised for that alone.
 
 A release that touches an environment may change what it does. What is installed is compared by a
-hash of its files, of which these were played beside the kernels (`tests/envs/test_kernels.py`).
+hash of its files, of which these were played beside the kernels by
+`tests/envs/kernels/test_kernels.py`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from ppo_agents import Episodes, act, collect
 from ppo_agents import build as build_ppo
-from test_dqn_agent import Chain
-from test_dqn_agent import build as build_dqn
+
+from tests.agents.dqn.test_agent import Chain
+from tests.agents.dqn.test_agent import build as build_dqn
 
 ROOT = str(Path(__file__).parents[2] / "steadyrl") + "/"
 # An environment within the checkout lies below the root too, and is not ours.

@@ -15,7 +15,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def said(request):
-    script = request.config.rootpath / "tests/memory/planted_leaks.py"
+    script = request.config.rootpath / "tests/helpers/planted_leaks.py"
     out = subprocess.run(
         [sys.executable, str(script)],
         cwd=request.config.rootpath,

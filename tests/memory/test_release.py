@@ -10,7 +10,7 @@ import pytest
 def test_the_process_is_back_where_it_was_once_a_run_has_ended(request, tmp_path, agent):
     root = request.config.rootpath
     out = subprocess.run(
-        [sys.executable, str(root / "tests/memory/releasing.py"), agent, str(tmp_path)],
+        [sys.executable, str(root / "tests/helpers/releasing.py"), agent, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import warm
 from opened import job
-from test_killed import QUICK as KILLED
-from test_killed import hold_killed_against_whole
 from told_runs import in_one_and_in_two_parts
 
 from steadyrl.agents.registry import Masking
@@ -17,6 +15,8 @@ from steadyrl.training.checkpoints.formats import translate
 from steadyrl.training.cli.evaluate import command
 from steadyrl.training.policies.policy import plain_spec, spec_of
 from steadyrl.training.run.job import probed
+from tests.test_killed import QUICK as KILLED
+from tests.test_killed import hold_killed_against_whole
 
 DOORS = "env.id=masked_envs:Doors-v0"
 ENVS = (DOORS, "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.compile=false")

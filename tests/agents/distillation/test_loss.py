@@ -1,0 +1,251 @@
+"""What a teacher's loss is and does: against loops, finite differences, and students without."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, learn
+
+from steadyrl.agents.distillation.agents import TaughtDQN, TaughtPPO
+from steadyrl.agents.distillation.loss import (
+    TaughtReplayBatch,
+    cross_entropy,
+    taught_ppo_loss,
+    taught_td_loss,
+)
+from steadyrl.agents.distillation.rollout import TaughtBatch
+from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.networks.distributions import build_head
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
+from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
+from tests.agents.ppo.test_recurrent import Loop
+
+
+def by_sign(obs):
+    """The perfect teacher of a game in which the first number's sign says what to do."""
+    return (obs[:, 0] > 0).astype(np.int64)
+
+
+def student(
+    kind, teach=by_sign, *, envs=3, action=SPACES["discrete"], total=2000, spec=None, **changes
+):
+    spec = spec or EnvSpec("Synthetic", envs, (4,), "float32", 1, action)
+    settings = replace(SETTINGS if kind is TaughtPPO else DQN_SETTINGS, teacher="t", **changes)
+    teacher = ObjectTeacher("t", action, teach)
+    return kind(settings, spec, device=CPU, seed=0, total_steps=total, teacher=teacher)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_cross_entropy_is_that_of_a_loop():
+    parameters, lesson = random(5, 3), random(5, 3, seed=1).softmax(1)
+    found = cross_entropy(build_head(DiscreteActions(3), CPU), parameters, lesson)
+    for row, logits in enumerate(parameters.tolist()):
+        log_sum = math.log(sum(map(math.exp, logits)))
+        each = zip(lesson[row].tolist(), logits, strict=True)
+        assert found[row].item() == pytest.approx(-sum(p * (x - log_sum) for p, x in each))
+
+
+def test_for_boxes_it_is_how_unlikely_the_teachers_action_is_in_the_students_units():
+    head = build_head(BoxActions((0.0,), (10.0,)), CPU)
+    assert head.meant(head.sent(torch.tensor([[0.3]]))).item() == pytest.approx(0.3)
+    fixed = build_head(BoxActions((0.5, -1.0), (0.5, 1.0)), CPU)
+    assert fixed.meant(torch.tensor([[0.5, 0.3]])).tolist() == [[0.0, pytest.approx(0.3)]]
+    action = head.meant(torch.tensor([[7.5]]))  # half way from the middle to the bound
+    found = cross_entropy(head, torch.tensor([[0.2, math.log(2)]]), action).item()
+    assert found == pytest.approx((0.5 - 0.2) ** 2 / 8 + math.log(2) + 0.5 * math.log(2 * math.pi))
+
+
+def ppo_rows(network, seed=0):
+    head = build_head(DiscreteActions(3), CPU)
+    obs, action = random(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    own = torch.tensor([True, False] * 3)
+    log_prob = head.log_prob(network(obs)[0].detach(), action) + 0.05
+    parts = (random(6, seed=seed + i) for i in (2, 3, 4))
+    return TaughtBatch(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
+
+
+def linear(weights):
+    return lambda obs: (obs @ weights[:, :3], (obs @ weights[:, 3:]).squeeze(1))
+
+
+def test_the_gradient_of_ppos_loss_is_that_of_finite_differences():
+    batch = ppo_rows(linear(random(4, 4)))
+    settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
+
+    def loss(weights):
+        return taught_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings).loss
+
+    assert torch.autograd.gradcheck(loss, random(4, 4).requires_grad_())
+
+
+def test_rows_of_the_teacher_are_none_of_the_policys_own():
+    batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
+    settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.0}
+    rows = taught_ppo_loss(linear(weights), batch, 0.0, 0.2, 0.0, **settings)
+    for row, own in zip(rows.loss, batch.own, strict=True):
+        (slope,) = torch.autograd.grad(row, weights, retain_graph=True)
+        assert bool(slope.abs().sum() > 0) == bool(own)
+
+
+def test_a_teacher_that_acts_as_the_student_never_would_moves_neither_its_kl_nor_the_loss_to_nan():
+    batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
+    batch = batch._replace(log_prob=torch.where(batch.own, batch.log_prob, -1e3))  # e^1000 since
+    settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
+    rows = taught_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings)
+    (slope,) = torch.autograd.grad(rows.loss.sum(), weights)
+    assert slope.isfinite().all()
+    _, _, _, kl, clipped, _ = rows.metrics
+    assert torch.equal(kl > 0, batch.own)
+    assert not clipped[~batch.own].any()
+
+
+def at_the_bounds(obs):
+    return np.ones((len(obs), 2), np.float32)
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize("deviation", [-2.0, -4.0])
+def test_a_sure_student_that_is_led_elsewhere_learns_on(deviation, recurrent):
+    action = BoxActions((-1.0, -1.0), (1.0, 1.0))
+    told = {"log_std_init": deviation, "teacher_leads": 0.9, "recurrent": recurrent}
+    agent = student(TaughtPPO, at_the_bounds, action=action, **told)
+    found = Loop(agent).play(10 * 16)  # NaN in the fourth, or a KL divergence of 10^12
+    assert len(found) == 10
+    assert max(metrics["train/approx_kl"] for metrics in found) < 1
+
+
+def test_the_gradient_of_dqns_loss_is_that_of_finite_differences():
+    obs, after, action = random(6, 4), random(6, 4, seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
+    numbers = [random(6, seed=i) for i in (2, 3)]
+    lesson, weight = random(6, 3).softmax(1), random(6, seed=4).abs()
+    batch = TaughtReplayBatch(obs, action, numbers[0], numbers[1], after, weight, action, lesson)
+    head, target = ScalarHead(huber=True), random(4, 3, seed=5)
+    loss = partial(taught_td_loss, head=head, temperature=0.5, double=False)
+
+    def each(weights, coef=0.7):
+        return loss(lambda obs: obs @ weights, lambda obs: obs @ target, batch, coef).loss
+
+    weights = random(4, 3).requires_grad_()
+    assert torch.autograd.gradcheck(each, weights)
+    log_p = (obs @ weights / 0.5).log_softmax(1)
+    added = -(lesson * log_p).sum(1) * weight * 0.7
+    torch.testing.assert_close(each(weights) - each(weights, 0.0), added)
+
+
+@pytest.mark.parametrize("kind", [TaughtPPO, TaughtDQN])
+def test_a_perfect_teacher_is_soon_followed_and_without_its_loss_nobody_is(kind):
+    seen = Episodes(envs=200, seed=9).reset()
+
+    def agreement(coef):
+        changes = {"learning_rate": 1e-2, "teacher_coef": coef, "teacher_fraction": 1.0}
+        agent = student(kind, action=DiscreteActions(2), total=1000, **changes)
+        env = Episodes()
+        obs = env.reset()
+        if kind is TaughtPPO:
+            learn(agent, env, obs, 8)
+        else:
+            for _ in range(150):
+                obs = collect(agent, env, obs, 1)
+                agent.update()
+        assert agent.updates > 50
+        return (act(agent, seen, explore=False).action.numpy() == by_sign(seen)).mean()
+
+    assert agreement(1.0) > 0.9
+    assert agreement(0.0) < 0.8
+
+
+def test_what_the_teacher_counts_for_falls_to_nothing_and_then_it_is_not_asked():
+    asked = []
+
+    def teach(obs):
+        asked.append(len(obs))
+        return by_sign(obs)
+
+    agent = student(TaughtPPO, teach, total=16 * 3 * 10, teacher_coef=2.0, teacher_fraction=0.3)
+    env, coefs, losses = Episodes(mean_length=1e9), [], []
+    obs = env.reset()
+    for _ in range(6):
+        coefs.append(agent.scalars()["train/teacher_coef"])
+        (found,), obs = learn(agent, env, obs, 1)
+        losses.append(found["train/teacher_loss"])
+    assert min(losses[:3]) > 0 and losses[3:] == [0, 0, 0]
+    assert coefs == pytest.approx([2, 4 / 3, 2 / 3, 0, 0, 0])
+    assert sum(asked) == 3 * 16 * 3
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("normalised", [False, True])
+def test_it_acts_first_and_less_and_less(name, normalised):
+    action, seen = SPACES[name], []
+    head = build_head(action, CPU)
+
+    def teach(obs):
+        seen.append(obs.copy())
+        shape = (len(obs), *head.action_shape)
+        return np.zeros(shape, np.int64) if name != "box" else np.full(shape, 1e-3)
+
+    agent = student(
+        TaughtPPO, teach, action=action, teacher_leads=0.1, normalize_obs=normalised, total=960
+    )
+    env = Episodes(scale=50)
+    obs, first, shares = env.reset(), None, []
+    for row in range(48):
+        decision = act(agent, obs)
+        if row == 0:  # β is 1: it is the teacher's
+            first = decision.action.numpy()
+        shares.append(agent._teaching.led.mean())
+        step = env.step()
+        agent.observe(decision, step)
+        obs = step.obs
+        agent.update()
+    np.testing.assert_allclose(first, teach(np.zeros((3, 4))))
+    assert shares[0] == 1 and sum(shares[40:]) == 0 and 0 < np.mean(shares) < 1
+    assert np.abs(np.concatenate(seen)).max() > 20  # it sees what the normaliser does not change
+    lesson = agent._rollout.lesson.float()
+    assert torch.isfinite(lesson).all()
+
+
+GIVEN = {
+    "NaN": lambda obs: np.full((len(obs), 3), np.nan),
+    "shape": lambda obs: np.zeros((len(obs), 2)),
+    "whole numbers": lambda obs: np.full(len(obs), 3),
+    "sum to 1": lambda obs: np.ones((len(obs), 3)),
+    "act failed: ZeroDivisionError": lambda obs: 1 / 0,
+    "no numbers": lambda obs: ["left"] * len(obs),
+    "read-only": lambda obs: obs.fill(0),
+}
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_what_a_teacher_gives_wrongly_is_refused_with_its_name(what):
+    teacher = ObjectTeacher("mine:Bad", DiscreteActions(3), GIVEN[what])
+    with pytest.raises(TeacherError, match=f"agent.teacher=mine:Bad: .*{what}"):
+        teacher.tell(torch.zeros(5, 4))
+    assert TeacherError.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["multidiscrete", "multibinary", "box"])
+def test_actions_of_other_spaces_are_checked(name):
+    shape = (5, *build_head(SPACES[name], CPU).action_shape)
+    fine = ObjectTeacher("t", SPACES[name], lambda obs: np.zeros(shape))
+    assert fine.tell(torch.zeros(5, 4)).shape == shape
+    for bad in (np.zeros((5, 9)), np.full(shape, np.inf if name == "box" else 7)):
+        with pytest.raises(TeacherError, match=r"agent\.teacher=t"):
+            ObjectTeacher("t", SPACES[name], lambda obs, bad=bad: bad).tell(torch.zeros(5, 4))
+
+
+def test_what_cannot_be_taught_is_refused():
+    for settings in (SETTINGS, DQN_SETTINGS):
+        with pytest.raises(SettingError, match="torchrun"):
+            replace(settings, teacher="t").of_rank(0, 2)
+        for change in ({"teacher": " "}, {"teacher_coef": -1.0}, {"teacher_leads": 1.5}):
+            with pytest.raises(SettingError, match=next(iter(change))):
+                replace(settings, **change)

@@ -1,0 +1,186 @@
+"""Teachers where actions are masked, and of students that remember: against loops over rows."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ppo_agents import CPU, Episodes
+
+from steadyrl.agents.distillation.agents import TaughtDQN, TaughtPPO
+from steadyrl.agents.distillation.loss import TaughtReplayBatch, cross_entropy, taught_td_loss
+from steadyrl.agents.distillation.teacher import of_allowed
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.networks.action_mask import Masks
+from steadyrl.agents.ppo.loss import clipped_value_loss
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from tests.agents.distillation.test_loss import random, student
+from tests.agents.ppo.test_recurrent import KINDS, ROWS, WHOLE, Loop, learned, normal, unrolled
+
+MASKED = EnvSpec("Masked", 3, (5,), "float32", 1, DiscreteActions(3), (), 1)
+
+
+def stochastic(obs):
+    """A teacher that is never sure."""
+    likely = np.exp(obs[:, :3])
+    return likely / likely.sum(1, keepdims=True)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=6))
+def test_what_is_forbidden_falls_away_and_the_rest_is_scaled(actions):
+    told, allowed = ([each[i] for each in actions] for i in (0, 1))
+    found = of_allowed(torch.tensor([told]), torch.tensor([allowed]))[0].tolist()
+    kept = sum(np.float32(p) for p, ok in actions if ok)
+    for p, (before, ok) in zip(found, actions, strict=True):
+        if not ok:
+            assert p == 0
+        elif kept:
+            assert p == pytest.approx(before / kept, rel=1e-4, abs=1e-30)
+        else:
+            assert p == pytest.approx(1 / sum(allowed))
+
+
+def masked_rows(allowed, seed=0):
+    """Return float64 observations [B, 5] that end in a mask."""
+    bits = (torch.tensor(allowed).double() * torch.tensor([1.0, 2.0, 4.0])).sum(1, keepdim=True)
+    return torch.cat((random(len(allowed), 4, seed=seed), bits), 1)
+
+
+def test_dqns_teacher_loss_is_of_the_allowed_actions_alone():
+    allowed = [[True, True, False], [False, True, True], [False, False, True], [True] * 3]
+    obs, after = masked_rows(allowed), masked_rows(allowed, seed=1)
+    lesson = of_allowed(random(4, 3, seed=2).softmax(1), torch.tensor(allowed))
+    numbers, action = [random(4, seed=i).abs() for i in (3, 4, 5)], torch.tensor([0, 1, 2, 0])
+    batch = TaughtReplayBatch(obs, action, *numbers[:2], after, numbers[2], action, lesson)
+    masks = Masks.of(MASKED, CPU)
+    masks._powers = masks._powers.double()
+    settings = {"head": ScalarHead(huber=True), "temperature": 0.5, "double": False}
+    loss = partial(taught_td_loss, masks=masks, **settings)
+    weights = random(4, 3, seed=6).requires_grad_()
+
+    def q(obs):
+        return masks.seen(obs) @ weights
+
+    def each(coef):
+        return loss(q, lambda obs: q(obs).detach(), batch, coef).loss
+
+    expected = []
+    for row, ok in enumerate(allowed):
+        left = [a for a in range(3) if ok[a]]
+        log_p = (q(obs)[row, left] / 0.5).log_softmax(0)
+        expected.append(-numbers[2][row] * 0.7 * (lesson[row, left] * log_p).sum())
+    torch.testing.assert_close(each(0.7) - each(0.0), torch.stack(expected))
+    ours, theirs = each(0.7) - each(0.0), torch.stack(expected)
+    slopes = (torch.autograd.grad(each.sum(), weights)[0] for each in (ours, theirs))
+    torch.testing.assert_close(*slopes)
+
+
+class Masking(Episodes):
+    """Observations that end in a mask of one or two allowed actions."""
+
+    def reset(self):
+        seen = super().reset()
+        ok = np.tile([True, False, self.random.random() < 0.5], (len(seen), 1))
+        bits = (self.random.permuted(ok, axis=1) * [1, 2, 4]).sum(1, keepdims=True)
+        return np.concatenate((seen, bits), 1).astype(np.float32)
+
+
+class MaskedLoop(Loop):
+    """Whoever takes a forbidden action is found out."""
+
+    def __init__(self, agent):
+        super().__init__(agent)
+        self.env = Masking()
+        self.obs = self.env.reset()
+
+    def row(self):
+        super().row()
+        obs, _, decision = self.rows[-1]
+        taken = decision.action.numpy()
+        assert (obs[:, 4].astype(int) >> taken & 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (TaughtPPO, {}),
+        (TaughtPPO, {"normalize_obs": True}),
+        (TaughtPPO, {"recurrent": "lstm"}),
+        (TaughtDQN, {}),
+    ],
+)
+def test_nobody_is_led_to_or_taught_what_is_forbidden(kind, changes):
+    asked = []
+
+    def forbidden_too(obs):
+        asked.append(obs.shape[1])
+        return stochastic(obs) if len(asked) % 2 else np.zeros(len(obs), np.int64)
+
+    told = {"teacher_leads": 0.9, "spec": MASKED, **changes}
+    agent = student(kind, forbidden_too, action=MASKED.action, total=10_000, **told)
+    MaskedLoop(agent).play(5 * ROWS)
+    assert agent.updates > 3
+    assert set(asked) == {4}, "what it is shown ends in a mask"
+    if kind is TaughtPPO:
+        rollout = agent._rollout
+        MaskedLoop(agent).play(ROWS, learn=False)
+        agent._finish_rollout()
+        obs, lesson = rollout.obs.flatten(0, 1), rollout.lesson.flatten(0, 1)
+        assert not lesson[~agent._network.masks.allowed(obs)].any()
+        assert torch.allclose(lesson.sum(1), torch.ones(len(lesson)))
+        assert not rollout.own.all()
+
+
+@pytest.mark.parametrize(("kind", "pieces"), [("gru", 1), ("lstm", 2)])
+def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, pieces):
+    told = {"teacher_leads": 0.9, "grad_accumulation": pieces, **WHOLE}
+    agent = student(TaughtPPO, stochastic, total=200, recurrent=kind, **told)
+    loop = Loop(agent)
+    loop.play(ROWS)
+    loop.play(ROWS, learn=False)
+    coef, clip, s = agent.teacher_coef, agent.clip, agent._settings
+    rollout, own = agent._rollout, agent._rollout.own.clone()
+    gradient, twin = learned(agent)
+    valid = rollout.flags[2]
+    assert coef > 0 and 0 < own[valid].float().mean() < 1
+    advantage, loss = normal(rollout.advantage, valid), 0
+    for at, parameters, value in unrolled(loop, twin, kind):
+        log_prob, entropy = agent._head.evaluate(parameters, rollout.action[at][None])
+        ratio, a = (log_prob[0] - rollout.log_prob[at]).exp(), advantage[at]
+        squares = clipped_value_loss(value, rollout.value[at], rollout.return_[at], clip)
+        loss = loss + s.value_coef * squares - s.entropy_coef * entropy[0]
+        if own[at]:
+            loss = loss - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
+        lesson = torch.from_numpy(stochastic(rollout.obs[at][None].numpy()))
+        loss = loss + coef * cross_entropy(agent._head, parameters, lesson)[0]
+    (loss / valid.sum()).backward()
+    theirs = torch.cat([p.grad.flatten() for p in twin.parameters()])
+    assert theirs.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_that_remembers_soon_follows(kind):
+    told = {"learning_rate": 1e-2, "teacher_fraction": 1.0, "recurrent": kind}
+    agent = student(TaughtPPO, total=3000, **told)
+    found = Loop(agent).play(12 * ROWS)
+    first, *_, last = (each["train/teacher_loss"] for each in found)
+    assert last < 0.5 * first
+
+
+def test_rows_that_are_not_valid_teach_nothing_whatever_is_in_them():
+    weights = []
+    for broken in (False, True):
+        agent = student(TaughtPPO, stochastic, total=10_000, recurrent="lstm", epochs=3)
+        Loop(agent).play(ROWS, learn=False)
+        if broken:
+            ghosts = ~agent._rollout.flags[2]
+            assert ghosts.any()
+            agent._rollout.obs[ghosts] = 50
+            agent._rollout.log_prob[ghosts] = -1e3  # a ratio of infinity
+        agent.update()
+        weights.append(agent._learner.network.weights.clone())
+    assert torch.isfinite(weights[0]).all()
+    assert torch.equal(*weights)

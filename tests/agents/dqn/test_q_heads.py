@@ -1,0 +1,169 @@
+"""Distributions over returns, and Munchausen's targets, against loops over plain numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadyrl.agents.dqn.loss import Munchausen, td_loss
+from steadyrl.agents.dqn.q_heads import CategoricalHead, QuantileHead, ScalarHead, project
+from steadyrl.agents.networks.q_network import QNetwork
+from tests.agents.dqn.test_loss import batch
+
+CPU = torch.device("cpu")
+ATOMS, LOW, HIGH = 7, -2.0, 4.0
+SOFT = Munchausen(alpha=0.9, temperature=0.3, lowest=-1.0)
+
+
+def network(seed, shape):
+    torch.manual_seed(seed)
+    return QNetwork((4,), "float32", 3, (16,), True, shape).double()
+
+
+def head_of(kind):
+    if kind == "scalar":
+        return ScalarHead(huber=True)
+    # What a head counts with is as exact as the networks here.
+    torch.set_default_dtype(torch.float64)
+    try:
+        head = QuantileHead(ATOMS, CPU)
+        return head if kind == "quantile" else CategoricalHead(ATOMS, LOW, HIGH, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def projected(goals, likely):
+    """The algorithm of the paper, one atom at a time (Bellemare et al. 2017, algorithm 1)."""
+    mass, step = np.zeros(ATOMS), (HIGH - LOW) / (ATOMS - 1)
+    for goal, share in zip(goals, likely, strict=True):
+        place = (min(max(goal, LOW), HIGH) - LOW) / step
+        lower, upper = math.floor(place), math.ceil(place)
+        if lower == upper:
+            mass[lower] += share
+        else:
+            mass[lower] += share * (upper - place)
+            mass[upper] += share * (place - lower)
+    return mass
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=9), st.integers(0, 2**32 - 1))
+def test_projection_equals_the_loop_also_where_it_is_clipped(goals, seed):
+    likely = np.random.default_rng(seed).dirichlet(np.ones(len(goals)))
+    got = project(
+        torch.tensor([goals], dtype=torch.float64), torch.tensor(likely[None]), LOW, HIGH, ATOMS
+    )
+    np.testing.assert_allclose(got[0].numpy(), projected(goals, likely), atol=1e-12)
+    assert got.sum().item() == pytest.approx(1)
+
+
+def test_a_termination_leaves_the_reward_alone():
+    head, data = head_of("c51"), batch()._replace(discount=torch.zeros(12).double())
+    online, target = network(0, head.shape), network(1, head.shape)
+    (error,) = td_loss(online, target, data, head=head, double=True).reports
+    for i in range(12):
+        mass = projected([data.reward[i].item()], [1.0])
+        log_p = online(data.obs[i : i + 1])[0, data.action[i]].log_softmax(0).detach().numpy()
+        terms = [m * (math.log(m) - lp) for m, lp in zip(mass, log_p, strict=True) if m > 0]
+        assert error[i].item() == pytest.approx(sum(terms))
+
+
+def said(kind, outputs):
+    """The returns that the outputs of one state tell of, with probabilities: [A, M] each."""
+    if kind == "c51":
+        likely = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+        return np.tile(np.linspace(LOW, HIGH, ATOMS), (3, 1)), likely
+    outputs = outputs.reshape(3, -1)
+    return outputs, np.full(outputs.shape, 1 / outputs.shape[1])
+
+
+def row_loss(kind, chosen, goals, likely):
+    """The loss of one row in plain numbers."""
+    if kind == "c51":
+        log_p = chosen - np.log(np.exp(chosen).sum())
+        mass = projected(goals, likely)
+        return sum(m * (math.log(m) - lp) for m, lp in zip(mass, log_p, strict=True) if m > 0)
+    if kind == "scalar":
+        error = abs(chosen - np.dot(goals, likely))
+        return 0.5 * error**2 if error < 1 else error - 0.5
+    total = 0.0
+    for i, theta in enumerate(chosen):
+        for goal, share in zip(goals, likely, strict=True):
+            delta = goal - theta
+            huber = 0.5 * delta**2 if abs(delta) < 1 else abs(delta) - 0.5
+            total += share * abs((i + 0.5) / len(chosen) - (delta < 0)) * huber
+    return total
+
+
+def log_policy(values, temperature):
+    scaled = values / temperature
+    return temperature * (scaled - scaled.max() - np.log(np.exp(scaled - scaled.max()).sum()))
+
+
+@pytest.mark.parametrize("soft", [None, SOFT], ids=["greedy", "munchausen"])
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("kind", ["scalar", "c51", "quantile"])
+def test_every_loss_equals_the_loop(kind, double, soft):
+    head, data = head_of(kind), batch()
+    online, target = network(0, head.shape), network(1, head.shape)
+    got = td_loss(online, target, data, head=head, double=double, munchausen=soft)
+    for i in range(12):
+        now, before, after, judge = (
+            net(obs[i : i + 1])[0].detach().numpy()
+            for net, obs in (
+                (online, data.obs),
+                (target, data.obs),
+                (target, data.next_obs),
+                (online if double else target, data.next_obs),
+            )
+        )
+        values = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, judge))
+        returns, likely = said(kind, after)
+        action, reward = int(data.action[i]), float(data.reward[i])
+        if soft is None:
+            best = int(values.argmax())
+            goals, shares = returns[best], likely[best]
+        else:
+            own = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, before))
+            certain = log_policy(own, soft.temperature)[action]
+            reward += soft.alpha * min(0.0, max(soft.lowest, certain))
+            log_pi = log_policy(values, soft.temperature)
+            goals = (returns - log_pi[:, None]).reshape(-1)
+            shares = (np.exp(log_pi / soft.temperature)[:, None] * likely).reshape(-1)
+        goals = reward + float(data.discount[i]) * goals
+        loss = row_loss(kind, now[action], goals, shares)
+        assert got.loss[i].item() == pytest.approx(float(data.weight[i]) * loss, rel=1e-9)
+        mean = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, now))[action]
+        assert got.metrics[1][i].item() == pytest.approx(mean, rel=1e-9)
+
+
+def test_quantiles_settle_where_the_parts_have_their_middles():
+    head = QuantileHead(4, CPU)
+    theta = torch.zeros(1, 4, requires_grad=True)
+    goals = torch.linspace(0, 100, 4001).unsqueeze(0)
+    for _ in range(3000):
+        (slope,) = torch.autograd.grad(head.loss(theta, goals, None)[0].sum(), theta)
+        theta = (theta - 20 * slope).detach().requires_grad_()
+    np.testing.assert_allclose(theta[0].detach().numpy(), [12.5, 37.5, 62.5, 87.5], atol=0.7)
+
+
+def test_the_priority_of_a_distribution_is_its_loss_and_zero_when_all_is_known():
+    head = CategoricalHead(3, 0.0, 2.0, CPU)
+    likely = torch.tensor([[0.2, 0.3, 0.5]])
+    loss, priority = head.loss(likely.log(), torch.tensor([[0.0, 1.0, 2.0]]), likely)
+    assert loss.item() == pytest.approx(0, abs=1e-6)
+    assert torch.equal(loss, priority)
+
+
+def test_without_temperature_munchausen_has_hard_maxima():
+    data = batch()
+    online, target = network(0, ()), network(1, ())
+    cold = Munchausen(alpha=0.0, temperature=1e-6, lowest=-1.0)
+    hard, soft = (
+        td_loss(online, target, data, head=head_of("scalar"), double=True, munchausen=m).loss
+        for m in (None, cold)
+    )
+    torch.testing.assert_close(soft, hard, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,154 @@
+"""Ranks that learn from their rows are one process that learns from all of them: DQN."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from forked_ranks import together
+
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.dqn.build import recipe, start_network
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.buffers.replay.buffer import ReplayBatch
+from steadyrl.core.errors import SettingError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from steadyrl.training.checkpoints.summary import weights_hash
+from tests.agents.dqn.test_agent import CPU, SETTINGS, Chain
+
+ENVS, UPDATES = 2, 6
+SPEC = EnvSpec("Chain", ENVS, (8,), "float32", 1, DiscreteActions(2))
+WHOLE = replace(
+    SETTINGS,
+    replay=replace(SETTINGS.replay, prioritized=True, capacity=240),
+    batch_size=13,  # which no number of ranks divides
+    learning_starts=60,
+    target_every=10**9,
+    max_grad_norm=0.5,
+    n_step=2,
+)
+
+
+def agent_of(world, **changes):
+    settings = replace(WHOLE, **changes).of_rank(world.rank, world.size)
+    agent = DQN(settings, SPEC, device=CPU, seed=world.rank, total_steps=1000)
+    agent.join(world)
+    return agent
+
+
+def train(world, agent, updates):
+    """Let a rank act and learn in episodes of its own lengths."""
+    env = Chain(ENVS, [3 + world.rank, 7], True, seed=world.rank)
+    obs = env.reset()
+    while agent.updates < updates:
+        decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
+        step = env.step()
+        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        agent.observe(decision, step)
+        agent.update()
+        obs = step.obs
+
+
+def recorded(world, **changes):
+    """Return what a rank learned from and with which priorities, and what came of it."""
+    agent = agent_of(world, **changes)
+    found, step = [], agent._learner.step
+
+    def record(batch, rate, *numbers):
+        leaves = agent._replay._priorities.leaves.copy()
+        begin = agent._learner.network.weights.detach().clone()
+        reports = step(batch, rate, *numbers)
+        after = agent._learner.network.weights.detach().numpy().copy()
+        arrays = [part.numpy().copy() for part in batch]
+        noise = [number.numpy().copy() for number in numbers]  # a tensor goes with its process
+        found.append((arrays, leaves, agent.beta, rate, begin.numpy(), after, agent._steps, noise))
+        return reports
+
+    agent._learner.step = record
+    train(world, agent, UPDATES)
+    return found, agent._replay.peak
+
+
+@pytest.mark.parametrize(("size", "noisy"), [(2, False), (3, False), (2, True)])
+def test_ranks_learn_as_one_process_from_the_rows_of_all(size, noisy):
+    ranks = together(size, partial(recorded, noisy=noisy))
+    settings = replace(WHOLE, noisy=noisy)
+    online, target = (start_network(settings, SPEC, CPU, seed=0) for _ in range(2))
+    one = Learner(recipe(settings), online, "eager", frozen=(target,))
+    first = torch.from_numpy(ranks[0][0][0][4])
+    online.weights.copy_(first)
+    target.weights.copy_(first)
+    for each in zip(*(found for found, _ in ranks), strict=True):
+        # Drawn with P(i) = p_i / Σp / ranks, so weighted with (P / smallest P)^-β.
+        shares = [leaves / leaves.sum() for _, leaves, *_ in each]
+        smallest = min(share[share > 0].min() for share in shares)
+        beta, rate, before, _, steps, noise = each[0][2:]
+        assert len(noise) == noisy
+        weights = []
+        for (arrays, *_), share in zip(each, shares, strict=True):
+            weight = (share[arrays[-1]] / smallest) ** -beta
+            np.testing.assert_allclose(arrays[-2], weight, rtol=1e-6)
+            weights.append(weight)
+        fields = [
+            torch.from_numpy(np.concatenate([arrays[i] for arrays, *_ in each])) for i in range(7)
+        ]
+        assert len(fields[0]) == WHOLE.batch_size
+        np.testing.assert_allclose(one.network.weights.detach().numpy(), before, atol=1e-6)
+        batch = ReplayBatch(*fields)._replace(
+            weight=torch.from_numpy(np.concatenate(weights)).float()
+        )
+        one.step(batch, rate, *map(torch.from_numpy, noise))
+        for rank in each:
+            np.testing.assert_allclose(one.network.weights.detach().numpy(), rank[5], atol=1e-6)
+            np.testing.assert_array_equal(rank[5], each[0][5])
+            assert rank[6] == steps
+            assert all(map(np.array_equal, rank[7], noise))
+    # New transitions start with the largest error that any rank has seen.
+    assert len({peak for _, peak in ranks}) == 1
+
+
+def hashed(world):
+    agent = agent_of(world, target_every=40)
+    train(world, agent, 100)
+    return weights_hash(agent.weights()), agent.target_updates
+
+
+def test_weights_are_the_same_on_both_ranks_after_a_hundred_updates():
+    one, other = together(2, hashed)
+    assert one == other
+    assert one[1] > 3
+
+
+def emptied(world):
+    """Let a rank learn from a replay of one row, which has nothing after each episode."""
+    tiny = replace(WHOLE.replay, capacity=2 * ENVS, prioritized=False)
+    agent = agent_of(world, replay=tiny, batch_size=2, learning_starts=0, train_every=1)
+    env, found = Chain(ENVS, [7, 7], True, seed=world.rank), []
+    obs = env.reset()
+    for _ in range(40):
+        decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
+        step = env.step()
+        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        agent.observe(decision, step)
+        agent.update()
+        found.append((len(agent._replay), agent.updates))
+        obs = step.obs
+    return found, weights_hash(agent.weights())
+
+
+def test_ranks_whose_replays_empty_again_wait_until_all_have_something():
+    (one, its_weights), (other, other_weights) = together(2, emptied)
+    assert [updates for _, updates in one] == [updates for _, updates in other]
+    assert its_weights == other_weights
+    lengths = [length for length, _ in one]
+    assert 0 in lengths[lengths.index(ENVS) :], "it never emptied"
+    assert one[-1][1] > 10
+
+
+def test_a_batch_that_leaves_a_rank_nothing_is_refused():
+    with pytest.raises(SettingError, match="batch_size=13: leaves nothing for some of 14 ranks"):
+        WHOLE.of_rank(0, 14)
+    shares = [WHOLE.of_rank(rank, 3) for rank in range(3)]
+    assert [share.batch_size for share in shares] == [5, 4, 4]
+    assert {share.replay.capacity for share in shares} == {80}

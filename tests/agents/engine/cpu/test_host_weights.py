@@ -1,0 +1,176 @@
+"""Acting on the host while a device learns: the same decisions, and one copy a burst of updates."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from forked_ranks import together
+from ppo_agents import CPU, SPACES, Episodes, collect
+from ppo_agents import build as build_ppo
+
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.engine.cpu import host_weights as mirror
+from steadyrl.agents.engine.cpu.host_weights import Mirror, quicker_on_host, seconds
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from tests.agents.dqn.test_agent import SETTINGS
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Take the host for a device on which it does not pay to act; return the copies made."""
+    made = []
+    refresh = Mirror.refresh
+
+    def counted(self):
+        before = self._seen
+        refresh(self)
+        made.append(before != self._seen)
+
+    monkeypatch.setattr(Mirror, "refresh", counted)
+
+    def as_a_device():
+        monkeypatch.setattr(mirror, "host_sees", lambda _: False)
+        monkeypatch.setattr(mirror, "quicker_on_host", lambda *_, **__: True)
+        return made
+
+    return as_a_device
+
+
+def learned_by_dqn():
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, DiscreteActions(3))
+    settings = replace(SETTINGS, learning_starts=8, train_every=12, epsilon_end=0.3)
+    agent, env = DQN(settings, spec, device=CPU, seed=0, total_steps=400), Episodes()
+    obs, actions = env.reset(), []
+    for _ in range(60):
+        decision = agent.actor(3, explore=True).act(obs, np.zeros(3, bool))
+        actions.append(decision.action.tolist())
+        step = env.step()
+        agent.observe(decision, step)
+        agent.update()
+        obs = step.obs
+    actions.append(agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action.tolist())
+    return actions, agent._learner.network.weights, agent.updates
+
+
+def test_dqn_decides_the_same_by_a_copy_of_its_weights(copies):
+    plain = learned_by_dqn()
+    made = copies()
+    ours = learned_by_dqn()
+    assert ours[0] == plain[0]
+    assert torch.equal(ours[1], plain[1])
+    bursts = sum(made)
+    assert 10 < bursts <= ours[2] + 1 < len(made)
+
+
+@pytest.mark.parametrize("action", ["discrete", "box", "multidiscrete"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_ppo_decides_the_same_by_a_copy_of_its_weights(copies, action, normalise):
+    def learned():
+        agent = build_ppo(action=SPACES[action], normalize_obs=normalise, value_norm=normalise)
+        env = Episodes()
+        obs = env.reset()
+        for _ in range(3):
+            obs = collect(agent, env, obs, 16)
+            agent.update()
+        best = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
+        return best, agent._learner.network.weights
+
+    plain = learned()
+    made = copies()
+    ours = learned()
+    for one, other in zip(plain, ours, strict=True):
+        assert torch.equal(one, other)
+    # While statistics move from row to row, so do copies.
+    assert sum(made) == (4 + 16 if normalise else 4)
+
+
+def test_weights_that_are_taken_over_are_seen(copies):
+    made = copies()
+    agent, other = build_ppo(), build_ppo(seed=1)
+    obs = Episodes().reset()
+    before = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
+    agent.start_from(other.weights())
+    count = sum(made)
+    after = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
+    theirs = other.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
+    assert sum(made) == count + 1
+    assert torch.equal(after, theirs)
+    assert before.shape == after.shape
+
+
+def decided_by_rank(world, build):
+    """Return how a rank decides after it has joined, and what it had decided before."""
+    mirror.host_sees, mirror.quicker_on_host = lambda _: False, lambda *_, **__: True
+    agent = build(world.rank)
+    obs, starts = np.random.default_rng(0).normal(size=(500, 4)).astype("f"), np.zeros(500, bool)
+    decide = lambda: agent.actor(500, explore=False).act(obs, starts).action.tolist()  # noqa: E731
+    before = decide()
+    agent.join(world)
+    return before, decide()
+
+
+def a_dqn(seed):
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, DiscreteActions(3))
+    return DQN(SETTINGS, spec, device=CPU, seed=seed, total_steps=400)
+
+
+@pytest.mark.parametrize(
+    "build", [a_dqn, lambda seed: build_ppo(action=SPACES["discrete"], seed=seed)]
+)
+def test_ranks_act_by_the_first_ones_weights_from_the_start(build):
+    (first, before), (other, after) = together(2, decided_by_rank, build)
+    assert first == before == after != other
+
+
+class Clock:
+    """Time that passes only where a call lets it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def takes(self, duration):
+        def call():
+            self.now += duration
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("here", "copy", "rows", "there", "host"),
+    [
+        (1.0, 4.0, 8, 2.0, True),
+        (1.0, 4.0, 2, 2.0, False),  # with a copy every other row it is 3
+        (3.0, 0.0, 8, 2.0, False),
+        (1.0, 0.5, 0.1, 2.0, True),  # several updates a row are one copy a row
+    ],
+)
+def test_the_border_is_measured_with_the_copies_that_it_takes(here, copy, rows, there, host):
+    clock = Clock()
+
+    class Copied:
+        def __init__(self):
+            self.copy = clock.takes(copy)
+
+    found = quicker_on_host(Copied(), clock.takes(here), clock.takes(there), rows=rows, clock=clock)
+    assert found is host
+
+
+def test_no_clock_decides_where_everything_is_to_be_the_same(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert quicker_on_host(None, clock.takes(9.0), clock.takes(1.0), rows=1, clock=clock)
+    assert clock.now == 0
+
+
+def test_what_a_call_takes_is_what_most_calls_take():
+    clock, calls = Clock(), []
+
+    def call():
+        calls.append(1)
+        clock.now += 100.0 if len(calls) % 7 == 0 else 1.0
+
+    assert seconds(call, clock) == 1.0

@@ -1,0 +1,87 @@
+"""Graphs whose convolutions are products of patches say what the convolutions do."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from steadyrl.agents.engine.graphs import patches
+from steadyrl.agents.engine.graphs.graph_cache import host_code
+from steadyrl.agents.engine.graphs.trace import traced
+from tests.agents.engine.graphs.test_trace import targets
+from tests.agents.engine.graphs.test_wide_products import everywhere, needs_avx512  # noqa: F401
+
+CONVOLUTION = torch.ops.aten.convolution.default
+BACKWARD = torch.ops.aten.convolution_backward.default
+
+
+def given(rows=64, channels=4, filters=16, board=(10, 9), side=(3, 2)):
+    g = torch.Generator().manual_seed(0)
+    shapes = (rows, channels, *board), (filters, channels, *side), (filters,)
+    return tuple(torch.randn(shape, generator=g) for shape in shapes)
+
+
+def slopes(x, weight, bias, **how):
+    weight, bias = weight.detach().requires_grad_(), bias.detach().requires_grad_()
+    with torch.enable_grad():
+        y = F.conv2d(x, weight, bias, **how).relu().flatten(1)
+        loss = (y @ torch.linspace(-1, 1, y.shape[1], dtype=y.dtype)).square().mean()
+        return *torch.autograd.grad(loss, (weight, bias)), y.detach()
+
+
+@needs_avx512
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    "shape", [{}, {"channels": 1, "rows": 200}, {"board": (3, 9)}, {"rows": 1}]
+)
+@pytest.mark.usefixtures("everywhere")
+def test_they_are_those_of_convolutions_forwards_and_backwards(shape, together):
+    x, weight, bias = given(**shape)
+    if together:
+        x = x.contiguous(memory_format=torch.channels_last)
+    graph, captured = traced(slopes, (x, weight, bias))
+    assert captured == []
+    assert not {CONVOLUTION, BACKWARD} & targets(graph)
+    order = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert order.count(torch.ops.aten.as_strided.default) == 1  # patches are made once
+    run = host_code(graph, [x, weight, bias])
+    exact = slopes(x.double(), weight.double(), bias.double())
+    for found in (graph(x, weight, bias), run([x, weight, bias])):
+        for mine, other in zip(found, exact, strict=True):
+            assert mine.shape == other.shape
+            torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", [{"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 2}])
+@pytest.mark.usefixtures("everywhere")
+def test_others_are_left_as_they_are(how):
+    x, weight, bias = given()
+    weight = weight[:, ::2] if "groups" in how else weight
+    graph, _ = traced(lambda *each: slopes(*each, **how), (x, weight, bias))
+    assert {CONVOLUTION, BACKWARD} <= targets(graph)
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_so_are_many_rows_and_other_numbers(monkeypatch):
+    double = tuple(part.double() for part in given())
+    assert {CONVOLUTION, BACKWARD} <= targets(traced(slopes, double)[0])
+    monkeypatch.setattr(patches, "MOST_BYTES", 1000)
+    assert {CONVOLUTION, BACKWARD} <= targets(traced(slopes, given())[0])
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_a_slope_of_what_was_given_is_left_to_the_convolution():
+    x, weight, bias = given()
+    second = torch.randn(16, 16, 3, 3, generator=torch.Generator().manual_seed(1))
+
+    def twice(x, weight, bias, second):
+        weight = weight.detach().requires_grad_()
+        with torch.enable_grad():
+            y = F.conv2d(F.conv2d(x, weight, bias).relu(), second)
+            return torch.autograd.grad(y.square().mean(), weight)[0]
+
+    graph, _ = traced(twice, (x, weight, bias, second))
+    assert BACKWARD in targets(graph)
+    assert CONVOLUTION not in targets(graph)
+    torch.testing.assert_close(
+        graph(x, weight, bias, second), twice(x, weight, bias, second), rtol=1e-4, atol=1e-5
+    )

@@ -1,0 +1,176 @@
+"""Graphs compute what the functions do that they were made of."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadyrl.agents.engine.graphs import wide_products
+from steadyrl.agents.engine.graphs.trace import FEW, NARROW, SHORT, traced
+from steadyrl.agents.learner.adam import once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_most_processors():
+    """Leave products to the library wherever this runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wide_products, "faster_here", lambda: False)
+        yield
+
+
+SIDES = st.sampled_from([1, NARROW, NARROW + 1, FEW, FEW + 1, 40])
+
+
+def targets(graph):
+    return {node.target for node in graph.graph.nodes if node.op == "call_function"}
+
+
+@settings(deadline=None, max_examples=25)
+@given(SIDES, SIDES, SIDES, st.booleans(), st.booleans())
+def test_products_are_the_same_and_the_library_adds_no_bias(rows, inner, columns, left_t, right_t):
+    g = torch.Generator().manual_seed(rows * 10_000 + inner * 100 + columns)
+    left = torch.randn((inner, rows) if left_t else (rows, inner), generator=g)
+    right = torch.randn((columns, inner) if right_t else (inner, columns), generator=g)
+    bias = torch.randn(columns, generator=g)
+
+    def both(left, right, bias):
+        left, right = left.t() if left_t else left, right.t() if right_t else right
+        return left @ right, torch.addmm(bias, left, right)
+
+    graph, captured = traced(both, (left, right, bias))
+    assert captured == []
+    assert torch.ops.aten.addmm.default not in targets(graph)
+    for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 3), SIDES, st.sampled_from([1, SHORT, SHORT + 1, 40]), SIDES)
+def test_products_of_pairs_are_the_same_and_the_library_adds_no_bias(pairs, rows, inner, columns):
+    g = torch.Generator().manual_seed(rows * 10_000 + inner * 100 + columns)
+    left = torch.randn((pairs, rows, inner), generator=g)
+    right = torch.randn((pairs, inner, columns), generator=g)
+    bias = torch.randn((pairs, 1, columns), generator=g)
+
+    def both(left, right, bias):
+        return torch.bmm(left, right), torch.baddbmm(bias, left, right)
+
+    graph, _ = traced(both, (left, right, bias))
+    for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.ops.aten.baddbmm.default not in targets(graph)
+    assert (torch.ops.aten.bmm.default in targets(graph)) is (inner > SHORT)
+
+
+@pytest.mark.parametrize(
+    ("shape", "library"),
+    [((128, 84, NARROW), False), ((120, 128, FEW), True), ((64, 64, 64), True)],
+)
+def test_only_very_narrow_products_are_written_out(shape, library):
+    rows, inner, columns = shape
+    graph, _ = traced(torch.mm, (torch.zeros(rows, inner), torch.zeros(inner, columns)))
+    assert (torch.ops.aten.mm.default in targets(graph)) is library
+
+
+def test_no_loop_jumps_from_row_to_row():
+    # A layer of two inputs: its weights lie transposed, and so do the slopes of what it gives.
+    inputs, weights, slopes = torch.zeros(128, 2), torch.zeros(256, 2), torch.zeros(128, 256)
+    forward, _ = traced(lambda x, w: x @ w.t(), (inputs, weights))
+    assert torch.ops.aten.mm.default in targets(forward)
+    backward, _ = traced(lambda g, x: g.t() @ x, (slopes, inputs))
+    assert torch.ops.aten.mm.default not in targets(backward)
+    [terms] = [n for n in backward.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
+    assert terms.meta["val"].shape == (2, 128, 256)  # whose last axis is that of the slopes
+    as_it_lies, _ = traced(torch.mm, (slopes[:, :2].contiguous(), weights.t().contiguous()))
+    assert torch.ops.aten.mm.default not in targets(as_it_lies)
+
+
+def test_few_columns_are_computed_transposed():
+    graph, _ = traced(torch.mm, (torch.zeros(120, 128), torch.zeros(128, FEW)))
+    order = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert order == ["aten.t.default", "aten.t.default", "aten.mm.default", "aten.t.default"]
+
+
+def test_once_is_the_number_itself():
+    for number in (0.1, -3.0, float("inf")):
+        assert once(torch.tensor(number)).item() == torch.tensor(number).item()
+    assert once(torch.tensor(float("nan"))).isnan()
+
+
+def test_what_is_changed_in_place_and_taken_apart_is_written_down_too():
+    def function(x, y):
+        low, high = (x * 2).sort(0)[0].chunk(2)
+        total = torch.zeros(()).add_(low.sum()).mul_(3)
+        y.add_(high)
+        return total, y.clone(), (x > 0).sum()
+
+    inputs = torch.tensor([4.0, -1.0, 3.0, 2.0]), torch.ones(2)
+    graph, captured = traced(function, inputs)
+    assert captured == []
+    assert inputs[1].tolist() == [1.0, 1.0]  # which was traced on copies
+    for x in (torch.arange(4.0), torch.tensor([5.0, 7.0, -6.0, 0.5])):
+        mine, other = torch.ones(2), torch.ones(2)
+        for found, expected in zip(graph(x, mine), function(x, other), strict=True):
+            assert torch.equal(found, expected)
+        assert torch.equal(mine, other)
+
+
+def test_tensors_from_elsewhere_become_arguments():
+    scale = torch.tensor([2.0, 3.0])
+    graph, captured = traced(lambda x: x * scale + scale.sum(), (torch.ones(2),))
+    assert len(captured) == 1 and captured[0] is scale
+    assert graph(torch.ones(2), torch.tensor([10.0, 20.0])).tolist() == [40.0, 50.0]
+
+
+def test_a_tensor_that_was_computed_unseen_is_no_constant():
+    weight = torch.ones(2, requires_grad=True)
+    computed = weight * 2
+    with pytest.raises(RuntimeError, match="did not see"):
+        traced(lambda x: x * computed, (torch.ones(2),))
+
+
+def test_no_compiler_is_imported_to_write_a_graph_down():
+    code = (
+        "import sys, torch\nfrom steadyrl.agents.engine.graphs.trace import traced\n"
+        "def slope(x):\n"
+        "    y = x.detach().requires_grad_()\n"
+        "    return torch.autograd.grad((y @ y).tanh(), y)\n"
+        "traced(slope, (torch.ones(2),))\n"
+        "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param("experiment=minatar_breakout_ppo", marks=pytest.mark.slow),
+        "experiment=cartpole_dqn",
+    ],
+)
+def test_no_compiler_is_imported_where_graphs_are_kept(tmp_path, told):
+    if "minatar" in told:
+        pytest.importorskip("minatar")
+    code = f"""
+import sys
+from steadyrl.loop import train
+from steadyrl.training.run.job import accept, compose_one
+told = [{told!r}, "total_steps=1100", "agent.compile=true", "eval.every=0", "device=cpu"]
+told += ["agent.hidden=[8]", "run_dir=" + sys.argv[1]]
+train(accept(compose_one(told), told))
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
+"""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    found = []
+    for name in ("first", "second"):
+        command = [sys.executable, "-c", code, str(tmp_path / name)]
+        options = {"cwd": Path(__file__).parents[4], "env": env, "check": True}
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        found.append(done.stdout.splitlines()[-1])
+    assert found == ["True True", "False False"]

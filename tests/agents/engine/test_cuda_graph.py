@@ -1,0 +1,186 @@
+"""What is recorded learns what is not, to the last bit: here graphs are played on the host."""
+
+import logging
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tape
+import torch
+from card import META, Card
+from ppo_agents import CPU, Episodes, collect
+from ppo_agents import build as build_ppo
+
+from steadyrl.agents.dqn import build as dqn_building
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.learner import learner
+from steadyrl.agents.ppo import build as ppo_building
+from steadyrl.buffers.replay import block_sums
+from steadyrl.buffers.replay import build as replay_build
+from steadyrl.core import cuda_graph as recording
+from steadyrl.core.cuda_graph import Recorded
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from tests.agents.dqn.test_agent import SETTINGS
+
+
+@pytest.fixture
+def device(monkeypatch, caplog):
+    """Take the host for a device that records, and whose numbers are not free to look at."""
+    caplog.set_level(logging.WARNING, "steadyrl")
+    played = []
+
+    def record(function):
+        play, outputs = tape.record(function)
+        return lambda: (played.append(1), play()), outputs
+
+    monkeypatch.setattr(recording, "record", record)
+    monkeypatch.setattr(recording, "aside", lambda function: function())
+    for module in (learner, block_sums):
+        monkeypatch.setattr(module, "host_sees", lambda _: False)
+    monkeypatch.setattr(replay_build, "choose_accelerator", lambda *_: CPU)
+    yield played
+    assert [r.getMessage() for r in caplog.records if "recorded" in r.getMessage()] == []
+
+
+def run_in(monkeypatch, mode):
+    for building in (dqn_building, ppo_building):
+        monkeypatch.setattr(building, "compile_mode", lambda *_, **__: mode)
+
+
+def learned_by_dqn(mode, monkeypatch, **changes):
+    run_in(monkeypatch, mode)
+    monkeypatch.setattr(dqn_building, "q_on_host", lambda _: None)
+    prioritized = changes.pop("prioritized")
+    settings = replace(
+        SETTINGS,
+        replay=replace(SETTINGS.replay, capacity=64, prioritized=prioritized),
+        learning_starts=0,
+        batch_size=4,
+        train_every=3,
+        target_every=9,
+        **changes,
+    )
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, DiscreteActions(3))
+    agent = DQN(settings, spec, device=CPU, seed=0, total_steps=10_000)
+    env, metrics = Episodes(), []
+    obs = env.reset()
+    for _ in range(30):
+        obs = collect(agent, env, obs, 1)
+        found = agent.update()
+        metrics += [] if found is None else [found.values]
+    return agent._learner.network.weights, torch.stack(metrics), agent.updates
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"prioritized": False}, marks=pytest.mark.slow),
+        pytest.param(
+            {"prioritized": True, "n_step": 3, "dueling": True, "double": True},
+            marks=pytest.mark.slow,
+        ),
+        {"prioritized": True, "noisy": True, "distribution": "c51", "grad_accumulation": 2},
+        pytest.param(
+            {"prioritized": True, "distribution": "quantile", "munchausen": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_recorded_dqn_learns_what_the_eager_one_does(device, monkeypatch, changes):
+    eager = learned_by_dqn("eager", monkeypatch, **changes)
+    assert device == []
+    played = learned_by_dqn("cudagraph", monkeypatch, **changes)
+    assert played[2] == eager[2] > 20
+    assert len(device) >= (3 if changes["prioritized"] else 2) * (eager[2] - Recorded.WARM_UP)
+    torch.testing.assert_close(played[0], eager[0], rtol=0, atol=0)
+    torch.testing.assert_close(played[1], eager[1], rtol=0, atol=0)
+
+
+def learned_by_ppo(mode, monkeypatch, **changes):
+    run_in(monkeypatch, mode)
+    agent, env = build_ppo(**changes), Episodes()
+    obs, metrics = env.reset(), []
+    for _ in range(4):
+        obs = collect(agent, env, obs, 16)
+        metrics.append(agent.update().values)
+    return agent._learner.network.weights, torch.stack(metrics)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"minibatches": 5, "normalize_obs": True},
+        {"clip_value": True, "anneal_clip": True, "anneal_entropy_coef": True, "target_kl": 0.01},
+        {"recurrent": "gru", "sequence_length": 4, "minibatches": 2},
+    ],
+)
+def test_recorded_ppo_learns_what_the_eager_one_does(device, monkeypatch, changes):
+    # What acts is recorded too where it is torch. Sums of filled batches differ in the last digit.
+    monkeypatch.setattr(ppo_building, "policy_on_host", lambda _: None)
+    eager, played = (
+        learned_by_ppo(mode, monkeypatch, **changes) for mode in ("eager", "cudagraph")
+    )
+    assert len(device) > 10
+    for one, other in zip(eager, played, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_error_that_is_not_finite_raises_one_update_later_where_nobody_looks(device):
+    sums = block_sums.BlockSums(8, 1.0, CPU, recorded=True)
+    sums.revise(torch.arange(8), torch.arange(0))
+    index = torch.tensor([1, 3])
+    for _ in range(5):
+        sums.update(index, torch.ones(2))
+    assert len(device) == 2
+    sums.update(index, torch.tensor([2.0, math.nan]))
+    with pytest.raises(NonFiniteError, match=r"td_error\[1\]=nan for transition 3"):
+        sums.update(index, torch.ones(2))
+
+
+def test_other_shapes_than_the_recorded_ones_are_not_forced_into_them(device):
+    total = Recorded(lambda x: x.sum(), "a sum")
+    for n in (3, 3, 3, 3, 3, 1, 5):
+        assert total(torch.ones(n)).item() == n
+    assert len(device) == 2
+
+
+def test_what_is_given_stays_as_it_is_where_it_is_copied(device):
+    double = Recorded(lambda x: x * 2, "a test", copies=True)
+    rows = torch.arange(8.0)
+    found = [double(rows[i : i + 1]).item() for i in range(8)]
+    assert found == (2 * torch.arange(8.0)).tolist() == (2 * rows).tolist()
+    assert len(device) == 5
+
+
+def test_a_function_that_looks_at_a_number_is_not_recorded(device, caplog):
+    looking = Recorded(lambda x: x * x.sum().item(), "a test")
+    for _ in range(5):
+        assert looking(torch.full((2,), 3.0)).tolist() == [18.0, 18.0]
+    assert device == []
+    assert [r.getMessage() for r in caplog.records] == [
+        "a test cannot be recorded here, running eagerly: RuntimeError: operation not permitted "
+        "when stream is capturing: _local_scalar_dense"
+    ]
+    caplog.clear()
+
+
+def test_the_card_sees_looks_copies_and_tensors_in_the_wrong_place():
+    card = Card()
+    with card:
+        x = torch.zeros(3, device=META)
+        assert card.take().launches == 1
+        x.sum().item()
+        x.cpu()
+        x.copy_(torch.ones(3), non_blocking=True)
+        asked = card.take()
+        assert (asked.launches, asked.there, asked.back) == (1, 1, 1)
+        assert asked.waits == ("_local_scalar_dense", "copy to cpu")
+        with pytest.raises(AssertionError, match="of the host and of the device"):
+            x + torch.from_numpy(np.ones(3, np.float32))
+        assert len(card.alive) == 1
+        kept = x + 1
+        assert len(card.alive) == 2
+        del kept
+        assert len(card.alive) == 1

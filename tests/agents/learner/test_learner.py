@@ -1,0 +1,322 @@
+"""The learner against torch's own optimiser, and what it promises whatever the loss."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from steadyrl.agents.dqn.build import recipe
+from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.minibatch import Padding
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.buffers.replay.buffer import ReplayBatch
+from steadyrl.core import cuda_graph as recording
+from steadyrl.core.cuda_graph import Recorded, flatten
+from steadyrl.core.errors import NonFiniteError
+from tests.agents.dqn.test_agent import SETTINGS
+
+CPU = torch.device("cpu")
+
+
+def q_network(seed):
+    torch.manual_seed(seed)
+    return QNetwork((4,), "float32", 3, (8, 8), True)
+
+
+def replay_batch(rows, seed):
+    g = torch.Generator().manual_seed(seed)
+    return ReplayBatch(
+        obs=torch.randn(rows, 4, generator=g),
+        action=torch.randint(3, (rows,), generator=g),
+        reward=torch.randn(rows, generator=g) * 5,
+        discount=torch.rand(rows, generator=g),
+        next_obs=torch.randn(rows, 4, generator=g),
+        weight=torch.rand(rows, generator=g),
+        index=torch.arange(rows),
+    )
+
+
+def dqn_learner(mode="eager", **changes):
+    settings = replace(SETTINGS, **changes)
+    online, target = (FlatNetwork(q_network(seed), CPU) for seed in (0, 1))
+    return Learner(recipe(settings), online, mode, frozen=(target,))
+
+
+class Points(NamedTuple):
+    """A batch of the simplest problem there is: a line through points."""
+
+    x: Tensor  # [B, 1]
+    y: Tensor  # [B]
+
+
+def squares(network, batch, scale=1.0):
+    error = network(batch.x).squeeze(-1) - batch.y
+    return RowLoss(scale * error.square(), (error.abs(),), (error.detach(),))
+
+
+PLAIN = Recipe(
+    loss=squares, metrics=("train/error",), epsilon=1e-8, max_grad_norm=0.0, grad_accumulation=1
+)
+
+
+def line(**changes):
+    torch.manual_seed(0)
+    mode = changes.pop("mode", "eager")
+    return Learner(replace(PLAIN, **changes), FlatNetwork(nn.Linear(1, 1), CPU), mode)
+
+
+def points(rows, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return Points(torch.randn(rows, 1, generator=g), torch.randn(rows, generator=g))
+
+
+def as_traced(learner):
+    """Let the learner run what the compiler would be given, once as there, without the compiler."""
+    made, only_read = [], getattr(learner._run, "_only_read", ())
+
+    def run(*args):
+        if not made:
+            made.extend(traced(partial(learner._whole, True), args, only_read))
+        graph, captured = made
+        return graph(*flatten(args), *captured)
+
+    learner._run = run
+    return learner
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("max_norm", [0.3, 0.0])
+@pytest.mark.parametrize("graph", [False, True])
+def test_steps_of_dqn_are_those_of_torchs_adam_on_clipped_gradients(accumulate, max_norm, graph):
+    learner = dqn_learner(
+        "compiled" if graph else "eager", grad_accumulation=accumulate, max_grad_norm=max_norm
+    )
+    if graph:
+        as_traced(learner)
+    twin, target = q_network(0), q_network(1)
+    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    for i in range(10):
+        batch, rate = replay_batch(12, i), 1e-3 / (i + 1)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        rows = td_loss(twin, target, batch, head=ScalarHead(huber=True), double=True)
+        rows.loss.mean().backward()
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm or float("inf"))
+        optimizer.step()
+        (td_error,) = learner.step(batch, rate)
+        torch.testing.assert_close(td_error, rows.reports[0], atol=1e-5, rtol=1e-5)
+        metrics = dict(zip(learner.means.names, learner.means().values.tolist(), strict=True))
+        assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        assert metrics["train/loss"] == pytest.approx(rows.loss.mean().item(), rel=1e-4)
+        assert metrics["train/td_error"] == pytest.approx(td_error.abs().mean().item(), rel=1e-4)
+    expected = torch.cat([p.detach().reshape(-1) for p in twin.parameters()])
+    torch.testing.assert_close(learner.network.weights, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [12, 11, 5])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_pieces_make_one_gradient_whatever_their_sizes(rows, count):
+    whole, cut = dqn_learner(), dqn_learner(grad_accumulation=count)
+    reports = [learner.step(replay_batch(rows, 0), 0.0)[0] for learner in (whole, cut)]
+    torch.testing.assert_close(*reports)
+    torch.testing.assert_close(cut.network.gradient, whole.network.gradient)
+    torch.testing.assert_close(cut.means().values, whole.means().values)
+
+
+def test_what_concerns_the_whole_batch_is_prepared_before_it_is_cut():
+    def centred(batch, share):
+        return batch._replace(y=batch.y - torch.dot(batch.y, share))
+
+    whole, cut = (line(prepare=centred, grad_accumulation=count) for count in (1, 3))
+    reports = [learner.step(points(7), 0.0)[0] for learner in (whole, cut)]
+    torch.testing.assert_close(*reports)
+    torch.testing.assert_close(cut.network.gradient, whole.network.gradient)
+
+
+@pytest.mark.parametrize("rows", [8, 5, 1])
+def test_batches_padded_to_one_size_take_the_same_step(rows):
+    plain, padded = line(), as_traced(line(mode="compiled", rows=8))
+    for _ in range(3):
+        reports = [learner.step(points(rows), 1e-2)[0] for learner in (plain, padded)]
+        assert len(reports[1]) == 8
+        torch.testing.assert_close(reports[1][:rows], reports[0])
+    torch.testing.assert_close(padded.network.weights, plain.network.weights)
+    torch.testing.assert_close(padded.means().values, plain.means().values)
+
+
+def test_padding_repeats_the_first_row_at_no_share():
+    batch, share = Padding(4)(Points(torch.tensor([[3.0], [5.0]]), torch.tensor([1.0, 2.0])))
+    assert batch.x.squeeze(1).tolist() == [3.0, 5.0, 3.0, 3.0]
+    assert share.tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
+def test_what_is_written_where_there_is_room_is_padded_like_what_is_copied():
+    padding, copying = Padding(5), Padding(5)
+    for rows in (5, 3, 5, 2):
+        batch = points(rows)
+        room = padding.room(batch, rows)
+        for to, part in zip(room, batch, strict=True):
+            to.copy_(part)
+        for mine, other in zip(padding(room), copying(batch), strict=True):
+            parts = (mine, other) if isinstance(mine, tuple) else ((mine,), (other,))
+            assert all(torch.equal(a, b) for a, b in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_numbers_may_change_with_every_step(graph):
+    learner = as_traced(line(mode="compiled")) if graph else line()
+    norms = []
+    for scale in (1.0, 2.0, 5.0):
+        learner.step(points(6), 0.0, scale)
+        norms.append(learner.means().values[-1].item())
+    assert norms == pytest.approx([norms[0], 2 * norms[0], 5 * norms[0]])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_step_beyond_the_limit_is_undone(graph):
+    for limit, undone in ((1e-3, True), (1e3, False)):
+        learner = line(mode="compiled" if graph else "eager", limit=("train/error", limit))
+        if graph:
+            as_traced(learner)
+        before = learner.state_dict()
+        learner.step(points(6), 1e-2)
+        after = learner.state_dict()
+        assert learner.exceeded is undone
+        assert learner.updates == (not undone)
+        assert (learner.means() is None) is undone, "nor does it count in a mean"
+        assert torch.equal(before["network"]["weights"], after["network"]["weights"]) is undone
+        for name in ("mean", "square", "step"):
+            assert torch.equal(before["adam"][name], after["adam"][name]) is undone
+    assert not line().exceeded
+
+
+def test_means_are_over_the_steps_since_they_were_last_asked_for():
+    learner = line()
+    assert learner.means() is None
+    singles = []
+    for seed in (1, 2):
+        learner.step(points(4, seed), 0.0)
+        singles.append(learner.means().values)
+    for seed in (1, 2):
+        learner.step(points(4, seed), 0.0)
+    both = learner.means()
+    assert both.names == ("train/loss", "train/error", "train/grad_norm")
+    torch.testing.assert_close(both.values, (singles[0] + singles[1]) / 2)
+    assert learner.means() is None
+    assert learner.updates == 4
+
+
+def test_metrics_survive_a_graph_that_writes_them_where_it_wrote_the_last():
+    learner, static, calls = line(mode="cudagraph"), torch.zeros(3), []
+
+    def replayed(*args):
+        calls.append(None)
+        return static.fill_(10 ** len(calls)), torch.zeros(4)
+
+    learner._run = replayed
+    for _ in range(3):
+        learner.step(points(4), 0.0)
+    assert learner.means().values.tolist() == [370.0] * 3  # of 10, 100 and 1,000
+
+
+def test_means_that_were_given_stay_as_they_are():
+    learner = line()
+    learner.step(points(4), 0.0)
+    given = learner.means().values
+    before = given.clone()
+    for seed in (1, 2):
+        learner.step(points(4, seed), 0.0)
+    assert torch.equal(given, before)
+
+
+def test_sums_that_were_saved_go_on():
+    whole, first, second = line(), line(), line()
+    for seed in (1, 2, 3):
+        whole.step(points(4, seed), 1e-2)
+    for seed in (1, 2):
+        first.step(points(4, seed), 1e-2)
+    second.load_state_dict(first.state_dict())
+    second.step(points(4, 3), 1e-2)
+    assert torch.equal(second.means().values, whole.means().values)
+
+
+def test_a_loss_that_is_no_number_stops_at_once():
+    learner = line()
+    learner.step(points(4), 0.0)
+    with pytest.raises(NonFiniteError, match="train/loss is not finite at update 2"):
+        learner.step(points(4)._replace(y=torch.full((4,), torch.inf)), 0.0)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_going_on_from_a_saved_state_is_bit_exact(graph):
+    def fresh():
+        learner = dqn_learner("compiled" if graph else "eager")
+        return as_traced(learner) if graph else learner
+
+    straight = fresh()
+    for i in range(3):
+        straight.step(replay_batch(8, i), 1e-3)
+    resumed = fresh()
+    resumed.load_state_dict(straight.state_dict())
+    for learner in (straight, resumed):
+        learner.step(replay_batch(8, 9), 1e-3)
+    assert torch.equal(straight.network.weights, resumed.network.weights)
+    assert straight.updates == resumed.updates == 4
+
+
+class NoCapture:
+    """A driver that refuses to record."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __enter__(self):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+
+    def __exit__(self, *args):
+        return False
+
+    def reset(self):
+        pass
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Stand where CUDA does: what a failed capture leaves is memory's to test."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
+    monkeypatch.setattr(torch.cuda, "graph", NoCapture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    for name in ("stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given: nullcontext())
+    monkeypatch.setattr(recording, "_release", lambda pool: None)
+    monkeypatch.setattr(Recorded, "WARM_UP", 0)
+
+
+def test_what_cannot_be_recorded_goes_on_eagerly_with_one_warning(driver, caplog):
+    eager, refused = line(), line(mode="cudagraph")
+    for i in range(3):
+        for learner in (eager, refused):
+            learner.step(points(4, i), 1e-2)
+    assert torch.equal(eager.network.weights, refused.network.weights)
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "cannot be recorded here, running eagerly: RuntimeError: operation not" in warnings[0]
+
+
+def test_running_out_of_memory_while_recording_is_not_hidden(driver, monkeypatch):
+    class Full(NoCapture):
+        def __enter__(self):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "graph", Full)
+    with pytest.raises(torch.OutOfMemoryError):
+        line(mode="cudagraph").step(points(4), 1e-2)

@@ -1,0 +1,147 @@
+"""Updates with forward passes in bfloat16: what that is, how far it is from float32, what stays."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from ppo_agents import CPU, Episodes, act, collect
+from ppo_agents import build as build_ppo
+from torch import Tensor, nn
+
+from steadyrl.agents.dqn.build import recipe
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from tests.agents.dqn.test_agent import SETTINGS
+from tests.agents.engine.test_inductor import network as q_network
+from tests.agents.engine.test_inductor import random_batch
+
+EIGHT_BITS = 2.0**-8
+
+
+class Points(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+def squares(network, batch):
+    return RowLoss((network(batch.x).squeeze(1) - batch.y).square())
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def by_hand(batch):
+    """Return the gradient of the loss with every layer's inputs and weights rounded to 8 bits."""
+    module = layers()
+    weights = list(module.parameters())
+    one, two, three, four = (w.bfloat16() for w in weights)
+    hidden = F.relu(F.linear(batch.x.bfloat16(), one, two))
+    out = F.linear(hidden, three, four).float()
+    loss = (out.squeeze(1) - batch.y).square().mean()
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
+
+
+def test_the_gradient_is_that_of_rounded_layers():
+    torch.manual_seed(1)
+    batch = Points(torch.randn(32, 4), torch.randn(32))
+    how = Recipe(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
+    found = {}
+    for precision in ("float32", "bf16"):
+        learner = Learner(how, FlatNetwork(layers(), CPU), "eager")
+        learner.compute_in(precision)
+        learner.step(batch, 0.0)
+        found[precision] = learner.network.gradient.clone()
+    torch.testing.assert_close(found["bf16"], by_hand(batch), rtol=0, atol=0)
+    assert not torch.equal(found["bf16"], found["float32"])
+    scale = found["float32"].abs().max()
+    assert ((found["bf16"] - found["float32"]).abs() < 8 * EIGHT_BITS * scale).all()
+    assert found["bf16"].dtype == torch.float32
+
+
+def dqn_weights(precision, mode="eager", **changes):
+    settings = replace(SETTINGS, **changes)
+    online, target = (q_network(seed, settings, CPU) for seed in (0, 1))
+    learner = Learner(recipe(settings), online, mode, frozen=(target,))
+    learner.compute_in(precision)
+    g = torch.Generator().manual_seed(3)
+    n = settings.batch_size
+    for _ in range(5):
+        (td_error,) = learner.step(random_batch(n, g), 1e-3)
+    assert td_error.dtype == online.weights.dtype == torch.float32
+    return online.weights
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dueling": True, "distribution": "c51"},
+        {"distribution": "quantile", "munchausen": True},
+    ],
+)
+def test_dqn_learns_nearly_the_same(changes):
+    plain, again = dqn_weights("float32", **changes), dqn_weights("tf32", **changes)
+    halved = dqn_weights("bf16", **changes)
+    assert torch.equal(plain, again)  # a switch of cards
+    assert not torch.equal(plain, halved)
+    # Adam's steps are of the size of the rate, whatever the gradient's.
+    assert (plain - halved).abs().max() <= 2 * 5 * 1e-3
+    assert (plain - halved).abs().mean() < 1e-3
+
+
+@pytest.mark.slow
+def test_a_compiled_update_rounds_no_more_than_the_eager_one_does():
+    eager, compiled = (dqn_weights("bf16", mode) for mode in ("eager", "compiled"))
+    plain = dqn_weights("float32", "compiled")
+    # Compilers round between layers only, and Adam makes a step of a gradient of any size.
+    assert (eager - compiled).abs().max() <= 2 * 5 * 1e-3
+    # Each in its own places, so they may be further from each other than from what is not rounded.
+    rounded, graph_rounded = ((weights - plain).abs().mean() for weights in (eager, compiled))
+    assert 0 < graph_rounded < 1.5 * rounded < 1e-3
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_ppo_learns_nearly_the_same_from_what_its_update_sees(recurrent):
+    learned = []
+    for precision in ("float32", "bf16"):
+        agent, env = build_ppo(epochs=1, minibatches=1, recurrent=recurrent), Episodes()
+        agent.compute_in(precision)
+        collect(agent, env, env.reset(), 16)
+        metrics = agent.update()
+        kl = dict(zip(metrics.names, metrics.values.tolist(), strict=True))["train/approx_kl"]
+        learned.append(agent._learner.network.weights)
+        if recurrent == "none":
+            assert abs(kl) < 1e-7, "the first ratio is 1"
+    assert not torch.equal(*learned)
+    assert (learned[0] - learned[1]).abs().max() <= 2 * 1e-3
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_all_values_of_a_rollout_are_read_in_the_same_numbers(recurrent):
+    """With the observation after the last row the same as the last one's, V(obs[T]) is its value.
+
+    Of memory, what the row before it says is another thing: there it is what the update reads.
+    """
+    agent, env = build_ppo(epochs=1, minibatches=1, recurrent=recurrent), Episodes()
+    agent.compute_in("bf16")
+    collect(agent, env, env.reset(), 15)
+    obs = env.reset()
+    decision, step = act(agent, obs), env.step()
+    agent.observe(decision, step._replace(obs=obs))
+    found, rollout = [], agent._rollout
+    finish, rollout.finish = rollout.finish, lambda last, **how: found.append(last.clone())
+    agent._finish_rollout()
+    rollout.finish = finish
+    if recurrent == "none":
+        expected = rollout.value[-2]
+    else:
+        carry = agent._actor.carry * rollout.flags[-1, -1].view(-1, 1, 1)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            expected = agent._network(torch.from_numpy(obs), carry)[1].float()
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[0], found[0].bfloat16().float()), "of 8 bits"

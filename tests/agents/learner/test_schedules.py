@@ -1,0 +1,162 @@
+"""Schedules by configuration: closed forms, what contradicts, and how learners use them."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ppo_agents import SETTINGS as PPO_SETTINGS
+from ppo_agents import Episodes, collect, learn
+from ppo_agents import build as build_ppo
+
+from steadyrl.agents.learner.schedules import Schedule, over_the_run
+from steadyrl.core.errors import SettingError
+from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
+from tests.agents.dqn.test_agent import build as build_dqn
+
+TOTAL = 1000
+HALF = (1 + math.cos(math.pi / 2)) / 2
+
+
+@pytest.mark.parametrize(
+    ("anneal", "values"),
+    [
+        # After 0, 50, 100, 325, 550, 1000 and 2000 of 1000 steps, the first tenth of them rising.
+        (False, [0, 1, 2, 2, 2, 2, 2]),
+        ("constant", [0, 1, 2, 2, 2, 2, 2]),
+        (True, [0, 1, 2, 1.625, 1.25, 0.5, 0.5]),
+        ("linear", [0, 1, 2, 1.625, 1.25, 0.5, 0.5]),
+        ("cosine", [0, 1, 2, 0.5 + 0.75 * (1 + math.sqrt(0.5)), 1.25, 0.5, 0.5]),
+    ],
+)
+def test_the_shapes_in_closed_form(anneal, values):
+    schedule = over_the_run(anneal, 2.0, 0.5, 0.1, TOTAL)
+    found = [schedule.at(now) for now in (0, 50, 100, 325, 550, 1000, 2000)]
+    assert found == pytest.approx(values, abs=1e-12)
+    without = over_the_run(anneal, 2.0, 0.5, 0.0, TOTAL)
+    assert without.at(0) == 2.0
+    assert without.at(500) == pytest.approx(2.0 if values[-1] == 2 else 1.25)
+    held = schedule._replace(held=True)
+    assert [held.at(now) for now in (0, 50, 99)] == [2.0] * 3
+    assert held.at(325) == schedule.at(325)
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine"]),
+    st.floats(0, 10),
+    st.floats(0, 10),
+    st.floats(0, 0.9),
+    st.integers(1, 10_000),
+)
+def test_a_schedule_stays_between_its_ends_and_goes_one_way(shape, start, end, warmup, total):
+    schedule = over_the_run(shape, start, end, warmup, total)
+    values = [schedule.at(round(share * total)) for share in np.linspace(0, 1.2, 61)]
+    assert all(0 <= value <= max(start, end) * (1 + 1e-9) for value in values)
+    after = [
+        v
+        for i, v in enumerate(values)
+        if round(np.linspace(0, 1.2, 61)[i] * total) >= warmup * total
+    ]
+    sign = 1 if end >= start else -1
+    assert all(sign * (b - a) >= -1e-9 for a, b in pairwise(after))
+    assert values[-1] == (start if shape == "constant" else end)
+
+
+def test_what_is_used_for_the_steps_ahead_rises_with_them():
+    schedule = Schedule(1.0, 0.0, "linear", 50, warmup=50)
+    assert [schedule.at(now, ahead=10) for now in (0, 10, 40, 45, 50)] == [0.2, 0.4, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"anneal_learning_rate": False, "learning_rate_end": 1e-4}, "anneal_learning_rate=false"),
+        ({"anneal_learning_rate": "constant", "learning_rate_end": 1e-4}, "e=constant: make that"),
+        ({"learning_rate_warmup": 1.0}, "must be below 1"),
+        ({"learning_rate_warmup": -0.1}, "between 0 and 1"),
+        ({"learning_rate_end": -1.0}, "0 or more"),
+        ({"learning_rate_end": 1e4}, "at most 1,000"),
+    ],
+)
+@pytest.mark.parametrize("settings", [DQN_SETTINGS, PPO_SETTINGS], ids=["dqn", "ppo"])
+def test_contradictions_are_refused(settings, changes, reason):
+    with pytest.raises(SettingError, match=reason):
+        replace(settings, **changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "reason"),
+    [
+        (
+            PPO_SETTINGS,
+            {"clip_end": 0.1},
+            "clip_end=0.1: is never reached with agent.anneal_clip=f",
+        ),
+        (PPO_SETTINGS, {"entropy_coef_end": 0.1}, "agent.anneal_entropy_coef=false"),
+        (PPO_SETTINGS, {"clip_warmup": 2.0}, "clip_warmup=2.0: must be between 0 and 1"),
+        (DQN_SETTINGS, {"anneal_epsilon": "constant"}, "epsilon_end=0.1: is never reached from"),
+        (DQN_SETTINGS, {"epsilon_warmup": 0.6}, "epsilon_fraction=0.5 more are beyond"),
+        (DQN_SETTINGS, {"epsilon_warmup": 1.5}, "between 0 and 1"),
+    ],
+)
+def test_contradictions_of_one_algorithm_are_refused(settings, changes, reason):
+    with pytest.raises(SettingError, match=reason):
+        replace(settings, **changes)
+
+
+def test_epsilon_waits_and_then_falls_as_told():
+    options = {"anneal_epsilon": "cosine", "epsilon_warmup": 0.2, "epsilon_fraction": 0.5}
+    agent = build_dqn(total=TOTAL, **options)
+    found = []
+    for agent._steps in (0, 200, 450, 700, 1000):
+        found.append(agent.epsilon)
+    assert found == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
+    constant = build_dqn(anneal_epsilon=False, epsilon_start=0.3, epsilon_end=0.3, total=TOTAL)
+    constant._steps = 999
+    assert constant.epsilon == 0.3
+
+
+def test_dqn_learns_with_its_rate_and_at_the_last_step_with_that_of_its_last_steps():
+    options = {"anneal_learning_rate": "cosine", "learning_rate_end": 2e-4}
+    agent = build_dqn(total=TOTAL, train_every=100, learning_rate_warmup=0.2, **options)
+    found = {}
+    for agent._steps in (100, 200, 600, 900, 1000):
+        found[agent._steps] = agent._rate() * 1e4
+    last = 2 + 8 * (1 + math.cos(math.pi * 700 / 800)) / 2
+    assert found == pytest.approx({100: 5, 200: 10, 600: 6, 900: last, 1000: last})
+
+
+@pytest.mark.parametrize(("anneal", "warmup"), [("linear", 0.0), ("cosine", 0.3)])
+def test_ppo_begins_with_the_full_rate_or_its_share_and_ends_with_a_positive_one(anneal, warmup):
+    """As Huang et al. (2022), detail 4; all three numbers alike."""
+    rollouts, rows = 10, 48
+    names = ("learning_rate", "clip", "entropy_coef")
+    changes = {f"anneal_{name}": anneal for name in names}
+    changes |= {f"{name}_warmup": warmup for name in names}
+    agent = build_ppo(total=rollouts * rows, **changes)
+    given, step = [], agent._learner.step
+    agent._learner.step = lambda batch, *numbers: (given.append(numbers), step(batch, *numbers))
+    env = Episodes(mean_length=1e9)
+    learn(agent, env, env.reset(), rollouts)
+    assert len(given) == rollouts * 2 * 4
+    found = np.array(given[::8]) / (1e-3, 0.2, 0.01)  # [rollout, number], of its start
+    rising = [(k + 1) / 3 for k in range(3)] if warmup else []
+    shares = [k / (10 - len(rising)) for k in range(10 - len(rising))]
+    falling = [1 - s if anneal == "linear" else (1 + math.cos(math.pi * s)) / 2 for s in shares]
+    np.testing.assert_allclose(found, np.array([[*rising, *falling]] * 3).T, rtol=1e-9)
+    assert (found > 0).all()
+
+
+def test_a_longer_run_goes_on_along_the_new_length():
+    short = build_ppo(total=480, anneal_clip="cosine")
+    env = Episodes(mean_length=1e9)
+    collect(short, env, env.reset(), 16)
+    short.update()
+    longer = build_ppo(total=960, anneal_clip="cosine")
+    longer.load_state_dict(short.state_dict())
+    assert short.clip == pytest.approx(0.1 * (1 + math.cos(math.pi * 48 / 480)))
+    assert longer.clip == pytest.approx(0.1 * (1 + math.cos(math.pi * 48 / 960)))
+    assert longer.learning_rate == pytest.approx(1e-3 * (1 - 48 / 960))

@@ -1,0 +1,253 @@
+"""Masks in both algorithms: what is forbidden is never taken, never a goal, never uncertain."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ppo_agents import SETTINGS as PPO_SETTINGS
+
+from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedy
+from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.dqn.agent import DQN
+from steadyrl.agents.dqn.loss import td_loss
+from steadyrl.agents.networks.action_mask import RANKS, Masks
+from steadyrl.agents.networks.distributions import DiscreteHead
+from steadyrl.agents.networks.normalizers import ObservationNormaliser
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
+from tests.agents.dqn.test_loss import batch
+from tests.agents.dqn.test_q_heads import SOFT, head_of, log_policy, row_loss, said
+from tests.agents.engine.test_inductor import SETTINGS as DQN_SETTINGS
+
+CPU = torch.device("cpu")
+ACTIONS = 3
+SPEC = EnvSpec("Any", 2, (5,), "float32", 1, DiscreteActions(ACTIONS), mask=1)
+MASKS = Masks.of(SPEC, CPU)
+
+
+def with_bits(seen, allowed):
+    """Put masks [B, 3] behind vectors."""
+    bits = (allowed.double() @ torch.tensor([1.0, 2.0, 4.0]).double()).unsqueeze(1)
+    return torch.cat((seen, bits.to(seen.dtype)), 1)
+
+
+def some_masks(rows, seed):
+    """Return masks that allow something; a single action, or all, in many rows."""
+    numbers = np.random.default_rng(seed).integers(1, 8, rows)
+    return torch.tensor([[bool(n >> a & 1) for a in range(ACTIONS)] for n in numbers])
+
+
+def q_network(seed, shape, masks=MASKS):
+    torch.manual_seed(seed)
+    return QNetwork((4,), "float32", ACTIONS, (16,), True, shape, masks=masks).double()
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_what_allows_nothing_is_no_goal_of_its_own(double):
+    """Its forbidden actions are not worth what forbids them."""
+    head, plain = head_of("scalar"), batch()
+    nothing = torch.zeros(12, ACTIONS, dtype=torch.bool)
+    data = plain._replace(
+        obs=with_bits(plain.obs, some_masks(12, 1)), next_obs=with_bits(plain.next_obs, nothing)
+    )
+    online, target = q_network(0, head.shape), q_network(1, head.shape)
+    (td_error,) = td_loss(online, target, data, head=head, double=double, masks=MASKS).reports
+    assert td_error.abs().max() < 100
+
+
+@pytest.mark.parametrize("soft", [None, SOFT], ids=["greedy", "munchausen"])
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("kind", ["scalar", "c51", "quantile"])
+def test_masked_targets_equal_a_loop_that_knows_allowed_actions_only(kind, double, soft):
+    head, plain = head_of(kind), batch()
+    now, later = some_masks(12, 1), some_masks(12, 2)
+    action = torch.tensor([int(np.flatnonzero(mask)[0]) for mask in now])
+    data = plain._replace(
+        obs=with_bits(plain.obs, now), next_obs=with_bits(plain.next_obs, later), action=action
+    )
+    online, target = q_network(0, head.shape), q_network(1, head.shape)
+    got = td_loss(online, target, data, head=head, double=double, munchausen=soft, masks=MASKS)
+    bare = [q_network(seed, head.shape, masks=None) for seed in (0, 1)]
+    for i in range(12):
+        outputs, before, after, judge = (
+            net(obs[i : i + 1])[0].detach().numpy()
+            for net, obs in (
+                (bare[0], plain.obs),
+                (bare[1], plain.obs),
+                (bare[1], plain.next_obs),
+                (bare[0] if double else bare[1], plain.next_obs),
+            )
+        )
+        may, might = now[i].numpy(), later[i].numpy()
+        values = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, judge))[might]
+        returns, likely = (part[might] for part in said(kind, after))
+        reward = float(data.reward[i])
+        if soft is None:
+            best = int(values.argmax())
+            goals, shares = returns[best], likely[best]
+        else:
+            own = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, before))[may]
+            certain = log_policy(own, soft.temperature)[0]  # the first that is allowed
+            reward += soft.alpha * min(0.0, max(soft.lowest, certain))
+            log_pi = log_policy(values, soft.temperature)
+            goals = (returns - log_pi[:, None]).reshape(-1)
+            shares = (np.exp(log_pi / soft.temperature)[:, None] * likely).reshape(-1)
+        goals = reward + float(data.discount[i]) * goals
+        loss = row_loss(kind, outputs[action[i]], goals, shares)
+        assert got.loss[i].item() == pytest.approx(float(data.weight[i]) * loss, rel=1e-9)
+    got.loss.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in online.parameters())
+
+
+def test_masked_log_probabilities_and_entropy_are_those_of_the_allowed_alone():
+    torch.manual_seed(0)
+    logits = torch.randn(40, ACTIONS, requires_grad=True)
+    allowed, head = some_masks(40, 3), DiscreteHead(ACTIONS)
+    obs = with_bits(torch.zeros(40, 4), allowed)
+    action = torch.tensor([int(np.flatnonzero(mask)[-1]) for mask in allowed])
+    log_prob, entropy = head.evaluate(MASKS.forbid(logits, obs), action)
+    for i, mask in enumerate(allowed):
+        log_p = logits[i, mask].detach().double().log_softmax(0)
+        assert log_prob[i].item() == pytest.approx(log_p[-1].item(), abs=1e-6)
+        assert entropy[i].item() == pytest.approx(-(log_p.exp() * log_p).sum().item(), abs=1e-6)
+    single = allowed.sum(1) == 1
+    assert single.any() and (entropy[single] == 0).all()
+    (log_prob.sum() + entropy.sum()).backward()
+    assert logits.grad.isfinite().all() and (logits.grad[~allowed] == 0).all()
+
+
+def test_even_where_nothing_is_allowed_all_numbers_are_finite():
+    """Rows that fill a graph's batch up are zeros: they count for nothing, if they are numbers."""
+    head = DiscreteHead(ACTIONS)
+    parameters = MASKS.forbid(torch.randn(2, ACTIONS), torch.zeros(2, 5))
+    numbers = head.evaluate(parameters, torch.tensor([0, 2]))
+    assert all(number.isfinite().all() for number in numbers)
+
+
+def test_exploration_is_uniform_over_what_is_allowed():
+    allowed = torch.tensor([[True, False, True], [False, True, False]]).repeat(2000, 1)
+    obs = with_bits(torch.zeros(4000, 4), allowed).numpy()
+    best = Greedy(lambda obs: torch.zeros(len(obs), 3), None, CPU, lambda q: q.argmax(1))
+    actor = EpsilonGreedy(best, actions=3, epsilon=lambda: 1.0, seed=0, masks=MASKS)
+    action = actor.act(obs, np.zeros(4000, bool)).action
+    assert (action[1::2] == 1).all()
+    shares = torch.bincount(action[::2], minlength=3) / 2000
+    assert shares[1] == 0 and shares[0].item() == pytest.approx(0.5, abs=0.04)
+    assert RANKS % 200 < 1e-9 * RANKS  # any number of actions divides it, all but exactly
+
+
+class Rows:
+    """Random observations with masks, behind stacks of frames too."""
+
+    def __init__(self, spec, seed=0):
+        self.spec, self.random = spec, np.random.default_rng(seed)
+
+    def row(self):
+        n, frames, actions = self.spec.num_envs, self.spec.frame_stack, self.spec.action.n
+        shape = (n, frames, *self.spec.frame_shape)
+        bits = self.random.integers(1, 1 << actions, (n, frames))
+        if self.spec.dtype == "uint8":
+            obs = self.random.integers(0, 256, shape, dtype=np.uint8)
+            obs[:, :, :, -1] = 0
+            obs[:, :, 0, -1, 0] = bits
+        else:
+            obs = self.random.normal(size=shape).astype(np.float32)
+            obs[..., -1] = bits
+        return obs.reshape(n, *self.spec.observation_shape), bits[:, -1]
+
+
+VECTORS = EnvSpec("Any", 2, (5,), "float32", 2, DiscreteActions(7), mask=1)
+IMAGES = EnvSpec("Any", 2, (1, 11, 10), "uint8", 2, DiscreteActions(7), mask=1)
+AGENTS = {
+    "dqn": (DQN, DQN_SETTINGS, {}),
+    "dueling": (DQN, DQN_SETTINGS, {"dueling": True}),
+    "noisy": (DQN, DQN_SETTINGS, {"noisy": True, "dueling": True}),
+    "c51": (DQN, DQN_SETTINGS, {"distribution": "c51"}),
+    "ppo": (PPO, PPO_SETTINGS, {}),
+    "one trunk": (PPO, PPO_SETTINGS, {"shared_trunk": True}),
+    "recurrent": (PPO, PPO_SETTINGS, {"recurrent": "gru", "recurrent_size": 8}),
+    "normalised": (PPO, PPO_SETTINGS, {"normalize_obs": True}),
+}
+
+
+@pytest.mark.parametrize("spec", [VECTORS, IMAGES], ids=["vectors", "images"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_nobody_takes_a_forbidden_action(name, spec):
+    cls, settings, changes = AGENTS[name]
+    if name == "normalised" and spec is IMAGES:
+        changes = {"clip_value": True}
+    settings = replace(settings, **changes)
+    agent = cls(settings, spec, device=CPU, seed=0, total_steps=10_000)
+    rows, starts = Rows(spec), np.ones(2, bool)
+    with torch.no_grad():  # what tells of actions differs as much as it can
+        agent._learner.network.weights.normal_(std=3.0)
+    actors = [agent.actor(2, explore=True), agent.actor(2, explore=False)]
+    for _ in range(50):
+        obs, bits = rows.row()
+        for actor in actors:
+            action = actor.act(obs, starts).action.numpy()
+            assert (bits >> action & 1).all()
+    finished = [
+        cls.policy(settings, spec, CPU),
+        cls.sampling_policy(settings, spec, CPU, num_envs=2, seed=0),
+    ]
+    for network, _ in finished:
+        network.load_state_dict(agent.weights())
+    for _ in range(20):
+        obs, bits = rows.row()
+        actions = [actor.act(obs, starts).action for _, actor in finished]
+        assert all((bits >> action.numpy() & 1).all() for action in actions)
+        assert torch.equal(actions[0], actors[1].act(obs, starts).action)
+
+
+def test_the_normaliser_counts_what_is_seen_alone():
+    spec = replace(VECTORS, frame_stack=2)
+    plain, other = ObservationNormaliser((8,)), ObservationNormaliser((8,), Masks.of(spec, CPU))
+    rows = Rows(spec)
+    for _ in range(20):
+        obs = torch.from_numpy(rows.row()[0])
+        seen = Masks.of(spec, CPU).seen(obs)
+        plain.update(seen)
+        other.update(obs)
+        normal = other(obs)
+        assert torch.equal(Masks.of(spec, CPU).seen(normal), plain(seen))
+        assert torch.equal(Masks.of(spec, CPU).allowed(normal), Masks.of(spec, CPU).allowed(obs))
+    assert {k: v.tolist() for k, v in plain.named_buffers()} == {
+        k: v.tolist() for k, v in other.named_buffers()
+    }
+
+
+def test_a_rank_that_has_no_valid_row_takes_none_apart():
+    masks, none = Masks.of(replace(VECTORS, frame_stack=2), CPU), torch.zeros(0, 10)
+    assert masks.seen(none).shape == (0, 8)
+    assert masks.behind(masks.seen(none), none).shape == none.shape
+    assert masks.allowed(none).shape == (0, 7)
+
+
+def learned(cls, settings, spec):
+    """Return the weights after some updates on random rows, whose episodes end now and then."""
+    agent = cls(settings, spec, device=CPU, seed=0, total_steps=1_000)
+    rows, random = Rows(spec), np.random.default_rng(1)
+    (obs, _), over, updates = rows.row(), np.zeros(2, bool), 0
+    while agent.updates < 24:
+        decision = agent.actor(2, explore=True).act(obs, over)
+        valid, ends = ~over, random.random((2, 2)) < 0.1
+        terminated, truncated = ends & valid
+        obs, _ = rows.row()
+        reward = random.normal(size=2).astype(np.float32) * valid
+        agent.observe(decision, Step(obs, reward, terminated, truncated, valid, ()))
+        over, updates = terminated | truncated, updates + (agent.update() is not None)
+    return agent._learner.network.weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dqn", "c51", "ppo", "recurrent", "normalised"])
+def test_compiled_updates_agree_with_eager_ones(name, caplog):
+    cls, settings, changes = AGENTS[name]
+    often = {"learning_starts": 20, "train_every": 4} if cls is DQN else {}
+    settings = replace(settings, **changes, **often)
+    eager, graph = (learned(cls, replace(settings, compile=c), VECTORS) for c in ("false", "true"))
+    torch.testing.assert_close(eager, graph, rtol=1e-4, atol=1e-5)
+    assert eager.isfinite().all() and "running eagerly" not in caplog.text

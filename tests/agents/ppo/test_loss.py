@@ -1,0 +1,266 @@
+"""The loss and its gradient against a twin written in plain NumPy float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ppo_agents import CPU, SETTINGS, act, build
+from torch import nn
+
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.networks.actor_critic import ActorCritic
+from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
+from steadyrl.agents.ppo.loss import explained_variance, normalised, policy_loss, recipe
+from steadyrl.buffers.rollout.buffer import RolloutBatch
+from steadyrl.envs.types import Step
+from tests.agents.learner.test_learner import as_traced
+
+
+def numpy_loss(w, batch, s, clip, box):
+    """PPO on a one-layer network, straight from the paper; returns the loss and its parts."""
+    obs, action, old_log_prob, old_value, adv, ret = (x.numpy().astype(np.float64) for x in batch)
+    h = [np.tanh(obs @ w["trunk.layers.0.weight"][k] + w["trunk.layers.0.bias"][k]) for k in (0, 1)]
+    value = h[1] @ w["value.weight"][0] + w["value.bias"][0]
+    layer = "policy.mean" if box else "policy"
+    out = h[0] @ w[f"{layer}.weight"].T + w[f"{layer}.bias"]
+    if box:
+        sigma = np.exp(w["policy.log_std"])
+        z = (action - out) / sigma
+        log_prob = (-0.5 * z**2 - np.log(sigma) - 0.5 * np.log(2 * np.pi)).sum(1)
+        entropy = np.full(len(obs), (0.5 * np.log(2 * np.pi * np.e * sigma**2)).sum())
+    else:
+        log_p = out - np.log(np.exp(out).sum(1, keepdims=True))
+        log_prob = log_p[np.arange(len(obs)), action.astype(int)]
+        entropy = -(np.exp(log_p) * log_p).sum(1)
+    adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+    ratio = np.exp(log_prob - old_log_prob)
+    policy = -np.minimum(ratio * adv, np.clip(ratio, 1 - clip, 1 + clip) * adv).mean()
+    squares = (value - ret) ** 2
+    if s.clip_value:
+        clipped = old_value + np.clip(value - old_value, -clip, clip)
+        squares = np.maximum(squares, (clipped - ret) ** 2)
+    kl = (ratio - 1 - (log_prob - old_log_prob)).mean()
+    fraction = (np.abs(ratio - 1) > clip).mean()
+    loss = policy + s.value_coef * squares.mean() - s.entropy_coef * entropy.mean()
+    return loss, policy, squares.mean(), entropy.mean(), kl, fraction
+
+
+def numpy_gradient(w, *rest):
+    """Differentiate numpy_loss by central differences."""
+    gradient = {name: np.zeros_like(x) for name, x in w.items()}
+    for name, x in w.items():
+        for i in np.ndindex(x.shape):
+            keep = x[i]
+            sides = []
+            for step in (1e-6, -1e-6):
+                x[i] = keep + step
+                sides.append(numpy_loss(w, *rest)[0])
+            x[i] = keep
+            gradient[name][i] = (sides[0] - sides[1]) / 2e-6
+    return gradient
+
+
+def setting(box=False, rows=24, seed=0, **changes):
+    """A network away from its start, and a batch whose old policy was another one."""
+    generator = torch.Generator().manual_seed(seed)
+    head = BoxHead(2) if box else DiscreteHead(3)
+    s = replace(SETTINGS, hidden=(5,), max_grad_norm=0.0, **changes)
+    net = ActorCritic(
+        (4,), "float32", head, hidden=s.hidden, activation="tanh", shared=False, normalise=False,
+        log_std=-0.3,
+    )  # fmt: skip
+    net.start_(generator)
+    flat = FlatNetwork(net, CPU)
+    flat.weights.add_(torch.randn(flat.weights.shape, generator=generator) * 0.3)
+    obs = torch.randn(rows, 4, generator=generator)
+    with torch.no_grad():
+        parameters, value = net(obs)
+        noise = head.draw_(torch.empty(rows, *head.noise_shape), generator)
+        action = head.sample(parameters, noise)
+        log_prob = head.log_prob(parameters, action)
+    normal = [torch.randn(rows, generator=generator) for _ in range(4)]
+    batch = RolloutBatch(
+        obs, action, log_prob + 0.3 * normal[0], value + 0.3 * normal[1], normal[2], normal[3]
+    )
+    return s, flat, head, batch
+
+
+def step(learner, batch, learning_rate, clip):
+    """Take a step; return the loss, its parts and the norm of the gradient."""
+    learner.step(batch, learning_rate, clip)
+    return learner.means().values
+
+
+@pytest.mark.parametrize("box", [False, True])
+@pytest.mark.parametrize("clip_value", [False, True])
+def test_loss_parts_and_gradient_are_those_of_the_twin(box, clip_value):
+    s, flat, head, batch = setting(box, clip_value=clip_value, entropy_coef=0.1)
+    learner = Learner(recipe(s, head, len(batch.obs)), flat, "eager")
+    w = {n: v.double().numpy().copy() for n, v in flat.views(flat.weights).items()}
+    expected = numpy_loss(w, batch, s, 0.2, box)
+    assert 0.1 < expected[-1] < 0.9, "some rows must be clipped and some not"
+    gradient = numpy_gradient(w, batch, s, 0.2, box)
+    metrics = step(learner, batch, 0.0, 0.2)
+    np.testing.assert_allclose(metrics[:6].numpy(), expected, rtol=1e-5, atol=1e-6)
+    for name, truth in gradient.items():
+        ours = flat.views(flat.gradient)[name].numpy()
+        np.testing.assert_allclose(ours, truth, rtol=1e-4, atol=1e-6, err_msg=name)
+    norm = np.sqrt(sum((g**2).sum() for g in gradient.values()))
+    assert metrics[-1].item() == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("clip_value", [False, True])
+def test_steps_are_those_of_torchs_adam_on_clipped_gradients(accumulate, clip_value):
+    changes = {"clip_value": clip_value, "entropy_coef": 0.01, "grad_accumulation": accumulate}
+    s, flat, head, batch = setting(**changes)
+    s = replace(s, max_grad_norm=0.1)
+    _, twin, _, _ = setting(**changes)
+    learner = Learner(recipe(s, head, 24), flat, "eager")
+    optimizer = torch.optim.Adam(twin.module.parameters(), lr=1e-2, eps=1e-5)
+    advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std(correction=0)
+    for _ in range(10):
+        twin.gradient.zero_()
+        rows = recipe(s, head, 24).loss(twin.module, batch._replace(advantage=advantage), 0.2)
+        rows.loss.mean().backward()
+        norm = nn.utils.clip_grad_norm_(twin.module.parameters(), 0.1)
+        optimizer.step()
+        metrics = step(learner, batch, 1e-2, 0.2)
+        assert metrics[0].item() == pytest.approx(rows.loss.mean().item(), abs=1e-5)
+        assert metrics[-1].item() == pytest.approx(norm.item(), rel=1e-4)
+    assert norm > 0.1, "something was clipped"
+    torch.testing.assert_close(flat.weights, twin.weights, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [24, 23, 7])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_pieces_add_up_to_the_gradient_of_the_whole(rows, count):
+    gradients = []
+    for k in (1, count):
+        s, flat, head, batch = setting(rows=rows, grad_accumulation=k)
+        learner = Learner(recipe(s, head, rows), flat, "eager")
+        metrics = step(learner, batch, 0.0, 0.2)
+        gradients.append((flat.gradient.clone(), metrics))
+    for whole, pieces in zip(*gradients, strict=True):
+        torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [24, 17])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_traced_function_takes_the_same_step(rows, count):
+    """What the compiler is given is run as it is; padding to 24 rows changes nothing."""
+    results = []
+    for mode in ("eager", "graph"):
+        s, flat, head, batch = setting(rows=rows, grad_accumulation=count, target_kl=1.0)
+        learner = Learner(recipe(s, head, 24), flat, "eager" if mode == "eager" else "compiled")
+        if mode == "graph":
+            as_traced(learner)
+        for _ in range(3):
+            metrics = step(learner, batch, 1e-2, 0.2)
+        results.append((flat.weights, metrics, *learner.adam))
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["eager", "graph"])
+def test_what_the_entropy_counts_for_may_change_from_step_to_step(as_tensor):
+    """Given to a step, as a number or as a graph's tensor, it is as one that is fixed."""
+    s, flat, head, batch = setting(entropy_coef=0.1)
+    fixed = recipe(s, head, 24).loss
+    varying = recipe(replace(s, anneal_entropy_coef="cosine"), head, 24).loss
+    for coef in (0.1, 0.3, 0.0):
+        known = fixed.keywords | {"entropy_coef": coef}
+        expected = fixed.func(flat.module, batch, 0.2, **known).loss
+        given = torch.tensor(coef) if as_tensor else coef
+        found = varying(flat.module, batch, 0.2, given).loss
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(TypeError, match="entropy_coef"):
+        varying(flat.module, batch, 0.2)
+
+
+@pytest.mark.slow
+def test_the_compiled_graph_takes_the_same_step(caplog):
+    results = []
+    for mode in ("eager", "compiled"):
+        s, flat, head, batch = setting()
+        learner = Learner(recipe(s, head, 24), flat, mode)
+        for k in range(5):
+            metrics = step(learner, batch, 1e-2 / (k + 1), 0.2)
+        results.append((flat.weights, metrics))
+    for eager, graph in zip(*results, strict=True):
+        torch.testing.assert_close(graph, eager, atol=1e-5, rtol=1e-4)
+    assert "running eagerly" not in caplog.text
+
+
+def test_a_step_beyond_the_target_kl_is_not_taken():
+    s, flat, head, batch = setting(target_kl=1e-6)
+    learner = Learner(recipe(s, head, 24), flat, "eager")
+    before = flat.weights.clone()
+    learner.step(batch, 1e-2, 0.2)
+    assert learner.exceeded
+    assert torch.equal(flat.weights, before)
+    assert learner.adam.step == learner.updates == 0
+
+
+def test_a_step_within_the_target_kl_is_taken():
+    s, flat, head, batch = setting(target_kl=10.0)
+    learner = Learner(recipe(s, head, 24), flat, "eager")
+    before = flat.weights.clone()
+    step(learner, batch, 1e-2, 0.2)
+    assert not learner.exceeded
+    assert not torch.equal(flat.weights, before)
+
+
+def test_the_gradient_is_clipped_as_a_whole():
+    s, flat, head, batch = setting()
+    learner = Learner(recipe(replace(s, max_grad_norm=0.05), head, 24), flat, "eager")
+    norm = step(learner, batch, 0.0, 0.2)[-1]
+    assert norm > 0.05
+    assert flat.gradient.norm().item() == pytest.approx(0.05, rel=1e-4)
+
+
+def test_the_surrogate_is_the_papers():
+    generator = torch.Generator().manual_seed(0)
+    ratio = (torch.randn(1000, generator=generator) * 0.5).exp()
+    advantage = torch.randn(1000, generator=generator)
+    paper = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    torch.testing.assert_close(policy_loss(ratio, advantage, 0.2), paper)
+
+
+def test_advantages_are_normalised_over_the_rows_that_count():
+    advantage = torch.tensor([1.0, 2.0, 3.0, 99.0])
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0]) / 3
+    expected = torch.tensor([-1.0, 0.0, 1.0]) * 1.5**0.5
+    torch.testing.assert_close(normalised(advantage, weight)[:3], expected)
+    assert normalised(torch.tensor([5.0]), torch.ones(1)) == 0
+
+
+def test_explained_variance():
+    returns = torch.tensor([1.0, 2.0, 3.0])
+    assert explained_variance(returns, returns) == 1
+    assert explained_variance(torch.zeros(3), returns) == 0
+    assert explained_variance(torch.tensor([0.0, 1.0, 2.0]), torch.ones(3)) == 0
+    value = torch.tensor([3.0, 0.0, 2.0])  # misses by −2, 2, 1: 26/9 of 2/3
+    torch.testing.assert_close(explained_variance(value, returns), torch.tensor(1 - 13 / 3))
+
+
+def test_returns_that_differ_by_rounding_are_equal():
+    value = torch.linspace(-0.7, 0.7, 100)
+    returns = (1 - value) + value  # advantages and values
+    assert returns.var() > 0
+    assert explained_variance(value, returns) == 0
+    assert explained_variance(value, 1 + 1e-4 * value) < -1e3, "it was no rounding"
+
+
+def test_returns_that_are_equal_explain_nothing_of_a_rollout():
+    agent, no = build(4, minibatches=1), np.zeros(4, bool)
+    obs = np.random.default_rng(0).normal(size=(17, 4, 4)).astype(np.float32)
+    for t in range(16):  # episodes of one row, which all earn 1
+        valid = np.full(4, t % 2 == 0)
+        decision = act(agent, obs[t])
+        agent.observe(decision, Step(obs[t + 1], valid.astype(np.float32), valid, no, valid, ()))
+    metrics = agent.update()
+    found = dict(zip(metrics.names, metrics.values.tolist(), strict=True))
+    assert found["train/explained_variance"] == 0

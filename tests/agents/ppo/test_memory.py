@@ -1,0 +1,94 @@
+"""What an update and a construction take: a minibatch at a time, asked for before it is taken."""
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from ppo_agents import CPU, SETTINGS, Episodes, build, collect
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from steadyrl.agents.ppo.agent import PPO
+from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.envs.types import DiscreteActions, EnvSpec
+from tests.agents.learner.test_learner import as_traced
+
+
+class Storages(TorchDispatchMode):
+    """Count the bytes of all storages that come to life inside, and the most at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive = {}
+        self.peak = self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        old = {a.untyped_storage().data_ptr() for a in args if isinstance(a, torch.Tensor)}
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
+                self._made(tensor, old)
+        return out
+
+    def _made(self, tensor, old):
+        key, nbytes = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+        if key in old or key in self.alive:
+            return  # a view, or written in place
+        self.alive[key] = nbytes
+        weakref.finalize(tensor, self.alive.pop, key, None)
+        self.largest = max(self.largest, nbytes)
+        self.peak = max(self.peak, sum(self.alive.values()))
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_an_update_holds_a_minibatch_and_never_the_rollout_again(normalise):
+    wide = (2048,)
+    agent = build(
+        2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, normalize_obs=normalise
+    )
+    env = Episodes(2, wide)
+    obs = env.reset()
+    for _ in range(2):  # the second rollout is the ordinary one
+        obs = collect(agent, env, obs, 64)
+        with Storages() as made:
+            agent.update()
+    rollout = agent._rollout.obs.nbytes
+    minibatch = rollout / 16
+    assert minibatch / 2 < made.largest < 2.5 * minibatch, "in float64, for the statistics"
+    assert made.peak < rollout / 2
+
+
+def test_a_graph_is_made_without_a_copy_of_the_rollout():
+    wide = (2048,)
+    agent = build(2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, compile="true")
+    as_traced(agent._learner)
+    agent._score._graph = agent._score.value = None  # which need a compiler
+    collect(agent, env := Episodes(2, wide), env.reset(), 64)
+    with Storages() as made:
+        agent.update()
+    assert agent.updates == 2 * 16
+    assert made.largest < 2.5 * agent._rollout.obs.nbytes / 16
+    assert made.peak < agent._rollout.obs.nbytes / 2
+
+
+def test_the_plan_counts_what_an_agent_takes():
+    agent = build()
+    flat = agent._learner.network.weights.nbytes
+    assert agent.nbytes()["networks"] == 4 * flat
+    assert agent.nbytes()["rollout"] > agent._rollout.nbytes
+
+
+@pytest.mark.parametrize("changes", [{"rollout_steps": 10**9}, {"hidden": (10**6, 10**6)}])
+def test_what_does_not_fit_is_refused_before_anything_large_is_taken(changes):
+    spec = EnvSpec("Huge", 8, (4,), "float32", 1, DiscreteActions(2))
+    with Storages() as made, pytest.raises(MemoryBudgetError, match="rollout needs"):
+        PPO(replace(SETTINGS, **changes), spec, device=CPU, seed=0, total_steps=10**11)
+    assert made.largest < 1_000_000
+
+
+@pytest.mark.parametrize("compile", ["false", "true"])
+def test_a_released_agent_lets_its_networks_go(compile):
+    agent = build(compile=compile)
+    held = weakref.ref(agent._learner.network), weakref.ref(agent._network)
+    agent.release()
+    assert [each() for each in held] == [None, None]

@@ -1,0 +1,376 @@
+"""Curiosity: rewards and returns of novelty against loops, over valid rows only, for every PPO."""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from forked_ranks import together
+from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, learn
+
+from steadyrl.agents.distillation.teacher import ObjectTeacher
+from steadyrl.agents.networks.normalizers import RewardNormaliser
+from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.agents.rnd.agent import CuriousTaughtPPO
+from steadyrl.agents.rnd.rnd import (
+    CLIP,
+    FADING,
+    Novelty,
+    NoveltyBatch,
+    endless_advantages,
+    novelty_loss,
+)
+from steadyrl.envs.types import EnvSpec
+from tests.agents.learner.test_learner import as_traced
+from tests.agents.ppo.test_ranks import ENVS, learned, one_rank, rows
+
+ON = {"rnd_coef": 0.5, "rnd_gamma": 0.8}
+STEPS = SETTINGS.rollout_steps
+
+
+def dense(parameters, x):
+    """What layers of (weight, bias) make of a row, ReLUs between them, by plain numbers."""
+    layers = [
+        (w.tolist(), b.tolist()) for w, b in zip(parameters[::2], parameters[1::2], strict=True)
+    ]
+    for k, (weight, bias) in enumerate(layers):
+        x = [
+            sum(a * b for a, b in zip(row, x, strict=True)) + c
+            for row, c in zip(weight, bias, strict=True)
+        ]
+        if k < len(layers) - 1:
+            x = [max(0.0, y) for y in x]
+    return x
+
+
+class Twin:
+    """Curiosity as loops over plain numbers, by the weights of this moment."""
+
+    def __init__(self, agent):
+        module, target = agent._curiosity.learner.network.module, agent._curiosity._target.module
+        self.predictor, self.value, self.target = (
+            list(net.parameters()) for net in (module.predictor, module.value, target)
+        )
+
+    def scale_by(self, seen):
+        """Take the scale of observations from all valid rows so far."""
+        columns = list(zip(*seen, strict=True))
+        self.mean = [sum(column) / len(column) for column in columns]
+        squares = [
+            sum((x - m) ** 2 for x in c) / len(c) for c, m in zip(columns, self.mean, strict=True)
+        ]
+        self.std = [math.sqrt(square) for square in squares]
+
+    def normal(self, obs):
+        scaled = ((x - m) / s for x, m, s in zip(obs, self.mean, self.std, strict=True))
+        return [min(CLIP, max(-CLIP, x)) for x in scaled]
+
+    def error(self, obs):
+        x = self.normal(obs)
+        one, other = dense(self.predictor, x), dense(self.target, x)
+        return sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / len(one)
+
+    def worth(self, obs):
+        return dense(self.value, self.normal(obs))[0]
+
+
+def deviation(numbers, weights):
+    mean = sum(x * w for x, w in zip(numbers, weights, strict=True)) / sum(weights)
+    squares = ((x - mean) ** 2 * w for x, w in zip(numbers, weights, strict=True))
+    return math.sqrt(sum(squares) / sum(weights))
+
+
+def recorded(agent, env, obs):
+    """Go through a rollout; return its observations [T + 1, N], flags and the last ones."""
+    seen, flags = [obs], []
+    for _ in range(STEPS):
+        decision, step = act(agent, obs), env.step()
+        agent.observe(decision, step)
+        obs = step.obs
+        seen.append(obs)
+        flags.append(step.valid)
+    return np.array(seen), np.array(flags), obs
+
+
+def valid_rows(seen, valid):
+    return [seen[t, env].tolist() for t, env in zip(*np.nonzero(valid), strict=True)]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(normalize):
+    agent, plain = (build(normalize_obs=normalize, **switch) for switch in (ON, {}))
+    env = Episodes(scale=3.0)
+    seen, valid, obs = recorded(agent, env, env.reset())
+    before = agent._curiosity.learner.network.weights.clone()
+    agent.update()
+    assert torch.equal(before, agent._curiosity.learner.network.weights), "it has no scale yet"
+    history = valid_rows(seen, valid)
+    totals, weights, returns = [], [], [0.0] * 3
+    for _ in range(2):
+        twin = Twin(agent)
+        twin.scale_by(history)
+        seen, valid, obs = recorded(agent, env, obs)
+        plain.load_state_dict({k: agent.state_dict()[k] for k in plain.state_dict()})
+        for one in (agent, plain):
+            one._finish_rollout()
+        error = [[twin.error(row) for row in rows] for rows in seen]
+        worth = [[twin.worth(row) for row in rows] for rows in seen]
+        for t in range(STEPS):
+            for n in range(3):
+                if valid[t, n]:
+                    returns[n] = returns[n] * ON["rnd_gamma"] + error[t + 1][n]
+                    totals.append(returns[n])
+                    weights.append(1.0)
+        std = deviation(totals, weights)
+        weights = [weight * FADING for weight in weights]
+        novel = (agent._rollout.advantage - plain._rollout.advantage) / agent.rnd_coef
+        for n in range(3):
+            own = [t for t in range(STEPS) if valid[t, n]]
+            following = 0.0
+            for t, later in zip(reversed(own), reversed([*own[1:], STEPS]), strict=True):
+                delta = error[t + 1][n] / std + 0.8 * worth[later][n] - worth[t][n]
+                following = delta + 0.8 * SETTINGS.gae_lambda * following
+                assert novel[t, n].item() == pytest.approx(following, rel=1e-3, abs=1e-3)
+                batch = agent._curiosity._batch(agent._rollout, torch.tensor([t * 3 + n]))
+                assert batch.return_.item() == pytest.approx(following + worth[t][n], rel=1e-3)
+                for got, row in ((batch.obs, seen[t, n]), (batch.following, seen[t + 1, n])):
+                    assert got[0].tolist() == pytest.approx(twin.normal(row), rel=1e-3, abs=1e-4)
+                loss = novelty_loss(agent._curiosity.learner.network.module, batch).loss.item()
+                squares = (following) ** 2
+                assert loss == pytest.approx(error[t + 1][n] + squares, rel=1e-3, abs=1e-3)
+        assert not novel[torch.from_numpy(~valid)].any(), "rows that reset have no advantage"
+        assert (~valid).sum() > 3
+        agent._learn()
+        agent._rollout.clear()
+        agent._begun = agent._steps
+        history += valid_rows(seen, valid)
+        assert agent._curiosity._statistics.count.item() == len(history)
+
+
+def test_episodes_ends_of_either_kind_end_no_return_and_the_row_that_resets_is_left_out():
+    reward, value = (np.random.default_rng(k).random((5, 1)).astype(np.float32) for k in (0, 1))
+    valid = np.array([[True], [True], [False], [True]])
+    found, short = np.zeros((4, 1), np.float32), np.zeros((3, 1), np.float32)
+    endless_advantages(reward[:4], value, valid, 0.9, 0.8, found)
+    kept = valid[:, 0]
+    rows = np.append(kept, True)
+    endless_advantages(reward[:4][kept], value[rows], np.ones((3, 1), bool), 0.9, 0.8, short)
+    assert found[kept].tolist() == short.tolist() and found[2] == 0
+    none = np.zeros((4, 1), np.float32)
+    endless_advantages(reward[:4], value, np.zeros_like(valid), 0.9, 0.8, none)
+    assert not none.any()
+
+
+def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other():
+    agent, env = build(**ON), Episodes(mean_length=3)
+    _, obs = learn(agent, env, env.reset(), 1)
+    _, valid, _ = recorded(agent, env, obs)
+    agent._finish_rollout()
+    parts = agent._curiosity._minibatches(agent._rollout, agent._shuffling)
+    rows = sorted(torch.cat([rows for rows, _ in parts]).tolist())
+    assert rows == np.flatnonzero(valid).tolist() and len(rows) < valid.size
+
+
+def test_how_an_episode_ended_is_no_matter_to_novelty():
+    """Truncated or terminated: the same novelty, and a reward the environment gave is not it."""
+    found = []
+    for kind in ("terminated", "truncated"):
+        agent, env = build(**ON), Episodes(mean_length=3)
+        obs = env.reset()
+        for row in range(2 * STEPS):
+            decision, step = act(agent, obs), env.step()
+            both, none = step.terminated | step.truncated, np.zeros(3, bool)
+            ends = (both, none) if kind == "terminated" else (none, both)
+            # What differs is learned from in the first rollout by none.
+            step = step._replace(terminated=ends[0], truncated=ends[1])
+            agent.observe(decision, step)
+            obs = step.obs
+            if row == STEPS - 1:
+                agent._finish_rollout()
+                agent._curiosity.take_in(agent._rollout, None)
+                agent._rollout.clear()
+        agent._finish_rollout()
+        found.append(agent._curiosity._told)
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_returns_that_do_not_end_with_episodes_are_scaled_by_their_deviation():
+    normaliser = RewardNormaliser(1, 0.5, episodic=False)
+    valid = np.array([[True], [False], [True], [True]])
+    normaliser.add(np.array([[4.0], [99.0], [2.0], [0.0]], np.float32), valid)
+    returns = [4.0, 4.0, 2.0]
+    assert normaliser.scale == pytest.approx(1 / np.std(returns))
+
+
+def test_what_is_seen_often_is_new_no_more_and_the_rest_is():
+    """Half of the space is visited: its novelty falls, that of the other half far less."""
+    agent = build(4, shape=(2,), learning_rate=3e-3, epochs=4, **ON)
+    env = Episodes(4, (2,), mean_length=10)
+    half = env.reset
+    env.reset = lambda: np.abs(half()) * [1, -1]
+    env.reset = (lambda plain: lambda: plain().astype(np.float32))(env.reset)
+    found, _ = learn(agent, env, env.reset(), 30)
+    errors = [told["train/rnd_loss"] for told in found[1:]]
+    assert "train/rnd_loss" not in found[0] and errors[-1] < errors[0] / 10
+    curiosity = agent._curiosity
+    points = torch.from_numpy(env.reset())
+    new = {}
+    for name, seen in (("there", points), ("elsewhere", -points)):
+        normal = curiosity._statistics(seen)
+        predicted = curiosity._module(normal, normal)[1]
+        new[name] = (predicted - curiosity._target.module(normal)).square().mean().item()
+    assert new["elsewhere"] > 5 * new["there"]
+
+
+SWITCHES = {
+    "alone": {},
+    "scaled": {"normalize_obs": True, "normalize_reward": True, "value_norm": True},
+    "remembering": {"recurrent": "gru", "normalize_obs": True},
+    "stopped and in pieces": {"target_kl": 1e-4, "grad_accumulation": 2, "batch_size": 10},
+    "pixels": {"shape": (2, 6, 6), "dtype": "uint8"},
+    "masked": {"shape": (5,), "mask": 1},
+}
+
+
+class Worlds(Episodes):
+    """Random rows of any kind: pixels, or vectors that end in bits."""
+
+    def __init__(self, dtype="float32", mask=0, **rest):
+        super().__init__(**rest)
+        self.dtype, self.mask = dtype, mask
+
+    def reset(self):
+        obs = super().reset()
+        if self.dtype == "uint8":
+            return (np.abs(obs) * 80).astype(np.uint8)
+        if self.mask:
+            obs[..., -1] = self.random.integers(1, 8, len(obs))
+        return obs
+
+
+def agent_and_world(switches, seed=0):
+    agent = build(seed=seed, **ON, **switches)
+    kinds = {key: switches[key] for key in ("shape", "dtype", "mask") if key in switches}
+    return agent, Worlds(**kinds)
+
+
+@pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
+def test_a_restored_agent_goes_on_as_if_nothing_had_happened(switches):
+    (one, env), (other, _) = (agent_and_world(switches, seed) for seed in (1, 2))
+    _, obs = learn(one, env, env.reset(), 2)
+    obs = collect(one, env, obs, 5)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    twin = copy.deepcopy(env)
+    for agent, world in ((one, env), (other, twin)):
+        collect(agent, world, obs, 11)
+        agent.update()
+        assert agent._curiosity._knows
+    for part_of in (lambda a: a._learner.network, lambda a: a._curiosity.learner.network):
+        named = part_of(other).named()
+        for name, tensor in part_of(one).named().items():
+            assert torch.equal(tensor, named[name]), name
+    assert one._novelties.state_dict()["count"] == other._novelties.state_dict()["count"] > 0
+
+
+@pytest.mark.parametrize("after", [1, 9])
+def test_what_is_cut_short_has_not_happened(after):
+    """In the policy's steps, or in those of novelty that come after them."""
+    agent, env = build(normalize_obs=True, **ON), Episodes(scale=9.0)
+    _, obs = learn(agent, env, env.reset(), 2)
+    collect(agent, env, obs, STEPS)
+    agent.obey(stop := agent.stop)
+    before = copy.deepcopy(agent.state_dict())
+    taken = []
+    for learner in (agent._learner, agent._curiosity.learner):
+
+        def counted(*args, step=learner.step):
+            step(*args)
+            taken.append(None)
+            if len(taken) == after:
+                stop.request()
+
+        learner.step = counted
+    assert agent.update() is None and len(taken) == after
+    now = agent.state_dict()
+    for name in ("value", "log_prob"):  # of this rollout they are found out anew
+        assert now["rollout"].pop(name).shape == before["rollout"].pop(name).shape
+    torch.testing.assert_close(now, before, rtol=0, atol=0)
+
+
+def test_a_graph_learns_the_same():
+    weights = []
+    for graph in (False, True):
+        agent = build(minibatches=3, compile=str(graph).lower(), **ON)
+        if graph:
+            as_traced(agent._learner)
+            as_traced(agent._curiosity.learner)
+        env = Episodes(scale=9.0)
+        learn(agent, env, env.reset(), 3)
+        weights.append([agent._learner.network.weights, agent._curiosity.learner.network.weights])
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
+
+
+def test_a_student_is_curious_too():
+    spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
+    teacher = ObjectTeacher("t", spec.action, lambda obs: (obs[:, 0] > 0).astype(np.int64))
+    settings = replace(SETTINGS, teacher="t", teacher_leads=0.5, **ON)
+    agent = CuriousTaughtPPO(settings, spec, device=CPU, seed=0, total_steps=2000, teacher=teacher)
+    env = Episodes()
+    found, _ = learn(agent, env, env.reset(), 3)
+    assert {"train/teacher_loss", "train/rnd_loss", "train/rnd_value_loss"} <= found[-1].keys()
+    assert {"teaching", "curiosity", "novelties"} <= agent.state_dict().keys()
+    agent.load_state_dict(agent.state_dict())
+
+
+def told(agent, metrics):
+    curiosity = agent._curiosity
+    return {
+        "weights": curiosity.learner.network.weights.detach().numpy().copy(),
+        "target": curiosity._target.weights.detach().numpy().copy(),
+        "mean": curiosity._statistics.mean.numpy().copy(),
+        "square": curiosity._statistics.square.numpy().copy(),
+        "scale": curiosity.rewards.scale,
+        "policy": agent._learner.network.weights.detach().numpy().copy(),
+    }
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_ranks_are_curious_as_one_process_with_all_their_environments(normalize):
+    changes = {"minibatches": 1, "normalize_obs": normalize, "epochs": 3, **ON}
+    given = rows(2, 3)
+    whole = build(2 * ENVS, **changes)
+    truth = learned(whole, given, 0, 2 * ENVS, lambda agent, step: None, told)
+    for rank in together(2, one_rank, given, changes, told):
+        for theirs, ours in zip(rank, truth, strict=True):
+            for name, value in ours.items():
+                np.testing.assert_allclose(theirs[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    torch.manual_seed(0)
+    net = Novelty((3,), (5,), PLAIN).double()
+    x, y = (torch.randn(4, 3, dtype=torch.float64) for _ in range(2))
+    batch = NoveltyBatch(x, y, torch.randn(4, 5).double(), torch.randn(4).double())
+    names = [name for name, _ in net.named_parameters()]
+
+    def loss(*weights):
+        given = dict(zip(names, weights, strict=True))
+        return novelty_loss(lambda *o: torch.func.functional_call(net, given, o), batch).loss
+
+    weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
+    assert torch.autograd.gradcheck(loss, weights)
+
+
+def test_once_novelty_counts_for_nothing_nothing_is_done_for_it():
+    agent, env = build(total=200, **ON, rnd_fraction=0.5), Episodes()
+    found, _ = learn(agent, env, env.reset(), 4)
+    assert ["train/rnd_loss" in told for told in found] == [False, True, True, False]
+    assert agent.scalars()["train/rnd_coef"] == 0 and agent._novelties._count > 0
+
+
+def test_off_there_is_nothing_of_it():
+    agent = build()
+    assert type(agent).__name__ == "PPO" and not hasattr(agent, "_curiosity")

@@ -1,0 +1,61 @@
+"""Curious runs: cut in two or killed they end the same; off, nothing of it is built."""
+
+import pytest
+from opened import job
+from told_runs import in_one_and_in_two_parts
+
+from steadyrl.agents.rnd.agent import CuriousPPO
+from steadyrl.core.errors import SettingError
+from steadyrl.training.setup import build
+from tests.test_killed import PPO as KILLED
+from tests.test_killed import SHORT as KILLED_SHORT
+from tests.test_killed import hold_killed_against_whole
+
+PPO = (
+    "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
+    "agent.rollout_steps=32", "agent.epochs=2", "agent.minibatches=2", "agent.compile=false",
+    "agent.rnd_coef=1",
+)  # fmt: skip
+SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
+CURIOUS = {
+    "alone": (),
+    "with all": (
+        "agent.recurrent=gru", "agent.sequence_length=5", "agent.normalize_obs=true",
+        "agent.normalize_reward=true", "agent.value_norm=true", "agent.rnd_fraction=0.9",
+    ),
+    "taught": ("agent.teacher=pole_teacher:Pole", "agent.teacher_leads=0.5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CURIOUS)
+def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
+    told = job(tmp_path, *PPO, *CURIOUS[name], *SHORT, quick=False)
+    run, second, whole, parts = in_one_and_in_two_parts(told, 210)
+    assert parts == whole and "train/rnd_loss" in whole[-1][1]
+    assert second.summary.weights_sha256 == run.summary.weights_sha256
+
+
+def test_it_asks_for_the_memory_that_it_takes_and_the_plan_names_it(tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        "steadyrl.agents.rnd.rnd.require", lambda *what, **rest: asked.update([what])
+    )
+    with build(job(tmp_path, *PPO, *SHORT, quick=False)) as (_, agent):
+        assert isinstance(agent, CuriousPPO)
+        assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= asked["curiosity"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["agent.rnd_coef=-1", "agent.rnd_gamma=2", "agent.rnd_fraction=1.5"]
+)
+def test_what_makes_no_sense_is_refused(tmp_path, wrong):
+    with pytest.raises(SettingError, match="rnd_"):
+        job(tmp_path, *PPO, wrong, quick=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_kills_change_nothing(tmp_path, compiled):
+    more = ("agent.rnd_coef=1", f"agent.compile={compiled}")
+    fates = hold_killed_against_whole(tmp_path, (*KILLED_SHORT, *KILLED, *more), kills=2)
+    assert len(fates) >= 2

@@ -1,0 +1,65 @@
+"""docs/CONFIGURATION.md is what the code and the configuration say, and every key has a meaning."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOW = "run: python docs/configuration.py"
+
+
+@pytest.fixture(scope="module")
+def writer():
+    """Import the script from its place, which is no package."""
+    place = ROOT / "docs" / "configuration.py"
+    spec = importlib.util.spec_from_file_location("configuration_page", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_as_it_would_be_written(writer):
+    assert writer.PAGE.read_text() == writer.page(), HOW
+
+
+def test_every_key_of_the_types_stands_there_once_for_each_agent(writer):
+    known = {"": set(), "dqn": set(), "ppo": set()}
+    for heading, path, cls, prefix, inside in writer.sections():
+        for key in writer.keys(path):
+            known[heading.partition("`")[2].strip("`")].add(prefix + key.name)
+            assert inside + key.name in writer.hints(cls)
+    assert known[""] >= set(writer.hints(writer.RunSettings))
+    for name, algorithm in writer.ALGORITHMS.items():
+        assert known[name] | known[""] >= set(writer.hints(algorithm.settings, "agent."))
+
+
+def test_every_key_has_a_meaning(writer):
+    silent = [
+        f"{path.name}: {key.name}"
+        for _, path, *_ in writer.sections()
+        for key in writer.keys(path)
+        if len(key.meaning) < 8
+    ]
+    assert silent == []
+
+
+def test_comments_above_and_behind_are_read(writer, tmp_path):
+    (tmp_path / "some.yaml").write_text(
+        "defaults: [_self_]\n# Of nobody.\n\nbare: 1\n# Two\n# lines.\nabove: [1, 2]\n"
+        "group:  # not a key\n  behind: 3e-4  # at the # side\n  text: '#'\n"
+    )
+    found = {key.name: (key.default, key.meaning) for key in writer.keys(tmp_path / "some.yaml")}
+    assert found == {
+        "bare": (1, ""),
+        "above": ([1, 2], "Two lines."),
+        "group.behind": ("3e-4", "At the # side"),
+        "group.text": ("#", ""),
+    }
+    assert [writer.written(v) for v in ("3e-4", 100_000, None, True, "auto")] == [
+        "0.0003",
+        "100_000",
+        "null",
+        "true",
+        "auto",
+    ]

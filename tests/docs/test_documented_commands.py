@@ -1,0 +1,295 @@
+"""Every command that a page shows is done here as far as it is cheap, or says why it is not.
+
+By default, the README's training commands are composed, checked and accepted as the program does
+it, up to the training itself, and programs read their arguments. `-m slow` takes the commands of
+all pages, trains, and has the programs look at what came of it.
+"""
+
+import importlib.util
+import math
+import re
+import shutil
+import sys
+
+import pytest
+from documented import ROOT, commands, read, shown
+from opened import job
+from written_runs import write_run
+
+from steadyrl.command import PROGRAMS
+from steadyrl.envs.rendering.video import encoder_is_missing
+from steadyrl.loop import train
+from steadyrl.training.cli.main import main
+
+# What is not run here: how it begins, and why.
+NOT_RUN = {
+    r"python3 -m venv|\. .*activate|(.*/)?pip install": "tests/test_installed.py installs it",
+    r"\.venv/bin/python": "the same is shown without the directory",
+    r"(python -m )?pytest|ruff|mypy": "these are the checks themselves",
+    r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
+    r"steadyrl \w+$": "names a program only",
+    r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
+    r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
+    r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
+    r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
+    r"scripts/gpu_day.sh": "minutes; tests/scripts/test_gpu_day.py runs its reduced form",
+    r"python docs/configuration.py": "writes a page; tests/docs/test_configuration.py compares it",
+}
+# Hours, or nobody's time: that their arguments are read is enough here.
+LONG = ("benchmark.py", "soak.py", "tune.py", "population.py")
+SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100", "agent.compile=false")
+LITTLE = {
+    "dqn": ("total_steps=300", "agent.learning_starts=100", "agent.replay.capacity=2000"),
+    "ppo": ("total_steps=600", "agent.rollout_steps=16", "agent.batch_size=16", "agent.epochs=1"),
+    "both": ("total_steps=600",),
+}
+MINE = {
+    "my_package/__init__.py": "",
+    "my_package/envs.py": 'import gymnasium as gym\ngym.register("MyEnv-v0", '
+    '"gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)\n',
+    "my_package/wrappers.py": "import gymnasium as gym\nclass Mine(gym.Wrapper):\n"
+    "    def __init__(self, env, strength):\n        super().__init__(env)\n",
+    "my_package/teachers.py": "class Expert:\n    def act(self, obs):\n"
+    "        return (obs[:, 2] + obs[:, 3] > 0).astype(int)\n",
+    "my_module.py": 'import gymnasium as gym\ngym.register("Corridor-v0", '
+    '"gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)\n',
+}
+
+
+def why_not(command):
+    found = [why for how, why in NOT_RUN.items() if re.match(how, command.text)]
+    return found[0] if found else None
+
+
+HERE = [command for command in commands() if why_not(command) is None]
+
+
+def arguments_of(command):
+    """Return the name of the program that a command is for, and its arguments."""
+    program, *rest = command.words
+    if program == "python":
+        return rest[0].rpartition("/")[2], rest[1:]
+    if program != "steadyrl":
+        return program, rest
+    if rest[0] in PROGRAMS:
+        return f"{rest[0]}.py", rest[1:]
+    return "train.py", rest
+
+
+TRAINING = [command for command in HERE if arguments_of(command)[0] == "train.py"]
+LOOKING = [c for c in HERE if (ROOT / "scripts" / arguments_of(c)[0]).is_file()]
+named = pytest.mark.parametrize
+
+
+def quick_ones(commands):
+    """Mark as slow what no other page than the README shows, and sweeps, which others try."""
+    for command in commands:
+        quick = command.page == "README.md" and "-m" not in command.words
+        marks = () if quick else pytest.mark.slow
+        yield pytest.param(command, marks=marks, id=command.text)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """What was written of some runs, and what the reader has."""
+    folder = tmp_path_factory.mktemp("documented")
+    for name in ("before", "after", "false-1", "true-1", "false-3", "true-3"):
+        for seed in (1, 2):
+            series = {step: step / 50 + seed for step in (1_000, 2_000, 3_000)}
+            write_run(folder / "runs" / f"{name}-{seed}", series, seed=seed)
+    for path, text in MINE.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run as people have it."""
+    folder = tmp_path_factory.mktemp("trained")
+    few = ("total_steps=300", "eval.every=150", "eval.episodes=2", "agent.learning_starts=100")
+    train(job(folder, *few))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """Runs that a page has made before others learn from them."""
+    folder = tmp_path_factory.mktemp("taught")
+    few = ("agent=ppo", "device=cpu", "agent.rollout_steps=16", "total_steps=64", "eval.every=0")
+    for env, *names in (("lunarlander", "outputs/LunarLander-v3/ppo/run", "teacher"),
+                        ("cartpole", "small-teacher")):  # fmt: skip
+        for name in names:
+            train(job(folder, f"env={env}", *few, f"run_dir={folder / name}", quick=False))
+    return folder
+
+
+@pytest.fixture
+def there(written, tmp_path, monkeypatch):
+    """Stand in a directory with runs, where the reader's own packages are."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "outside_algorithm"))
+    yield tmp_path
+    for name in [n for n in sys.modules if n.split(".")[0] in ("my_package", "my_module")]:
+        del sys.modules[name]
+
+
+def test_pages_show_commands_of_all_programs():
+    programs = {arguments_of(command)[0] for command in HERE}
+    assert programs >= {"train.py", *LONG, *(f"{name}.py" for name in PROGRAMS)}
+    assert len(TRAINING) > 20
+    pages = {command.page for command in HERE}
+    assert pages >= {"README.md", "CONTRIBUTING.md", "ENVIRONMENTS.md", "WATCHING.md", "AGENTS.md"}
+
+
+def test_every_command_is_run_or_says_why_not():
+    unknown = [command for command in HERE if command not in [*TRAINING, *LOOKING]]
+    assert unknown == [], "run it here, or say in NOT_RUN why not"
+
+
+def test_every_reason_not_to_run_something_is_needed():
+    texts = [command.text for command in commands()]
+    assert [how for how in NOT_RUN if not any(re.match(how, text) for text in texts)] == []
+
+
+@named(
+    ("line", "words"),
+    [
+        ("python train.py -m seed=0,1     # one each", ["python", "train.py", "-m", "seed=0,1"]),
+        ("python train.py a='{b: c}'     the reader's own", ["python", "train.py", "a={b: c}"]),
+        ("taskset -c 0 python x.py RUN/policy", ["python", "x.py", "outputs/run/policy"]),
+        ("python train.py … run_dir=DIR", ["python", "train.py", "run_dir=outputs/another"]),
+        ("for n in 1 2", []),
+        (" do", []),
+        ("  python train.py x=$n y=no$n", ["python", "train.py", "x=3", "y=no$n"]),
+    ],
+)
+def test_lines_are_read_as_a_reader_does(line, words):
+    assert list(read(shown(line))) == words
+
+
+def call(monkeypatch, arguments, do):
+    """Run the training command; return the jobs that were accepted."""
+    accepted = []
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    try:
+        main(lambda job: accepted.append(job) or do(job))
+    except SystemExit as left:
+        assert not left.code
+    return accepted
+
+
+def skip_without_extras(capsys, command, failed):
+    said = capsys.readouterr().err
+    if "pip install" in said:
+        pytest.skip(said.strip())
+    pytest.fail(f"{command.page}: {command.text}: {said or failed}")
+
+
+@named("command", list(quick_ones(TRAINING)))
+def test_training_commands_are_accepted(there, monkeypatch, capsys, command):
+    _, arguments = arguments_of(command)
+    if any(text.startswith("seeds=") for text in arguments):
+        pytest.skip("whether all of them finished is looked at: trained below")
+    try:
+        accepted = call(monkeypatch, arguments, lambda job: 0.0)
+    except AssertionError as failed:
+        skip_without_extras(capsys, command, failed)
+    only_prints = {"--help", "--cfg"} & set(arguments)
+    assert bool(accepted) is not bool(only_prints)
+    assert capsys.readouterr().out if only_prints else True
+    if "-m" in arguments:
+        lists = [text.partition("=")[2].split(",") for text in arguments if "=" in text]
+        assert len(accepted) == math.prod(map(len, lists)) > 1
+
+
+@pytest.mark.slow
+@named("command", TRAINING, ids=lambda command: command.text)
+def test_training_commands_train(there, taught, monkeypatch, capsys, command):
+    _, arguments = arguments_of(command)
+    for run in taught.iterdir():
+        if f"run_dir={run.name}" not in arguments:
+            shutil.copytree(run, there / run.name, dirs_exist_ok=True)
+    if {"--help", "--cfg"} & set(arguments) or "agent.name=outside.a2c" in arguments:
+        pytest.skip("prints only, or is trained by tests/test_outside_algorithm.py")
+    agent = "ppo" if "agent=ppo" in arguments or "_ppo" in command.text else "dqn"
+    agent = "both" if "agent=dqn,ppo" in arguments or "_dqn,cartpole_ppo" in command.text else agent
+    try:
+        jobs = call(monkeypatch, [*arguments, *SHORT, *LITTLE[agent]], train)
+    except AssertionError as failed:
+        skip_without_extras(capsys, command, failed)
+    assert all((job.directory / "policy").is_dir() for job in jobs)
+
+
+def program(name):
+    """Import a program from its place, as `steadyrl` does."""
+    if name.removesuffix(".py") in PROGRAMS:
+        return importlib.import_module(f"steadyrl.training.cli.{name.removesuffix('.py')}")
+    place = ROOT / "scripts" / name
+    spec = importlib.util.spec_from_file_location(f"documented_{place.stem}", place)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatched = sys.modules.setdefault(spec.name, module)
+    spec.loader.exec_module(monkeypatched)
+    return monkeypatched
+
+
+class Read(BaseException):
+    """Stop a program once its arguments are read; what is an Exception, it would explain."""
+
+
+def only_read(monkeypatch):
+    """Let programs stop once they have read their arguments."""
+    from argparse import ArgumentParser
+
+    parse = ArgumentParser.parse_args
+
+    def reading(parser, arguments=None, namespace=None):
+        parse(parser, arguments, namespace)
+        raise Read
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", reading)
+
+
+@named("command", LOOKING, ids=lambda command: command.text)
+def test_programs_read_their_commands(there, monkeypatch, capsys, command):
+    name, arguments = arguments_of(command)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    only_read(monkeypatch)
+    try:
+        program(name).main()
+    except Read:
+        return
+    except SystemExit as left:  # --help
+        assert not left.code, capsys.readouterr().err
+    assert "--help" in arguments
+    assert "usage: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@named(
+    "command",
+    [c for c in LOOKING if arguments_of(c)[0] not in LONG],
+    ids=lambda command: command.text,
+)
+def test_programs_look_at_a_run_and_draw_and_film(there, trained, monkeypatch, capsys, command):
+    name, arguments = arguments_of(command)
+    if "--video" in arguments and encoder_is_missing():
+        pytest.skip("needs the extra video")
+    shutil.copytree(trained, there / "outputs" / "run")
+    for seed in (1, 2):  # what a sweep leaves, and what seeds=[1,2] does
+        for place in (f"outputs/sweeps/first/seed={seed}", f"runs/ppo/seed-{seed}"):
+            series = {step: step / 50 for step in (1_000, 2_000)}
+            write_run(there / place, series, seed=seed, rollout_return_mean=series)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    before = set(there.iterdir())
+    try:
+        program(name).main()
+    except SystemExit as left:
+        assert not left.code, capsys.readouterr().err
+    made = {path for path in there.iterdir() if path.is_file()} - before
+    if name == "plot.py" or "--video" in arguments:
+        assert made and all(path.stat().st_size > 1_000 for path in made)
+    else:
+        assert capsys.readouterr().out

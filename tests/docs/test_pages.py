@@ -1,0 +1,69 @@
+"""The pages say what there is: every tag is explained, every link leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+TAG = re.compile(r"(?:rollout|eval|train|time|buffer|memory)/[a-z][a-z_0-9]*")
+FLOORS = ("agents", "envs", "memory", "training")
+
+
+def sources():
+    return [path.read_text() for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
+
+
+def test_every_tag_is_explained_and_every_explained_tag_is_written():
+    rows = [
+        line.split("|")[1]
+        for line in (ROOT / "docs" / "METRICS.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    explained = {tag for row in rows for tag in re.findall(r"`([^`]+)`", row)}
+    code = "\n".join(sources())
+    written = {text for text in re.findall(r'"([^"\n]*)"', code) if TAG.fullmatch(text)}
+    assert len(written) > 25
+    assert sorted(written - explained) == []
+    # Some are put together from names: of the parts that hold memory, of what a loss reports.
+    names = set(re.findall(r"[a-z_]+", code))
+    made = {tag for tag in explained if tag.split("/")[1].removesuffix("_mb") in names}
+    assert sorted(explained - written - made) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\((?!https?://)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def compared(section):
+    """Return trainer, answer and what is said of it for every row of a comparison."""
+    rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows if row[0].strip() != "trainer"]
+
+
+def test_the_readme_compares_as_the_page_with_the_sources_does():
+    page = (ROOT / "docs" / "COMPARISON.md").read_text()
+    sections = dict(part.split("\n", 1) for part in re.split(r"^#+ ", page, flags=re.M)[1:])
+    readme = (ROOT / "README.md").read_text()
+    told = re.findall(r"^\| \[(.+?)\]\(docs/COMPARISON\.md#(\S+)\) \|(.+)\|$", readme, re.M)
+    assert len(told) == 12
+    for title, anchor, cells in told:
+        assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        answers = [cell.strip().replace("–", "not found") for cell in cells.split("|")]
+        assert answers == [answer for _, answer, _ in compared(sections[title])], title
+
+
+def test_what_others_have_is_said_with_its_source():
+    page = (ROOT / "docs" / "COMPARISON.md").read_text()
+    features = page.split("\n## Features\n")[1].split("\n## Speed\n")[0]
+    rows = [row for part in features.split("\n### ")[1:] for row in compared(part)]
+    assert len(rows) == 7 * 17
+    others = [row for row in rows if row[0] != "SteadyRL" and row[1] in ("yes", "in part")]
+    assert [row for row in others if "][" not in row[2]] == []
+    assert {answer for _, answer, _ in rows} == {"yes", "in part", "no", "not found"}
+    assert set(re.findall(r"\]\[([\w-]+)\]", page)) == set(
+        re.findall(r"^\[([\w-]+)\]: ", page, re.M)
+    )

@@ -1,0 +1,162 @@
+"""What an environment does wrong is said in a line, or ends the run naming it; on any backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from opened import job
+from toy_environments import settings
+
+from steadyrl.envs.backends.single_env import FIRST_STEPS, MOST_REMARKS, Remarks, check_first_steps
+from steadyrl.envs.factory import build_env
+from steadyrl.envs.registration import make_env
+from steadyrl.envs.types import EnvironmentFailedError
+from steadyrl.training.setup import open_run
+from tests.envs.backends.test_contract import CONFIGS, any_action, preset
+
+BACKENDS = ["sync", "async"]
+
+
+def odd(what, backend="sync", env_id="odd_envs:Odd-v0", **changes):
+    kwargs = {"odd": what, **changes.pop("kwargs", {})}
+    return settings(env_id, backend=backend, kwargs=kwargs, **changes)
+
+
+def play(config, steps=20):
+    with build_env(config, seed=0) as env:
+        env.reset()
+        for _ in range(steps):
+            env.step(np.zeros(config.num_envs, np.int64))
+
+
+ERRORS = {
+    "reset: no info": r"environment 0 .*reset\(\) returned a ndarray, not \(observation, info\)",
+    "reset: three values": r"reset\(\) returned 3 values",
+    "reset: info is a list": "`env.reset\\(\\)` was not a dictionary.*list",
+    "step: four values": r"step 0: step\(\) returned 4 values, not \(observation, reward, ",
+    "step: a list": r"step\(\) returned a list",
+    "step: info is none": "`info` returned by `step\\(\\)` must be a python dictionary.*None",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("env_id", ["odd_envs:Odd-v0", "odd_envs:OddBare-v0"])
+@pytest.mark.parametrize("what", ERRORS)
+def test_what_nobody_can_live_with_ends_the_run_at_once(what, env_id, backend, caplog):
+    with pytest.raises(EnvironmentFailedError, match=ERRORS[what]) as caught:
+        play(odd(what, backend, env_id, max_restarts=5, num_envs=2))
+    assert "\n" not in str(caught.value)
+    assert "built anew" not in caplog.text
+
+
+REMARKS = {
+    "reset: outside": "`reset()` method is not within the observation space",
+    "step: outside": "`step()` method is not within the observation space",
+    "step: doubles": "numpy array dtype to be float32, actual type: float64",
+    "step: whole flag": "`terminated` signal to be a boolean, actual type: <class 'int'>",
+    "reward: truth": "must be a float, int",
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", REMARKS)
+def test_what_we_can_live_with_is_said_once(what, backend, caplog):
+    play(odd(what, backend, num_envs=3))
+    said = [record.getMessage() for record in caplog.records]
+    assert REMARKS[what] in said[0]
+    assert len(set(said)) == len(said) <= 2  # doubles are outside the space, too
+    for line in said:
+        assert line.startswith(("odd_envs:Odd-v0: The ", "odd_envs:Odd-v0: Expects"))
+        assert line.isprintable()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("reward: text", "its reward is '3', a str, not a number"),
+        ("reward: array", r"its reward is array\(\[1., 1.\]\), a ndarray, not a number"),
+        ("reward: none", "its reward is None, a NoneType, not a number"),
+        ("reward: none, late", "step 12: TypeError: its reward is None"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_named(what, message, backend):
+    with pytest.raises(EnvironmentFailedError, match=message):
+        play(odd(what, backend))
+
+
+@pytest.mark.parametrize(("backend", "before"), [("sync", 1), ("async", 2)])  # one more describes
+@pytest.mark.parametrize("what", ["other shape", "other bounds", "other actions"])
+def test_an_environment_that_is_another_when_built_anew_ends_the_run(
+    what, backend, before, tmp_path
+):
+    kwargs = {"fuse": str(tmp_path / "fuse"), "before": before}
+    config = odd(what, backend, kwargs=kwargs, max_restarts=5)
+    match = r"environment 0 .*its spaces are .*, but they were Box\(-1"
+    with pytest.raises(EnvironmentFailedError, match=match):
+        play(config)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_environments_that_differ_from_each_other_are_refused(backend, tmp_path):
+    config = odd("other shape", backend, kwargs={"fuse": str(tmp_path / "fuse")}, num_envs=2)
+    with pytest.raises(EnvironmentFailedError, match="its spaces are"):
+        play(config, 0)
+
+
+@pytest.mark.parametrize("what", ["other shape", "other actions"])
+@pytest.mark.parametrize(("before", "purpose"), [(1, "training"), (2, "evaluation")])
+def test_environments_that_are_others_than_the_agent_is_for_are_refused(
+    what, before, purpose, tmp_path
+):
+    """The first one is asked what it offers, the second is trained on, the third evaluates."""
+    kwargs = f"++env.kwargs={{odd: {what}, fuse: {tmp_path}/fuse, before: {before}}}"
+    described = job(tmp_path, "env.id=odd_envs:Odd-v0", kwargs, "env.backend=sync")
+    with (
+        pytest.raises(EnvironmentFailedError, match=rf"for {purpose} is .*, but it was "),
+        open_run(described),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("env_id", ["odd_envs:Odd-v0", "odd_envs:OddBare-v0"])
+def test_the_checks_are_over_after_the_first_steps(env_id):
+    plain = make_env(odd("", env_id=env_id))
+    layers = str(plain)
+    said = []
+    env = check_first_steps(plain, said.append)
+    assert "_FirstSteps" in str(env)
+    env.reset(seed=0)
+    for _ in range(FIRST_STEPS + 1):
+        env.step(0)
+    env.unwrapped.odd = "step: outside"
+    env.step(0)
+    assert said == []
+    assert env_id.endswith("Bare-v0") or str(env) == layers
+
+
+def test_evaluation_says_nothing_again(caplog):
+    play(odd("step: outside").for_evaluation())
+    assert not caplog.records
+
+
+def test_remarks_are_bounded(caplog):
+    say = Remarks("Some-v0")
+    for number in range(3 * MOST_REMARKS):
+        say(f"the number is {number}")
+        say("")
+    assert len(caplog.records) == MOST_REMARKS
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(CONFIGS.glob("*.yaml"))])
+def test_nothing_is_remarked_about_presets(name, caplog):
+    config = preset(name)
+    if config.backend == "ale" or name == "atari":
+        pytest.skip("is not built one by one")
+    with build_env(config, seed=0, num_envs=1) as env:
+        rng = np.random.default_rng(0)
+        env.reset()
+        for _ in range(FIRST_STEPS + 2):
+            env.step(any_action(env.spec, rng))
+    assert [record.getMessage() for record in caplog.records] == []

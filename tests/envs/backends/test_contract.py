@@ -1,0 +1,110 @@
+"""Every preset keeps the promises of the timeline, on every backend that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from steadyrl.envs.factory import build_env, probe
+from steadyrl.envs.settings import EnvSettings
+from steadyrl.envs.types import BoxActions, DiscreteActions
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "env"
+MODULES = {"box2d": "Box2D", "mujoco": "mujoco", "minatar": "minatar", "atari": "ale_py"}
+# Presets that are run on more than their own backend; the others would only take time.
+BACKENDS = {
+    "cartpole": ("sync", "async", "kernel", "native"),
+    "frozenlake": ("sync", "async", "kernel"),
+    "pendulum": ("sync", "async", "kernel"),
+    "lunarlander": ("sync", "async"),
+    "hopper": ("sync", "async"),
+    "minatar_seaquest": ("sync", "async", "kernel"),
+    "atari": ("ale",),
+}
+
+
+def preset(name):
+    text = (CONFIGS / f"{name}.yaml").read_text()
+    for extra, module in MODULES.items():
+        if f"the extra {extra}" in text and find_spec(module) is None:
+            pytest.skip(f"needs the extra {extra}")
+    return EnvSettings(**yaml.safe_load(text))
+
+
+def cases():
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        for backend in BACKENDS.get(path.stem, ("sync",)):
+            yield path.stem, backend
+
+
+def any_action(spec, rng):
+    if isinstance(spec.action, BoxActions):
+        return rng.uniform(spec.action.low, spec.action.high, (spec.num_envs, len(spec.action.low)))
+    assert isinstance(spec.action, DiscreteActions)
+    return rng.integers(0, spec.action.n, spec.num_envs)
+
+
+def play(config, seed, rows):
+    """Return copies of all rows of a random player, checking each on the way."""
+    rng = np.random.default_rng(seed)
+    kept = []
+    with build_env(config, seed=seed, num_envs=2) as env:
+        spec = env.spec
+        obs = env.reset()
+        assert obs.shape == (2, *spec.observation_shape)
+        assert env.starts.tolist() == [True, True]
+        ended = np.zeros(2, bool)
+        for _ in range(rows):
+            before, shown = obs, obs.copy()
+            env.send(any_action(spec, rng))
+            step = env.receive()
+            obs = step.obs
+            np.testing.assert_array_equal(before, shown)
+            np.testing.assert_array_equal(env.observation, obs)
+            np.testing.assert_array_equal(env.starts, ~step.valid)
+            assert obs.shape == shown.shape
+            assert obs.dtype == spec.dtype
+            assert step.reward.dtype == np.float32
+            assert {a.dtype for a in step[2:5]} == {np.dtype(bool)}
+            assert not (ended & step.valid).any()
+            assert not (~step.valid & (step.terminated | step.truncated)).any()
+            assert (step.reward[~step.valid] == 0).all()
+            ended = step.terminated | step.truncated
+            kept.append([a.copy() for a in step[:5]])
+    return kept
+
+
+@pytest.mark.parametrize(("name", "backend"), list(cases()))
+def test_presets_keep_the_timeline(name, backend):
+    config = replace(preset(name), backend=backend)
+    rows = 30 if name == "carracing" else 150
+    first, again, other = play(config, 3, rows), play(config, 3, rows), play(config, 4, rows)
+    for one, two in zip(first, again, strict=True):
+        for a, b in zip(one, two, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert any((a[0] != b[0]).any() for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(CONFIGS.glob("*.yaml"))])
+def test_presets_are_what_the_probe_says(name):
+    config = preset(name)
+    told = probe(config)
+    assert (told.num_envs, told.frame_stack) == (config.num_envs, config.frame_stack)
+    with build_env(config, seed=0, num_envs=1) as env:
+        assert replace(told, num_envs=1) == env.spec
+
+
+def test_a_random_breakout_player_scores_as_published():
+    config = preset("minatar_breakout")
+    returns, rng = [], np.random.default_rng(0)
+    with build_env(config, seed=0, num_envs=4) as env:
+        env.reset()
+        while len(returns) < 1000:
+            step = env.step(any_action(env.spec, rng))
+            returns += [episode.return_ for episode in step.episodes]
+    assert np.mean(returns[:1000]) == pytest.approx(0.5, abs=0.05)

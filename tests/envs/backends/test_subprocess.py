@@ -1,0 +1,179 @@
+"""Processes come and go without a trace, and never outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from toy_environments import settings
+
+from steadyrl.envs.backends import worker_handle
+from steadyrl.envs.factory import build_env
+
+ZEROS = np.zeros(3, np.int64)
+
+
+def children():
+    return psutil.Process().children()
+
+
+def resources():
+    process = psutil.Process()
+    return process.num_fds(), process.num_threads(), len(process.children())
+
+
+def test_a_killed_process_is_replaced_and_nothing_is_left_behind():
+    config = settings(backend="async", num_envs=3, max_restarts=9)
+    build_env(config, seed=0).close()  # shared memory is kept for the next one
+    before = resources()
+    with build_env(config, seed=0) as env:
+        env.reset()
+        running = resources()
+        assert running[2] == before[2] + 3
+        for _ in range(6):
+            children()[-1].kill()
+            assert env.step(ZEROS).valid.tolist().count(False) >= 1
+            assert env.step(ZEROS).valid.any()
+            assert resources() == running
+    assert resources() == before
+
+
+def test_closing_ends_a_process_that_hangs(tmp_path):
+    kwargs = {"fault": "step:hang", "at": 1, "fuse": str(tmp_path / "fuse")}
+    config = settings("toy_environments:Faulty-v0", backend="async", num_envs=2, kwargs=kwargs)
+    others = set(children())  # a service that another test started
+    with build_env(config, seed=0) as env:
+        env.reset()
+        workers = set(children()) - others
+        env.send(np.zeros(2, np.int64))
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_ctrl_c_is_left_to_the_parent():
+    others = set(children())
+    with build_env(settings("CartPole-v1", backend="async", num_envs=3), seed=0) as env:
+        env.reset()
+        for worker in set(children()) - others:
+            worker.send_signal(signal.SIGINT)
+        for _ in range(20):
+            assert env.step(ZEROS).valid.any()
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import os, sys
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np, psutil
+    from toy_environments import settings
+    from steadyrl.envs.factory import build_env
+    kwargs = {"fault": "step:hang", "at": 1, "fuse": sys.argv[2], "times": 1}
+    config = settings("toy_environments:Faulty-v0", backend="async", num_envs=3, kwargs=kwargs)
+    env = build_env(config, seed=0)
+    env.reset()
+    env.send(np.zeros(3, np.int64))
+    print(*[child.pid for child in psutil.Process().children()], flush=True)
+    env.receive()
+    """
+)
+
+
+def test_no_orphan_is_left_when_the_parent_is_killed(tmp_path):
+    root = Path(__file__).parents[3]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(root / "tests" / "helpers"), str(tmp_path / "fuse")],
+        stdout=subprocess.PIPE,
+        cwd=root,
+    )
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 3
+    watched = [os.pidfd_open(pid) for pid in pids]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for fd in watched:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        assert poll.poll(2000), "a process outlived its parent by two seconds"
+        os.close(fd)
+
+
+def test_spawned_processes_give_the_same_rows(monkeypatch):
+    monkeypatch.setattr(worker_handle, "start_methods", lambda: ("spawn",))
+    with (
+        build_env(settings("CartPole-v1", backend="async"), seed=3) as one,
+        build_env(settings("CartPole-v1"), seed=3) as other,
+    ):
+        np.testing.assert_array_equal(one.reset(), other.reset())
+        for _ in range(30):
+            action = np.zeros(1, np.int64)
+            for a, b in zip(one.step(action), other.step(action), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_a_failing_fork_falls_back_to_spawn(monkeypatch, caplog):
+    def refuse():
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    with build_env(settings("CartPole-v1", backend="async"), seed=0) as env:
+        assert env.reset().shape == (1, 4)
+    assert "cannot fork" in caplog.text
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_rows_are_those_of_the_plain_loop(env_id):
+    rng = np.random.default_rng(0)
+    with (
+        build_env(settings(env_id, backend="async", num_envs=3, frame_stack=2), seed=1) as one,
+        build_env(settings(env_id, num_envs=3, frame_stack=2), seed=1) as other,
+    ):
+        np.testing.assert_array_equal(one.reset(), other.reset())
+        for _ in range(250):
+            action = rng.integers(0, 2, 3)
+            if env_id == "Pendulum-v1":
+                action = rng.normal(0, 2, (3, 1)).astype(np.float32)
+            one.send(action)
+            expected = other.step(action)
+            for a, b in zip(one.receive(), expected, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("kind", "send"),
+    [
+        ("discrete", lambda rng: rng.integers(0, 5, 3)),
+        ("multi discrete", lambda rng: rng.integers(0, 2, (3, 4))),
+        ("multi binary", lambda rng: rng.integers(0, 2, (3, 6), np.int8)),
+        ("box", lambda rng: rng.normal(0, 0.3, (3, 4)).astype(np.float32)),
+    ],
+)
+def test_actions_of_every_kind_arrive_as_they_do_in_the_plain_loop(kind, send):
+    config, rng = {"num_envs": 3, "kwargs": {"kind": kind}}, np.random.default_rng(0)
+    there = settings("toy_environments:Echo-v0", backend="async", **config)
+    here = settings("toy_environments:Echo-v0", **config)
+    with build_env(there, seed=0) as one, build_env(here, seed=0) as other:
+        one.reset()
+        other.reset()
+        for _ in range(70):  # more than are replayed at once
+            action = send(rng)
+            obs = one.step(action).obs
+            assert obs.any()
+            np.testing.assert_array_equal(obs, other.step(action).obs)
+        one.load_state_dict(one.state_dict())
+        assert one.step(action).valid.all()
+
+
+def test_what_starts_beside_a_working_gpu_is_not_forked_from_it(monkeypatch):
+    assert worker_handle.start_methods()[0] == "fork"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert worker_handle.start_methods() == ("spawn",)

@@ -1,0 +1,295 @@
+"""Kernels make the rows of the environments they stand for, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from numba import njit
+from own_kernels import COUNTED
+from toy_environments import settings
+
+from steadyrl.core.errors import SettingError
+from steadyrl.core.jit import compiled
+from steadyrl.envs.backends.kernel import KernelBackend
+from steadyrl.envs.factory import build_env, choose_backend, probe
+from steadyrl.envs.kernels import sources as kernel_sources
+from steadyrl.envs.kernels.state import Outcome
+from steadyrl.envs.types import BoxActions, EnvironmentFailedError
+
+ENVS = 3
+FALLING = ("CartPole", "CartPole, other rewards", "CartPole, endless")  # long before their limit
+UNENDING = (  # but for their limit
+    "Pendulum",
+    "Pendulum, light",
+    "Freeway",
+    "choices from 5 on",
+    "a table of actions",
+    "an action without axes",
+)
+CASES = {
+    "CartPole": ("CartPole-v1", {}),
+    "CartPole, other rewards": ("CartPole-v1", {"sutton_barto_reward": True}),
+    "CartPole, short": ("CartPole-v0", {"max_episode_steps": 12}),
+    "CartPole, endless": ("CartPole-v1", {"max_episode_steps": -1}),
+    "Acrobot": ("Acrobot-v1", {}),
+    "MountainCar": ("MountainCar-v0", {"max_episode_steps": 90}),
+    "MountainCar, fast": ("MountainCar-v0", {"goal_velocity": 0.01}),
+    "MountainCarContinuous": ("MountainCarContinuous-v0", {"max_episode_steps": 500}),
+    "MountainCarContinuous, fast": (
+        "MountainCarContinuous-v0",
+        {"goal_velocity": 0.02, "max_episode_steps": 500},
+    ),
+    "Pendulum": ("Pendulum-v1", {}),
+    "Pendulum, light": ("Pendulum-v1", {"g": 9.81}),
+    "FrozenLake": ("FrozenLake-v1", {}),
+    "FrozenLake, own": (
+        "FrozenLake-v1",
+        {
+            "desc": ["SFFF", "SHFG", "FFHF"],
+            "success_rate": 0.75,
+            "reward_schedule": [3, -1.5, 0.25],
+        },
+    ),
+    "FrozenLake, large": ("FrozenLake8x8-v1", {"is_slippery": False}),
+    "CliffWalking": ("CliffWalking-v1", {"max_episode_steps": 300}),
+    "CliffWalking, slippery": ("CliffWalkingSlippery-v1", {"max_episode_steps": 300}),
+    "Taxi": ("Taxi-v4", {}),
+    "Taxi, rainy": ("Taxi-v4", {"is_rainy": True, "rainy_probability": 0.6}),
+    "Asterix": ("MinAtar/Asterix-v0", {}),
+    "Breakout": ("MinAtar/Breakout-v1", {"use_minimal_action_set": False}),
+    "Freeway": ("MinAtar/Freeway-v1", {"max_episode_steps": 600}),
+    "Seaquest": ("MinAtar/Seaquest-v1", {"sticky_action_prob": 0.3}),
+    "SpaceInvaders": ("MinAtar/SpaceInvaders-v1", {}),
+    "SpaceInvaders, even": ("MinAtar/SpaceInvaders-v0", {"difficulty_ramping": False}),
+    "an own one": (COUNTED, {"length": 0}),
+    "choices from 5 on": ("own_kernels:Chosen-v0", {"first": 5}),
+    "a table of actions": ("own_kernels:Reached-v0", {}),
+    "an action without axes": ("own_kernels:Reached-v0", {"shape": ()}),
+}
+
+
+def config(case, backend, **changes):
+    env_id, kwargs = CASES[case]
+    if env_id.startswith("MinAtar/"):
+        pytest.importorskip("minatar")
+    return settings(env_id, backend=backend, kwargs=kwargs, **{"num_envs": ENVS, **changes})
+
+
+class Player:
+    """Draw actions [N, …], some out of bounds; every other while they mostly stay what they were.
+
+    A car that is pushed one way for long comes up the mountain.
+    """
+
+    def __init__(self, spec):
+        self._spec, self._rng, self._row, self._action = spec, np.random.default_rng(0), 0, None
+
+    def __call__(self):
+        drawn, self._row = self._draw(), self._row + 1
+        if self._action is None:
+            self._action = drawn
+        keep = 0.97 if self._row // 250 % 2 else 0.0
+        fresh = self._rng.random(self._spec.num_envs) >= keep
+        self._action = self._action.copy()
+        self._action[fresh] = drawn[fresh]
+        return self._action
+
+    def _draw(self):
+        spec = self._spec
+        if isinstance(spec.action, BoxActions):
+            shape = (spec.num_envs, len(spec.action.low))
+            return (self._rng.uniform(-1.5, 1.5, shape) * spec.action.high).astype(np.float32)
+        return self._rng.integers(0, spec.action.n, spec.num_envs)
+
+
+def lockstep(case, rows):
+    """Play a kernel and what it stands for; return how many episodes ended in which way."""
+    with (
+        build_env(config(case, "kernel"), seed=5) as ours,
+        build_env(config(case, "sync"), seed=5) as theirs,
+    ):
+        assert ours.spec == theirs.spec == probe(config(case, "kernel"))
+        np.testing.assert_array_equal(ours.reset(), theirs.reset())
+        player, terminated, truncated = Player(ours.spec), 0, 0
+        for row in range(rows):
+            action = player()
+            step, expected = ours.step(action), theirs.step(action)
+            for array, other in zip(step[:5], expected[:5], strict=True):
+                assert array.tobytes() == other.tobytes(), (row, array, other)
+            assert step.episodes == expected.episodes
+            terminated += int(step.terminated.sum())
+            truncated += int(step.truncated.sum())
+    return terminated, truncated
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_does_what_the_environment_does(case):
+    assert sum(lockstep(case, rows=700)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_does_what_the_environment_does_for_100_000_steps(case):
+    terminated, truncated = lockstep(case, rows=-(-100_000 // ENVS))
+    assert (terminated > 0) is (case not in UNENDING)
+    env_id, kwargs = CASES[case]
+    limited = gym.spec(env_id.rpartition(":")[2]).max_episode_steps or kwargs.get(
+        "max_episode_steps"
+    )
+    assert truncated > 0 or not limited or case in FALLING
+
+
+@njit
+def stretch(step, sim, action, made):
+    """Make as many rows as there are actions [T, N] in one compiled call."""
+    for t in range(len(action)):
+        flags = made.terminated[t], made.truncated[t], made.valid[t]
+        step(sim, action[t], Outcome(made.obs[t], made.reward[t], flags[0], flags[1], flags[2]))
+
+
+def test_a_kernel_is_called_from_compiled_code():
+    """A whole stretch of rows in one call is what the backend makes row by row."""
+    rows = 50
+    with (
+        build_env(config("CartPole", "kernel"), seed=3) as env,
+        contextlib.closing(KernelBackend(config("CartPole", "kernel"), seed=3)) as backend,
+    ):
+        action = np.random.default_rng(0).integers(0, 2, (rows, ENVS))
+        expected = [env.reset().copy()]
+        made = Outcome(
+            np.zeros((rows + 1, ENVS, 4), np.float32),
+            np.zeros((rows + 1, ENVS), np.float32),
+            *(np.zeros((rows + 1, ENVS), np.bool_) for _ in range(3)),
+        )
+        stretch(backend.kernel.step, backend.sim, np.concatenate([action[:1], action]), made)
+        expected += [env.step(each).obs.copy() for each in action]
+    np.testing.assert_array_equal(made.obs, expected)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "changes", "reason"),
+    [
+        ("Blackjack-v1", {}, "backend=kernel: Blackjack-v1 has no kernel; use sync"),
+        (
+            "CartPole-v1",
+            {"kwargs": {"render_mode": "rgb_array"}},
+            "kwargs.render_mode=rgb_array: the",
+        ),
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": 1.5}}, "must be a positive whole number"),
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": -2}}, "must be a positive whole number"),
+        ("CartPole-v1", {"kwargs": {"max_episode_steps": 0}}, "must be a positive whole number"),
+        (COUNTED, {"kwargs": {"height": 3}}, "kwargs.height=3: the kernel of own_kernels"),
+        ("CartPole-v1", {"info_metrics": ("x",)}, "info_metrics=.'x'.: kernels report no numbers"),
+    ],
+)
+def test_what_a_kernel_cannot_do_is_refused(env_id, changes, reason):
+    wanted = settings(env_id, backend="kernel", **changes)
+    for build in (probe, lambda config: build_env(config, seed=0)):
+        with pytest.raises(SettingError, match=reason) as refused:
+            build(wanted)
+        assert "\n" not in str(refused.value)
+
+
+def test_what_a_kernel_cannot_do_another_backend_does():
+    other = settings("CartPole-v1", backend="auto", kwargs={"render_mode": "rgb_array"})
+    assert choose_backend(other)[0] == "sync"
+    fickle = settings("Taxi-v4", backend="auto", kwargs={"fickle_passenger": True})
+    assert choose_backend(fickle)[0] == "sync"
+    drawn = settings("FrozenLake-v1", backend="auto", kwargs={"map_name": None})
+    assert choose_backend(drawn)[0] == "sync"
+    assert choose_backend(settings("CartPole-v1", backend="auto", info_metrics=("x",)))[0] == "sync"
+
+
+def test_who_registers_something_else_under_an_id_gets_that(monkeypatch):
+    spec = copy.copy(gym.spec("CartPole-v1"))
+    spec.entry_point = "gymnasium.envs.classic_control.acrobot:AcrobotEnv"
+    monkeypatch.setitem(gym.registry, "CartPole-v1", spec)
+    with build_env(settings("CartPole-v1", backend="kernel"), seed=0) as env:
+        assert env.spec.frame_shape == (6,)
+    spec.entry_point = "elsewhere:CartPoleEnv"
+    assert choose_backend(settings("CartPole-v1", backend="auto"))[0] == "sync"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module"),
+    [
+        ("CartPole-v1", "gymnasium.envs.classic_control.cartpole"),
+        ("FrozenLake-v1", "gymnasium.envs.toy_text.utils"),
+        ("MinAtar/Breakout-v1", "minatar.environments.breakout"),
+    ],
+)
+def test_an_environment_that_is_another_than_the_kernels_is_no_kernel(
+    env_id, module, tmp_path, monkeypatch
+):
+    """As a newer release, or somebody's change to what is installed, makes it."""
+    if module.startswith("minatar"):
+        pytest.importorskip("minatar")
+    assert choose_backend(settings(env_id, backend="auto"))[0] == "kernel"
+    changed, source_of = tmp_path / "changed.py", kernel_sources.source_of
+    changed.write_text(source_of(module).read_text() + "\n# of another release\n")
+    monkeypatch.setattr(
+        kernel_sources, "source_of", lambda name: changed if name == module else source_of(name)
+    )
+    name, why = choose_backend(settings(env_id, backend="auto"))
+    assert name == "sync"
+    assert why.endswith(f"was made after other code than the installed {module}")
+    assert "\n" not in why
+    with pytest.raises(SettingError, match=f"installed {module}; use env.backend=sync"):
+        choose_backend(settings(env_id, backend="kernel"))
+
+
+@pytest.mark.parametrize("action", [-1, 2])
+def test_an_action_that_is_none_stops_the_run(action):
+    with build_env(config("CartPole", "kernel"), seed=0) as env:
+        env.reset()
+        with pytest.raises(EnvironmentFailedError, match="lie outside 0…1"):
+            env.step(np.array([0, action, 0]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("sync", "kernel"), ("native", "kernel"), ("kernel", "sync")]
+)
+def test_what_another_backend_saved_starts_new_episodes(before, after, caplog):
+    """A choice of `auto` that falls differently later does not lose the run."""
+    zeros = np.zeros(ENVS, np.int64)
+    with (
+        build_env(config("CartPole", before), seed=0) as one,
+        build_env(config("CartPole", after), seed=1) as other,
+    ):
+        one.reset()
+        one.step(zeros)
+        other.load_state_dict(one.state_dict())
+        assert "cannot be continued" in caplog.text
+        assert not other.step(zeros).valid.any()
+        assert other.step(zeros).valid.all()
+
+
+def test_what_cannot_be_kept_is_compiled_all_the_same():
+    assert compiled(eval("lambda number: number + 1"))(2) == 3  # from no file
+
+
+def test_an_own_kernel_is_an_ordinary_environment_too():
+    env = gym.make(COUNTED, length=2)
+    first, _ = env.reset(seed=3)
+    again, _ = env.reset(seed=3)
+    np.testing.assert_array_equal(first, again)
+    assert env.observation_space.contains(first)
+    assert [env.step(1)[1:4] for _ in range(2)] == [(1.0, False, False), (2.0, True, False)]
+    assert (env.reset()[0] != first).any()  # without a seed its generator goes on
+
+
+def test_the_example_of_the_page_is_a_kernel(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "KERNELS.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(example.splitlines()) <= 40
+    (tmp_path / "my_module.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(CASES, "the page's", ("my_module:Corridor-v0", {"length": 4}))
+    terminated, truncated = lockstep("the page's", rows=700)
+    assert terminated > truncated > 0

@@ -1,0 +1,270 @@
+"""Settings become environments, or a refusal that says what to do; always fast."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from toy_environments import Counter, CounterVector, settings
+
+from steadyrl.core.errors import SettingError
+from steadyrl.envs import factory
+from steadyrl.envs import registration as making
+from steadyrl.envs.factory import build_env, choose_backend, probe
+from steadyrl.envs.registration import PROVIDERS
+
+
+@pytest.mark.parametrize(
+    ("env_id", "hint"),
+    [
+        ("CartPol-v1", "did you mean CartPole-v1"),
+        ("CartPole-v7", "did you mean CartPole-v1"),
+        ("cartpole-v1", "did you mean CartPole-v1"),
+        ("Pendulum", "did you mean Pendulum-v1"),
+        ("LunarLander-v2", "did you mean LunarLander-v3"),
+        ("QQQQQQQQ-v0", "is the package that brings it installed"),
+        ("no_such_module_here:Env-v0", "cannot import no_such_module_here"),
+    ],
+)
+def test_an_unknown_environment_is_refused_with_the_nearest(env_id, hint):
+    with pytest.raises(SettingError, match=hint) as caught:
+        probe(settings(env_id))
+    assert (caught.value.field, caught.value.value) == ("id", env_id)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch):
+    monkeypatch.setitem(PROVIDERS, "Toy/", ("no_such_module_here", "toys"))
+    with pytest.raises(SettingError, match=r'pip install -e "\.\[toys\]"'):
+        probe(settings("Toy/Thing-v0"))
+
+
+@pytest.mark.parametrize(("env_id", "extra"), [("LunarLander-v3", "box2d"), ("Ant-v5", "mujoco")])
+def test_a_missing_engine_names_its_extra(monkeypatch, env_id, extra):
+    engines = ("Box2D", "mujoco", "gymnasium.envs.box2d", "gymnasium.envs.mujoco")
+    for name in [*engines, *(name for name in sys.modules if name.startswith(engines))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SettingError, match=rf'pip install -e "\.\[{extra}\]"'):
+        probe(settings(env_id))
+
+
+def test_an_unknown_keyword_is_refused():
+    with pytest.raises(SettingError, match="CartPole-v1 takes no such keyword") as caught:
+        probe(settings("CartPole-v1", kwargs={"sutton": True}))
+    assert caught.value.field == "kwargs.sutton"
+
+
+def test_keywords_reach_the_environment():
+    assert probe(settings("FrozenLake-v1", kwargs={"map_name": "8x8"})).frame_shape == (64,)
+
+
+def test_a_constructor_that_fails_is_a_refusal():
+    with pytest.raises(SettingError, match="no more of me"):
+        probe(settings(kwargs={"fail_at_build": 0}))
+
+
+def test_native_where_there_is_none_is_refused():
+    with pytest.raises(SettingError, match="no vector environment of its own"):
+        probe(settings("Acrobot-v1", backend="native"))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "num_envs", "backend"),
+    [
+        ("CartPole-v1", 1, "kernel"),
+        ("CartPole-v1", 8, "kernel"),
+        ("Blackjack-v1", 1, "sync"),
+        ("toy_environments:Counter-v0", 1, "sync"),
+        ("toy_environments:Counter-v0", 8, "native"),
+    ],
+)
+def test_auto_chooses_by_rule_and_says_so(env_id, num_envs, backend, caplog):
+    caplog.set_level("INFO", "steadyrl")
+    config = settings(env_id, backend="auto", num_envs=num_envs)
+    probe(config)
+    assert not caplog.text
+    build_env(config, seed=0).close()
+    assert f"training: backend {backend} for {num_envs} x {env_id}" in caplog.text
+
+
+@pytest.mark.parametrize(("seconds", "backend"), [(1e-5, "sync"), (1e-3, "async")])
+def test_auto_uses_processes_only_for_steps_dearer_than_a_round_trip(seconds, backend, monkeypatch):
+    monkeypatch.setattr(factory, "step_seconds", lambda _: seconds)
+    monkeypatch.setattr(factory, "usable_cores", lambda: 2)
+    chosen = choose_backend(settings("Blackjack-v1", backend="auto", num_envs=4))
+    assert chosen == (backend, f"a step takes {seconds * 1e6:,.0f} µs")
+    assert choose_backend(settings("Blackjack-v1", backend="auto"))[0] == "sync"
+
+
+def test_the_trial_measures_steps_not_resets():
+    assert 0 < factory.step_seconds(settings("CartPole-v1")) < 0.1
+
+
+def test_a_trial_that_fails_leaves_the_fault_to_the_backend():
+    config = settings(backend="auto", num_envs=2, kwargs={"fail_at_reset": 1})
+    assert choose_backend(config)[0] == "sync"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_envs", 0), ("frame_stack", 0), ("frame_stack", 1_001), ("step_timeout", 0.0),
+     ("step_timeout", float("nan")), ("max_restarts", -1), ("id", ""), ("num_envs", 10**9),
+     ("step_timeout", 1e300), ("max_restarts", 10**18), ("frame_stack", 10**6)],
+)  # fmt: skip
+def test_settings_are_checked(field, value):
+    with pytest.raises(SettingError) as caught:
+        settings(**{"env_id" if field == "id" else field: value})
+    assert caught.value.field == field
+
+
+def test_a_refusal_does_not_wait_for_torch():
+    code = (
+        "import sys, steadyrl.envs.factory\n"
+        "from steadyrl.envs.settings import EnvSettings as S\n"
+        "steadyrl.envs.factory.probe(S(id='CartPole-v1', num_envs=1, backend='auto',\n"
+        "  frame_stack=1,\n"
+        "  kwargs={}, wrappers=(), action_masks='auto', image_axes='auto', image_range=None,\n"
+        "  info_metrics=(), step_timeout=1.0, max_restarts=0))\n"
+        "assert 'torch' not in sys.modules and 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("kwargs", [{1: 2}, {"id": 3}, {"num_envs": 3}, {"a b": 1}])
+def test_keywords_that_are_none_are_refused(kwargs):
+    (key,) = kwargs
+    with pytest.raises(SettingError) as caught:
+        probe(settings("CartPole-v1", kwargs=kwargs))
+    assert caught.value.field == f"kwargs.{key}"
+
+
+@pytest.mark.parametrize(
+    "env_id", [":b", ":", "::", "..:X", ".x:X", "a b:X", "CartPole-v1:", "a..b:X"]
+)
+def test_what_is_no_module_before_the_colon_is_refused(env_id):
+    with pytest.raises(SettingError, match="before the colon stands a module"):
+        probe(settings(env_id))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = 1\ny = x / 0\n", r"ZeroDivisionError: division by zero \(.*broken.py, line 2\)"),
+        ("\ndef f(:\n", r"SyntaxError: [^(]* \(/[^(]*broken.py, line 2\)$"),
+        ("import no_such_module_here", "No module named 'no_such_module_here' .*broken.py, line 1"),
+        ("import sys\nsys.exit(0)", "SystemExit: 0 .*broken.py, line 2"),
+        ("\nimport also_broken", r"ValueError: oh \(.*also_broken.py, line 2\)"),
+    ],
+)
+def test_a_module_that_breaks_is_named_with_file_and_line(tmp_path, monkeypatch, text, reason):
+    (tmp_path / "broken.py").write_text(text)
+    (tmp_path / "also_broken.py").write_text("\nraise ValueError('oh')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises(SettingError, match=reason) as caught:
+        probe(settings("broken:X-v0"))
+    assert "\n" not in str(caught.value)
+
+
+def test_auto_takes_no_batch_that_does_not_do_what_single_environments_do():
+    class SameStep(CounterVector):
+        metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    gym.register("SameStep-v0", Counter, vector_entry_point=SameStep)
+    assert choose_backend(settings("SameStep-v0", backend="auto", num_envs=8))[0] != "native"
+    with pytest.raises(SettingError, match="does not reset on the step after"):
+        probe(settings("SameStep-v0", backend="native", num_envs=8))
+
+
+@pytest.mark.parametrize("limit", [-1, None, 7])
+def test_a_batch_has_the_limit_of_single_environments(limit):
+    """Balanced by hand, a pole stands for longer than any limit but none."""
+    config = settings(
+        "CartPole-v1", backend="native", num_envs=2, kwargs={"max_episode_steps": limit}
+    )
+    lengths = []
+    with build_env(config, seed=0) as env:
+        obs = env.reset()
+        for _ in range(600):
+            leaning = obs @ np.array([0.05, 0.2, 1.0, 1.0])
+            step = env.step((leaning > 0).astype(np.int64))
+            obs = step.obs
+            lengths += [episode.length for episode in step.episodes]
+    expected = {-1: set(), None: {500}, 7: {7}}
+    assert set(lengths) == expected[limit]
+
+
+def test_limits_that_are_none_are_refused():
+    with pytest.raises(SettingError, match=r"kwargs\.max_episode_steps=0: must be a positive"):
+        probe(settings("CartPole-v1", backend="native", kwargs={"max_episode_steps": 0}))
+
+
+def test_a_batch_alone_is_enough_for_native():
+    gym.register("OnlyBatch-v0", vector_entry_point=CounterVector)
+    assert probe(settings("OnlyBatch-v0", backend="native")).frame_shape == (3,)
+    with pytest.raises(SettingError, match="takes no such keyword"):
+        probe(settings("CartPole-v1", backend="native", kwargs={"nope": 1}))
+
+
+def test_minatars_ids_are_what_it_registers_itself():
+    pytest.importorskip("minatar")
+    making.register_provider("minatar")
+    ours = {name: spec for name, spec in gym.registry.items() if name.startswith("MinAtar/")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are there already
+        importlib.import_module("minatar.gym").register_envs()
+    assert len(ours) == 10
+    for name, spec in ours.items():
+        assert gym.registry[name] == spec
+
+
+def test_a_kernel_of_minatar_does_without_what_it_draws_with():
+    pytest.importorskip("minatar")
+    code = """
+import sys
+from toy_environments import settings
+from steadyrl.envs.factory import build_env, probe
+config = settings("MinAtar/Breakout-v1", backend="auto")
+probe(config)
+with build_env(config, seed=0) as env:
+    env.reset()
+sys.exit("minatar" in sys.modules or "seaborn" in sys.modules)
+"""
+    root = Path(__file__).parents[2]
+    folders = os.pathsep.join((str(root / "tests" / "helpers"), str(root)))
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": folders})
+
+
+@pytest.mark.parametrize("game", making.MINATAR_GAMES)
+def test_a_kernel_of_minatar_says_of_itself_what_the_game_does(game):
+    pytest.importorskip("minatar")
+    found = [probe(settings(f"MinAtar/{game}-v1", backend=name)) for name in ("kernel", "sync")]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "reason"),
+    [
+        ("Wrapped", {}, "additional_wrappers"),
+        ("Picky", {"length": 3}, "takes no such keyword"),
+        ("Picky", {"harm": "key"}, "KeyError: 'a level'"),
+        ("Picky", {"harm": "exit"}, "SystemExit: 3"),
+    ],
+)
+def test_what_cannot_be_made_as_one_batch_is_made_one_by_one(monkeypatch, name, kwargs, reason):
+    monkeypatch.setattr(factory, "usable_cores", lambda: 1)
+    config = settings(f"toy_environments:{name}-v0", kwargs=kwargs, backend="auto", num_envs=10)
+    chosen, why = choose_backend(config)
+    assert chosen == "sync"
+    assert "as one batch they cannot be made" in why and reason in why
+    with build_env(config, seed=0) as env:
+        env.reset()
+        assert env.step(np.zeros(10, np.int64)).valid.all()

@@ -1,0 +1,82 @@
+"""The commands that the pages show, as a shell would read them."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+INLINE = re.compile(r"`((?:python|steadyrl|pytest|tensorboard) [^`]+)`")
+SHELL = ("bash", "sh")
+# In a block that is no shell's, what begins so is a command all the same.
+PROGRAMS = ("python", "python3", "pip", "steadyrl", "tensorboard", "pytest", "ruff", "mypy")
+# What the pages leave to the reader.
+PLACEHOLDERS = {
+    "RUN": "outputs/run",
+    "DIR": "outputs/another",
+    "<preset>": "cartpole_dqn",
+    "<name>": "cartpole",
+    "<seed>": "0",
+    "$seed": "0",
+    "$n": "3",
+    "$p": "true",
+    "$coef": "1",
+    "<run>": "run",
+    '"$@"': "agent=ppo",
+}
+
+
+class Command(NamedTuple):
+    """One command of a page: its program and its arguments."""
+
+    page: str
+    words: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What a reader would type."""
+        return shlex.join(self.words)
+
+
+def pages():
+    """Return every page, the README first."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands():
+    """Return every command of every page once, with the first page that has it."""
+    found = {}
+    for page in pages():
+        for line in lines(page.read_text()):
+            for part in re.split(r"&&|;", shown(line)):
+                words = read(part)
+                if words:
+                    found.setdefault(words, page.name)
+    return [Command(page, words) for words, page in found.items()]
+
+
+def lines(text):
+    """Yield the command lines of a page, in its blocks and in its sentences."""
+    for language, body in BLOCK.findall(text):
+        for line in re.sub(r"\\\n\s*", "", body).splitlines():
+            if language in SHELL or (not language and line.startswith(PROGRAMS)):
+                yield line
+    for inside in INLINE.findall(BLOCK.sub("", text)):
+        yield " ".join(inside.split())
+
+
+def shown(line):
+    """Return a line without the remark beside it."""
+    return re.split(r"\s+# |\s{3,}", line.strip())[0]
+
+
+def read(text):
+    """Return the words of one command, without loops and what is said before it."""
+    text = re.sub(r"^(\s*(do|done|for \w+ in [^;]*)(?=\s|$))+\s*", "", text)
+    for placeholder, value in PLACEHOLDERS.items():
+        text = re.sub(rf"(?<![\w.]){re.escape(placeholder)}(?![\w.])", value, text)
+    words = [word for word in shlex.split(text) if word != "…"]
+    while words and (words[0] in ("taskset", "-c", "0") or re.match(r"[A-Z_]+=", words[0])):
+        del words[0]
+    return tuple(words)

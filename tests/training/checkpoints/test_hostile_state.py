@@ -1,0 +1,172 @@
+"""Checkpoints whose hashes are right and whose contents are not: refused, or harmless."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from opened import job
+from safetensors.torch import load_file, save_file
+
+from steadyrl.core.errors import NonFiniteError
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.manifest import CheckpointError, entry_of, saved_below, seal
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.policies.policy import facts_of
+from steadyrl.training.setup import build
+from tests.training.run.test_run_state import Lines, opened
+
+DQN = ("total_steps=300", "eval.every=0", "agent.replay.prioritized=true", "env.num_envs=2",
+       "agent.replay.capacity=200", "checkpoint.keep=1")  # fmt: skip
+PPO = ("agent=ppo", "env=cartpole", "agent.rollout_steps=64", "agent.minibatches=2", "device=cpu",
+       "agent.normalize_obs=true", "agent.compile=false", "agent.hidden=[8]", "total_steps=300",
+       "env.num_envs=2", "eval.every=0", "checkpoint.keep=1")  # fmt: skip
+VALUES: list[Any] = [
+    None, True, -1, 10**30, 1e308, "x" * 1000, [], [[]], {}, {"$number": "nan"},
+    {"$tensor": "none"}, "${oc.env:HOME}", "os.system", -(2**63),
+]  # fmt: skip
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in inside:
+        if isinstance(item, dict | list) and item and "$tensor" not in item:
+            yield from leaves(item, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def put(value: Any, path: tuple[Any, ...], item: Any) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    value[path[-1]] = item
+
+
+def sealed(path: Path, name: str) -> None:
+    """Give a changed file a hash that fits, as somebody with bad intentions would."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = entry_of((path / name).read_bytes())
+    manifest["sha256"] = seal(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@contextmanager
+def resumable(folder: Path, chosen: tuple[str, ...], quick: bool) -> Iterator[tuple[Saver, Path]]:
+    """Yield who resumes a finished run, and its checkpoint."""
+    logging.getLogger("steadyrl").propagate = False
+    train(job(folder, *chosen, quick=quick))
+    again = job(folder, *chosen, "resume=auto", quick=quick)
+    with build(again) as (env, agent):
+        facts = facts_of(again.config, env.spec, agent)
+        saver = Saver(again.settings.run.checkpoint, folder / "run", facts)
+        saver.attach(opened(again, agent, Lines()), env, agent)
+        [saved] = saved_below(folder / "run" / "checkpoints")
+        yield saver, saved.path
+
+
+def outcome(saver: Saver) -> str:
+    try:
+        saver.resume()
+    except CheckpointError as error:
+        assert str(error).isprintable()
+        return "refused"
+    except NonFiniteError:
+        return "refused"
+    return "taken"
+
+
+def hold_documents(folder: Path, chosen: tuple[str, ...], quick: bool, count: int) -> list[str]:
+    generator, outcomes = random.Random(0), []
+    with resumable(folder, chosen, quick) as (saver, path):
+        assert outcome(saver) == "taken"
+        whole = folder / "whole"
+        shutil.copytree(path, whole)
+        found = [
+            (name, each)
+            for name in ("run.json", "env.json", "agent.json", "replay.json")
+            if (path / name).exists()
+            for each in leaves(json.loads((path / name).read_text()))
+        ]
+        for name, each in generator.sample(found, min(count, len(found))):
+            document = json.loads((path / name).read_text())
+            put(document, each, generator.choice(VALUES))
+            (path / name).write_text(json.dumps(document))
+            sealed(path, name)
+            outcomes.append(outcome(saver))
+            shutil.rmtree(path)
+            shutil.copytree(whole, path)
+        assert outcome(saver) == "taken"
+    return outcomes
+
+
+@pytest.mark.parametrize(("chosen", "quick"), [(DQN, True), (PPO, False)], ids=["dqn", "ppo"])
+def test_values_that_are_none_of_ours(tmp_path: Path, chosen: tuple[str, ...], quick: bool) -> None:
+    outcomes = hold_documents(tmp_path, chosen, quick, 30)
+    assert set(outcomes) == {"refused", "taken"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("chosen", "quick"), [(DQN, True), (PPO, False)], ids=["dqn", "ppo"])
+def test_every_value_that_is_none_of_ours(
+    tmp_path: Path, chosen: tuple[str, ...], quick: bool
+) -> None:
+    assert hold_documents(tmp_path, chosen, quick, 10_000)
+
+
+def test_cursors_that_lead_out_of_the_replay_are_refused(tmp_path: Path) -> None:
+    with resumable(tmp_path, DQN, quick=True) as (saver, path):
+        tensors = load_file(path / "replay.safetensors")
+        for name in [key for key in tensors if key.startswith("timeline.")]:
+            if name.endswith("flags"):
+                continue
+            for value in (-1, 10**9):
+                spoiled = dict(tensors)
+                spoiled[name] = torch.full_like(tensors[name], value)
+                save_file(spoiled, path / "replay.safetensors")
+                sealed(path, "replay.safetensors")
+                assert outcome(saver) == "refused", name
+
+
+def test_a_checkpoint_of_another_network_is_refused_with_all_that_differs(tmp_path: Path) -> None:
+    with resumable(tmp_path, DQN, quick=True) as (saver, path):
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["facts"] |= {"agent": "ppo", "weights": {"w": [1]}}
+        manifest["sha256"] = seal(manifest)
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match="agent is ppo there and dqn here; weights is"):
+            saver.resume()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"total_steps": "${oc.env:HOME}"}, "no value but a reference"),
+        ({"env": {"id": "os:system"}}, "imports a module"),
+        ({"agent": {"name": "os.system"}}, "cannot be used"),
+        ({"seed": -1}, "cannot be used"),
+        ({"unheard_of": 1}, "cannot be used"),
+        ({"env": "CartPole-v1"}, "cannot be used"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_is_none_is_refused_before_anything_else(
+    tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
+    train(job(tmp_path, *DQN, "total_steps=50"))
+    [saved] = saved_below(tmp_path / "run" / "checkpoints")
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    config = manifest["facts"]["config"]
+    for key, value in changed.items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    manifest["sha256"] = seal(manifest)
+    (saved.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=reason):
+        job(tmp_path, f"resume={tmp_path / 'run'}", quick=False)

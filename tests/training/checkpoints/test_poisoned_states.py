@@ -1,0 +1,242 @@
+"""A value that cannot be is refused with 3, or nothing that is learned depends on it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from poison import CASES, COMMON, Poison, Poisoned, poisons, some_of_each
+
+from steadyrl.agents.engine.cpu.network import Convolution, HostNetwork, Layer
+from steadyrl.agents.engine.cpu.policy import q_on_host
+from steadyrl.agents.networks.q_network import QNetwork
+from steadyrl.core.saved import numpy_generator, set_numpy_generator, torch_generator
+from steadyrl.core.state import give
+from steadyrl.envs.backends.kernel import KernelBackend
+from steadyrl.envs.kernels.kernel import Kernel
+from steadyrl.envs.settings import EnvSettings
+from tests.training.checkpoints.test_hostile_state import outcome, resumable
+
+IN_PROCESS = (
+    *(each for each in COMMON if not each.startswith(("resume", "checkpoint.keep"))),
+    "checkpoint.keep=1",
+)
+OF_EACH = 2  # values for every leaf, branch and tensor of a checkpoint
+PLACES = {  # whole numbers of a kernel's state: in which column, and what is beyond its range
+    "FrozenLake-v1": [(0, 16), (0, 1_000_000), (0, -1)],
+    "CliffWalking-v1": [(0, 48)],
+    "Taxi-v4": [(0, 500)],
+    "MinAtar/Breakout-v1": [(1, 10), (1, 10**6), (2, -1), (3, 4), (4, 10), (8, 2), (0, 6)],
+    "MinAtar/Asterix-v1": [(1, 10), (2, 0), (2, 9), (10, -2)],
+    "MinAtar/Freeway-v1": [(1, 10), (4, 10), (6, 6)],
+    "MinAtar/Seaquest-v1": [(1, 10), (2, 9), (13, 9), (17, 9), (18, 11), (19, -1)],
+    "MinAtar/SpaceInvaders-v1": [(1, 10), (1, 2**62), (7, 2)],
+}
+
+
+def settings(env_id: str) -> EnvSettings:
+    nothing: dict[str, Any] = {"kwargs": {}, "wrappers": (), "info_metrics": ()}
+    return EnvSettings(
+        id=env_id,
+        num_envs=2,
+        frame_stack=1,
+        backend="kernel",
+        action_masks="auto",
+        image_axes="auto",
+        image_range=None,
+        step_timeout=60.0,
+        max_restarts=0,
+        **nothing,
+    )
+
+
+def restored(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Restore two environments in the middle of an episode, once their state is changed.
+
+    Their numbers are the least that they can be: no code is compiled for that.
+    """
+    if env_id.startswith("MinAtar"):
+        pytest.importorskip("minatar")
+    backend = KernelBackend(settings(env_id), seed=1)
+    state = give(backend.snapshot()) | {"episode": [3, 4], "over": [False, False]}
+    simulation = state["simulation"]
+    for kind, ranges in (("wholes", "whole_ranges"), ("reals", "real_ranges")):
+        limits = torch.tensor(getattr(backend.kernel, ranges), dtype=simulation[kind].dtype)
+        if len(limits):
+            simulation[kind].clamp_(*limits.T)
+    change(simulation)
+    backend.restore(state, [None, None], backend.rows()[0])
+
+
+@pytest.mark.parametrize("env_id", PLACES)
+def test_a_kernels_number_beyond_its_range_is_refused_by_name(env_id: str) -> None:
+    restored(env_id, lambda simulation: None)
+    for column, value in PLACES[env_id]:
+
+        def change(simulation: dict[str, torch.Tensor]) -> None:
+            simulation["wholes"][1, column] = value  # noqa: B023 - called at once
+
+        with pytest.raises(ValueError, match=rf"wholes: number {column} of environment 1 is"):
+            restored(env_id, change)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e20])
+def test_a_kernels_real_number_that_is_none_is_refused(env_id: str, value: float) -> None:
+    with pytest.raises(ValueError, match="reals"):
+        restored(env_id, lambda simulation: simulation["reals"][0, 1].fill_(value))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MinAtar/Breakout-v1"])
+@pytest.mark.parametrize(("place", "value"), [(-1, 2**40), (-1, -1), (-2, 2**40)])
+def test_a_kernels_generator_that_is_none_is_refused(env_id: str, place: int, value: int) -> None:
+    with pytest.raises(ValueError, match="generators"):
+        restored(env_id, lambda simulation: simulation["generators"][0, place].fill_(value))
+
+
+@pytest.mark.parametrize("value", [-1, 10**6])
+def test_steps_of_an_episode_beyond_its_limit_are_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="elapsed"):
+        restored("CartPole-v1", lambda simulation: simulation["elapsed"].fill_(value))
+
+
+@pytest.mark.parametrize("env_id", PLACES)
+def test_every_whole_number_of_our_kernels_has_a_range(env_id: str) -> None:
+    if env_id.startswith("MinAtar"):
+        pytest.importorskip("minatar")
+    kernel = KernelBackend(settings(env_id), seed=1).kernel
+    assert all(most - least < 2**33 for least, most in kernel.whole_ranges)
+
+
+def test_a_kernel_whose_range_is_empty_is_refused() -> None:
+    from gymnasium import spaces
+
+    with pytest.raises(ValueError, match="cannot be 3 to 2"):
+        Kernel(print, (1,), spaces.Discrete(2), wholes=((3, 2),))
+
+
+def test_a_generator_of_torchs_that_reads_beyond_its_words_is_refused() -> None:
+    generator = torch.Generator().manual_seed(0)
+    torch.rand(1000, generator=generator)
+    state = generator.get_state()
+    torch_generator(state, state)
+    wrong = state.clone()
+    wrong[8:12] = torch.tensor([112, 2, 0, 0])  # 624 words are left: one by one each place may be
+    with pytest.raises(ValueError, match="left after"):
+        torch_generator(wrong, state)
+    with pytest.raises(ValueError, match="saved as"):
+        torch_generator(state.long(), state)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("has_uint32", 2),
+        ("uinteger", 2**32),
+        ("bit_generator", "MT19937"),
+        ("state", {}),
+        ("uinteger", -1),
+    ],
+)
+def test_a_generator_of_numpys_that_is_none_is_refused(key: str, value: object) -> None:
+    generator = np.random.Generator(np.random.PCG64(0))
+    state = dict(generator.bit_generator.state)
+    assert numpy_generator(state) == state
+    with pytest.raises(ValueError):
+        set_numpy_generator(generator, state | {key: value})
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Layer(floats(4, 8), floats(8)), Layer(floats(9, 2), floats(2))],
+        [Layer(floats(4, 8), floats(7))],
+        [Layer(floats(4, 8), floats(8), norm=(floats(7), floats(8)))],
+        [Convolution(floats(2, 1, 3, 3), floats(3), (5, 5)), Layer(floats(18, 2), floats(2))],
+        [Convolution(floats(2, 1, 6, 3), floats(2), (5, 5))],
+        [Convolution(floats(2, 1, 3, 3), floats(2), (5, 5)), Layer(floats(17, 2), floats(2))],
+    ],
+)
+def test_layers_that_do_not_fit_one_another_are_refused(layers: list[Layer | Convolution]) -> None:
+    with pytest.raises(ValueError, match="layer"):
+        HostNetwork(layers, "relu")
+
+
+def test_inputs_of_another_size_are_refused() -> None:
+    network = HostNetwork([Layer(floats(4, 8), floats(8))], "relu")
+    with pytest.raises(ValueError, match="4 inputs was given 3"):
+        network(floats(2, 3))
+
+
+@pytest.mark.parametrize("change", [{"stride": (2, 2)}, {"padding": (1, 1)}, {"dilation": (2, 2)}])
+def test_a_convolution_with_strides_or_margins_is_left_to_torch(change: dict[str, object]) -> None:
+    network = QNetwork((4, 10, 10), "uint8", 3, (8,), False)
+    convolutions = [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
+    assert q_on_host(network) is not None and len(convolutions) == 1
+    for name, value in change.items():
+        setattr(convolutions[0], name, value)
+    assert q_on_host(network) is None
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_some_values_that_cannot_be(tmp_path: Path, name: str) -> None:
+    with resumable(tmp_path, (*CASES[name], *IN_PROCESS), quick=False) as (saver, path):
+        whole = {each.name: each.read_bytes() for each in path.iterdir()}
+        outcomes = Counter()
+        for poison in random.Random(0).sample(poisons(path), 100):
+            poison.spoil(path)
+            outcomes[outcome(saver)] += 1
+            for each, content in whole.items():
+                (path / each).write_bytes(content)
+        assert outcome(saver) == "taken"
+    assert outcomes["refused"] > 80 and sum(outcomes.values()) == 100
+
+
+def named(found: list[Poison], *words: str) -> list[Poison]:
+    return [each for each in found if all(word in str(each) for word in words)]
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_a_run_ends_with_3_where_a_value_would_hang_or_lead_it_astray(
+    tmp_path: Path, name: str
+) -> None:
+    poisoned = Poisoned(tmp_path, name)
+    assert poisoned.end(None) == "same", poisoned.said()
+    some = [
+        *named(poisoned.poisons, "run.json: steps", "nan"),
+        *named(poisoned.poisons, "env.json: backend.episode.0", "= -1"),
+        *named(poisoned.poisons, "env.safetensors", "frames", "others"),
+        *named(poisoned.poisons, "adam.step", "one -1"),
+    ]
+    assert len(some) >= 4
+    for poison in some:
+        assert poisoned.end(poison) == "refused", f"{poison}: {poisoned.said()}"
+        assert "Traceback" not in poisoned.said()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_value_that_cannot_be(tmp_path: Path, name: str) -> None:
+    if "image" in name or "memory" in name:
+        pytest.importorskip("minatar")
+    poisoned = Poisoned(tmp_path, name)
+    assert poisoned.end(None) == "same", poisoned.said()
+    outcomes, wrong = Counter(), []
+    some = some_of_each(poisoned.poisons, OF_EACH)
+    for poison in some:
+        found = poisoned.end(poison)
+        outcomes[found] += 1
+        if found not in ("same", "refused"):
+            wrong.append(f"{found}: {poison}: {poisoned.said()}")
+    print(f"{name}: {len(some)} poisoned states: {dict(outcomes)}")
+    assert not wrong, "\n".join(wrong[:20])

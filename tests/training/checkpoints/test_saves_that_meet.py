@@ -1,0 +1,135 @@
+"""A save that comes while another one is written, and one that a changed setting asks for."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from forked_ranks import start, together
+from opened import job
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "buffers"))
+
+from places import make_replay
+from traffic import Scene, Traffic
+
+import steadyrl.training.checkpoints.replay_blocks
+from steadyrl.agents.learner.comm import World
+from steadyrl.core.files import Files
+from steadyrl.loop import train
+from steadyrl.training.checkpoints.manifest import checked_facts, manifest_of, saved_below
+from steadyrl.training.checkpoints.run_directory import read_summary
+from steadyrl.training.checkpoints.saver import Saver
+from steadyrl.training.config.settings import CheckpointSettings
+from steadyrl.training.distributed.comm import Ranks
+from steadyrl.training.distributed.saver import RankCheckpoints
+from steadyrl.training.setup import open_run
+from tests.training.checkpoints.test_replay_blocks import Weightless, feed
+
+KEEP_ONE = CheckpointSettings(every=1, seconds=0, keep=1, replay=True)
+
+
+class Held(Files):
+    """A disk that answers, from the second directory on, once it is let."""
+
+    def __init__(self) -> None:
+        self.made, self.asked, self.answers = 0, threading.Event(), threading.Event()
+
+    def make_directory(self, path: Path) -> None:
+        self.made += path.name.startswith(".writing")
+        if self.made == 2:
+            self.asked.set()
+            self.answers.wait()
+        super().make_directory(path)
+
+
+def test_two_saves_that_meet_are_both_written_where_one_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "BLOCK_BYTES", 300)
+    scene, disk = Scene(), Held()
+    replay, _ = make_replay("host", scene, 200, 1, 0.9, False)
+    traffic = Traffic(scene, 0)
+    replay.start(traffic.first())
+    feed(replay, list(traffic.rows(100)))
+    saver = Saver(KEEP_ONE, tmp_path, {}, files=disk)
+    agent = Weightless(replay)
+    saver.attach(agent, agent, agent)  # type: ignore[arg-type]
+    saver.save(1, None)
+    saver.checkpoints.wait()
+    saver.save(2, None)  # which removes the first one when it is whole
+    disk.asked.wait()
+    threading.Timer(0.05, disk.answers.set).start()
+    saver.save(3, None)  # as an evaluation that is the best so far asks for
+    saver.checkpoints.wait()
+    assert [saved.step for saved in saved_below(tmp_path / "checkpoints")] == [3]
+    assert "cannot be written" not in caplog.text
+
+
+def newest_known(world: World, folder: str) -> tuple[str | None, bool]:
+    """Save three times where one is kept; return what this rank would link blocks from."""
+    assert isinstance(world, Ranks)
+    checkpoints = RankCheckpoints(Path(folder), world, keep=1, files=Files())
+    prefix = f"rank{world.rank:04d}-" if world.rank else ""
+    for step in (1, 2, 3):
+        checkpoints.settle()
+        checkpoints.save(step, [(f"{prefix}run", {"steps": step})], {})
+    checkpoints.settle()
+    last = checkpoints.last
+    return (last and last.name), bool(last and last.is_dir())
+
+
+def test_every_rank_links_from_the_checkpoint_that_stays(tmp_path: Path) -> None:
+    assert together(2, newest_known, str(tmp_path)) == [("step-000000000003", True)] * 2
+
+
+SAVED = ("resume=auto", "checkpoint.seconds=1000", "eval.every=0", "total_steps=400")
+
+
+def test_changed_settings_are_saved_before_anything_is_done_with_them(tmp_path: Path) -> None:
+    train(job(tmp_path, *SAVED))
+    longer = (*SAVED, "total_steps=900")
+    with suppress(SystemExit), open_run(job(tmp_path, *longer)) as (run, *_):
+        assert run.steps == 400
+        run._instruments.saver.checkpoints.wait()
+        raise SystemExit  # no step was made, and the run is killed
+    found = job(tmp_path, f"resume={tmp_path / 'run'}", quick=False)
+    assert found.settings.run.total_steps == 900
+    assert found.continues == ()
+    # The same state twice takes the place of no other one.
+    assert [saved.step for saved in saved_below(tmp_path / "run" / "checkpoints")] == [400, 400, 0]
+    train(job(tmp_path, "resume=auto", quick=False))
+    summary = read_summary(tmp_path / "run")
+    assert (summary["status"], summary["steps"]) == ("finished", 900)
+
+
+def test_changed_settings_of_ranks_are_saved_at_once_too(tmp_path: Path) -> None:
+    for total in ("400", "600"):
+        ranks = start(tmp_path, 2, "run_dir=run", *SAVED, f"total_steps={total}")
+        outputs = [rank.communicate() for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    saved = saved_below(tmp_path / "run" / "checkpoints")
+    assert saved[0].step >= 600 and saved[1].path.name.endswith("-2")
+    found = [manifest_of(each.path) for each in saved]
+    assert [each["facts"]["config"]["total_steps"] for each in found] == [600, 600]
+    assert found[0]["files"].keys() == found[1]["files"].keys()
+    assert checked_facts(saved[1].path)["ranks"] == 2
+
+
+def test_settings_that_stayed_are_not_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    monkeypatch.setattr(Saver, "save", lambda self, step, score: saved.append(step))
+    saver = Saver(KEEP_ONE, tmp_path, {})
+    saver.go_on((), 7)
+    saver.go_on(("run_dir=/a (not /b: a continued run stays where it is)",), 7)
+    assert saved == []
+    saver.go_on(("total_steps=9 (was 8)",), 7)
+    assert saved == [7]
+    never = CheckpointSettings(every=0, seconds=0, keep=1, replay=True)
+    Saver(never, tmp_path, {}).go_on(("total_steps=9 (was 8)",), 7)
+    assert saved == [7]

@@ -1,0 +1,128 @@
+"""Looking at saves from the command line, and taking policies elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from opened import job
+from safetensors import safe_open
+
+from steadyrl.agents.registry import finished_policy
+from steadyrl.loop import train
+from steadyrl.training.cli.checkpoint import main
+from steadyrl.training.policies.policy import agent_settings, deciding, read_policy, spec_of
+
+PPO = ("agent=ppo", "env=pendulum", "agent.rollout_steps=16", "agent.minibatches=2",
+       "total_steps=64", "eval.every=32", "eval.episodes=1", "eval.max_episode_steps=20",
+       "agent.normalize_obs=true", "agent.compile=false", "agent.hidden=[8]", "device=cpu",
+       "env.num_envs=2")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dqn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dqn")
+    train(job(folder, "total_steps=300", "eval.every=150", "checkpoint.every=100"))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ppo")
+    train(job(folder, *PPO, quick=False))
+    return folder / "run"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    main([str(each) for each in arguments])
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 3) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(each) for each in arguments])
+    assert ended.value.code == code
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_list_show_and_verify_say_what_there_is(
+    dqn: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = printed(capsys, "list", dqn)
+    assert "| step-000000000300 | 300 |" in listed
+    assert "| policy-best |" in listed
+    shown = printed(capsys, "show", dqn)
+    assert 'agent: "dqn"' in shown
+    assert "config.agent.hidden: [16]" in shown
+    assert set(printed(capsys, "verify", dqn).split()[1::2]) == {"whole"}
+    assert printed(capsys, "verify", dqn / "policy") == "policy: whole\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+@pytest.mark.parametrize("command", ["list", "show", "verify"])
+def test_an_answer_that_cannot_be_printed_is_refused_in_a_line(dqn: Path, command: str) -> None:
+    program = Path(__file__).parents[3] / "scripts" / "checkpoint.py"
+    with open("/dev/full", "w") as full:
+        told = [sys.executable, str(program), command, str(dqn)]
+        done = subprocess.run(told, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: stdout: cannot be written to: No space left on device\n"
+
+
+def test_damage_is_found_and_so_is_nothing(
+    dqn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(dqn, tmp_path / "run")
+    (run / "policy" / "policy.safetensors").write_bytes(b"")
+    assert "1 of what it holds" in refused(capsys, "verify", run)
+    assert "has 0 bytes" in refused(capsys, "export", run, "--out", tmp_path / "x")
+    assert "neither checkpoints nor a policy" in refused(capsys, "list", tmp_path)
+    assert "there is no such run" in refused(capsys, "list", tmp_path / "nothing")
+    assert "there is no such run" in refused(capsys, "list", tmp_path / ("x" * 300))
+    (run / "policy" / "manifest.json").write_text("{}")
+    assert "is damaged" in printed(capsys, "list", run)
+
+
+@pytest.mark.parametrize("run", ["dqn", "ppo"])
+def test_a_policy_becomes_one_file(
+    run: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = request.getfixturevalue(run)
+    out = tmp_path / "policy.safetensors"
+    assert str(out) in printed(capsys, "export", directory, "--best", "--out", out)
+    with safe_open(out, "pt") as file:
+        about = {key: json.loads(value) for key, value in file.metadata().items()}
+        weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    spec = spec_of(about["spec"])
+    settings = agent_settings(about["config"])
+    actor = finished_policy(settings, spec, weights, device=torch.device("cpu"))
+    obs = np.random.default_rng(0).normal(size=(5, *spec.observation_shape)).astype(spec.dtype)
+    one = actor.act(obs, np.zeros(5, bool)).action
+    module, _ = deciding(read_policy(directory, best=True))
+    assert torch.allclose(module(torch.from_numpy(obs)).double(), one.double(), atol=1e-5)
+    assert "exists already" in refused(capsys, "export", directory, "--out", out, code=2)
+
+
+@pytest.mark.parametrize("run", ["dqn", "ppo"])
+def test_onnx_decides_the_same_or_names_what_is_missing(
+    run: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy.onnx"
+    command = ("export", request.getfixturevalue(run), "--onnx", out)
+    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
+        assert "pip install onnx" in refused(capsys, *command, code=2)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert "decides the same" in printed(capsys, *command)
+        assert [path.name for path in tmp_path.iterdir()] == ["policy.onnx"]

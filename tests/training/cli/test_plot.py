@@ -1,0 +1,250 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import written_runs
+from command import environment
+from matplotlib import colormaps, colors
+
+from steadyrl.training.analysis.curves import aggregate
+from steadyrl.training.analysis.estimates import interquartile_mean
+from steadyrl.training.cli.plot import COLOURS, main
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_band_holds_the_mean_of_the_steps_that_all_cover():
+    curve = aggregate({"a": {1: 1.0, 2: 4.0}, "b": {1: 3.0, 2: 4.0, 3: 9.0}})
+    assert curve.x.tolist() == [1, 2]
+    assert curve.centre.tolist() == [2.0, 4.0]
+    # Two runs, one degree of freedom: Student's 12.706 for a normal's 1.96, half of the variance.
+    wide = 12.706 / 1.96 * np.sqrt(2)
+    np.testing.assert_allclose(curve.low, [2 - wide, 4.0], rtol=1e-3)
+    np.testing.assert_allclose(curve.high, [2 + wide, 4.0], rtol=1e-3)
+
+
+def test_one_run_has_no_interval():
+    curve = aggregate({"a": {1: 5.0}})
+    assert curve.low == curve.high == curve.centre == 5.0
+
+
+def test_the_interquartile_mean_is_not_moved_by_one_wild_seed():
+    runs = {str(seed): {10: float(seed), 20: 2.0} for seed in range(5)}
+    runs["4"][10] = 1e6
+    assert aggregate(runs, interquartile_mean).centre.tolist() == [2.0, 2.0]
+
+
+def write_run(folder: Path, series: dict[int, float], *, broken: tuple[str, ...] = ()) -> None:
+    folder.mkdir()
+    lines = [json.dumps({"step": s, "eval/return_mean": v}) for s, v in series.items()]
+    lines[1:1] = broken
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def plot(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "scripts/plot.py", *arguments, "--out", str(folder / "p.png")],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+
+
+def rising(seed: int, evaluations: int = 6) -> dict[int, float]:
+    """Evaluations of a run with several environments: each a few steps past the multiple."""
+    random = np.random.default_rng(seed)
+    steps = [5_000 * k + int(random.integers(0, 8)) for k in range(1, evaluations + 1)]
+    return {step: step / 100 + seed for step in steps}
+
+
+def test_evaluations_that_miss_each_other_by_a_few_steps_are_one_point():
+    runs = {str(seed): rising(seed) for seed in range(6)}
+    curve = aggregate(runs)
+    assert len(curve.x) == 6 and curve.runs == 6 and not curve.left_out
+    np.testing.assert_allclose(curve.x, 5_000 * np.arange(1, 7), atol=7)
+    # Each run is its step / 100 + its seed, so the mean is that of the steps + 2.5.
+    np.testing.assert_allclose(curve.centre, curve.x / 100 + 2.5, atol=0.1)
+
+
+def test_steps_that_all_share_are_taken_as_they_are_however_uneven():
+    values = {1: 5.0, 2: 7.0, 3: 1.0, 1_000: 4.0, 9_000: 8.0}
+    curve = aggregate({"a": values, "b": {step: v + 2 for step, v in values.items()}})
+    assert curve.x.tolist() == list(values)
+    np.testing.assert_allclose(curve.centre, [v + 1 for v in values.values()])
+
+
+def test_steps_of_another_rhythm_are_interpolated():
+    coarse = {step: float(step) for step in range(100, 1_100, 100)}
+    fine = {step: 3.0 * step for step in range(130, 1_000, 30)}
+    curve = aggregate({"coarse": coarse, "fine": fine})
+    assert len(curve.x) >= 25
+    inside = (curve.x >= 130) & (curve.x <= 990)
+    np.testing.assert_allclose(curve.centre[inside], 2.0 * curve.x[inside])
+
+
+def test_where_the_shorter_run_ends_the_curve_ends_and_the_rest_is_named():
+    runs = {"a": rising(0, 6), "b": rising(1, 9)}
+    curve = aggregate(runs)
+    assert curve.runs == 2 and len(curve.x) == 6
+    end = max(runs["a"])
+    assert curve.left_out == [f"3 points of 1 runs after step {end:,}, where a ends"]
+
+
+def test_a_run_that_died_early_is_left_out_so_that_the_end_is_the_end():
+    runs = {"a": rising(0, 10), "b": rising(1, 10), "died": rising(2, 3)}
+    curve = aggregate(runs)
+    assert curve.runs == 2 and len(curve.x) == 10
+    assert curve.left_out == [
+        f"died, which ends at step {max(runs['died']):,} of {max(max(r) for r in runs.values()):,}"
+    ]
+
+
+def test_two_groups_of_six_are_drawn_to_their_end(tmp_path):
+    for group, lift in (("a", 0), ("b", 50)):
+        for seed in range(6):
+            series = {step: value + lift for step, value in rising(seed + lift).items()}
+            broken = ("{",) if seed == 3 else ()
+            write_run(tmp_path / f"{group}-{seed}", series, broken=broken)
+    (tmp_path / "b-empty").mkdir()
+    done = plot(tmp_path, f"first={tmp_path}/a-*", f"second={tmp_path}/b-*")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| first")]
+    assert rows[0][2].strip() == "6"
+    assert float(rows[0][4].split("[")[0]) == pytest.approx(300 + 2.5, abs=0.2)
+    assert abs(int(rows[0][5].replace(",", "")) - 30_003) < 5
+    assert done.stderr.splitlines() == [
+        "first: left out 1 lines of a-3 that cannot be read",
+        "second: left out 1 lines of b-3 that cannot be read",
+        "second: left out b-empty, which has no metrics.jsonl",
+    ]
+
+
+def test_the_command_draws_and_prints(tmp_path):
+    for group, value in (("a", 1.0), ("b", 2.0)):
+        for seed in range(3):
+            write_run(tmp_path / f"{group}-{seed}", {10: value + seed})
+    done = plot(tmp_path, f"first={tmp_path}/a-*", f"second={tmp_path}/b-*")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "p.png").stat().st_size > 5000
+    assert "| second | 3 | 3.0 |" in done.stdout
+    refused = plot(tmp_path, "x=/nowhere-*")
+    assert refused.returncode == 2
+    assert "no run directory matches" in refused.stderr
+    untagged = plot(tmp_path, f"x={tmp_path}/a-*", "--tag", "eval/nothing")
+    assert untagged.returncode == 2
+    assert "a-0, which has no eval/nothing" in untagged.stderr
+
+
+def test_two_curves_of_ten_seeds_with_eight_environments_hold_every_seed(tmp_path, capsys):
+    """Eight environments never log at the same steps: once the grid kept one seed of ten."""
+    for rate in (0.001, 0.01):
+        for seed in range(10):
+            series = {step: v + 1000 * rate for step, v in rising(seed, 8).items()}
+            written_runs.write_run(tmp_path / f"{rate}-{seed}", series, rate=rate, seed=seed)
+    main([str(tmp_path), "--out", str(tmp_path / "p.png")])
+    out, err = capsys.readouterr()
+    rows = [[cell.strip() for cell in line.split("|")] for line in out.splitlines() if "=" in line]
+    assert [(row[1], row[2]) for row in rows] == [
+        ("learning_rate=0.001", "10"),
+        ("learning_rate=0.01", "10"),
+    ]
+    assert [float(row[4].split("[")[0]) for row in rows] == pytest.approx([405.5, 414.5], abs=0.2)
+    assert err == ""
+
+
+def test_environments_have_panels_and_curves_of_their_own(tmp_path, capsys):
+    for env in ("CartPole-v1", "Acrobot-v1"):
+        for agent in ("dqn", "ppo"):
+            folder = tmp_path / f"{env}-{agent}"
+            written_runs.write_run(folder, {10: 1.0, 20: 2.0}, env=env, agent=agent)
+    main([str(tmp_path), "--by", "agent,env", "--out", str(tmp_path / "p.svg")])
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:6]]
+    assert sorted(rows) == [
+        "Acrobot-v1: dqn",
+        "Acrobot-v1: ppo",
+        "CartPole-v1: dqn",
+        "CartPole-v1: ppo",
+    ]
+    assert (tmp_path / "p.svg").stat().st_size > 5000
+
+
+def test_over_seconds_slower_seeds_are_interpolated(tmp_path, capsys):
+    for seed, pace in enumerate((1.0, 2.0)):
+        folder = written_runs.write_run(tmp_path / str(seed), {}, seed=seed)
+        lines = [
+            {"step": 100 * k, "wall_seconds": 10.0 * k * pace, "eval/return_mean": 10.0 * k}
+            for k in range(1, 11)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    main([str(tmp_path), "--x", "seconds", "--out", str(tmp_path / "p.png")])
+    out, err = capsys.readouterr()
+    row = [cell.strip() for cell in out.splitlines()[2].split("|")]
+    # At 100 s the fast seed has 100, the slow one 50; it goes on to 200 s, which nobody compares.
+    assert row[4].startswith("75.0") and row[5] == "100"
+    assert "5 points of 1 runs after second 100, where 0 ends" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere: no such run"),
+        (["empty"], "empty: holds no run"),
+        (["file"], "file: is a file"),
+        (["run", "--tag", "eval/nothing"], "run, which has no eval/nothing"),
+        (["run", "--by", "agent.lr"], "no such key"),
+        (["=run"], "=run: before the = stands a name"),
+        (["run", "--out", "p.nonsense"], "--out=p.nonsense: cannot be written"),
+        (["broken"], "config.yaml: cannot be read"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_a_line(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    written_runs.write_run(tmp_path / "run", {10: 1.0})
+    written_runs.write_run(tmp_path / "broken", {10: 1.0})
+    (tmp_path / "broken" / "config.yaml").write_text("agent: [1")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and said in err and not out
+    assert len(err.splitlines()) == 1 and not (tmp_path / "curves.png").exists()
+
+
+def test_a_run_that_goes_on_is_drawn_and_said(tmp_path, capsys):
+    folder = written_runs.write_run(tmp_path / "run", {10: 1.0})
+    holder = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    holder += "; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(folder / ".lock")], stdin=-1, stdout=-1
+    ) as process:
+        process.stdout.readline()
+        main([str(folder), "--out", str(tmp_path / "p.png")])
+        process.stdin.close()
+    assert capsys.readouterr().err == "dqn: run is still going\n"
+
+
+def test_colours_differ_in_brightness_or_hue_for_those_who_miss_one():
+    """Simulated as Viénot et al. 1999 do; of Matplotlib's own ten, two come as near as 0.04."""
+    assert nearest_pair(COLOURS) > 0.12 > nearest_pair(colormaps["tab10"].colors)
+
+
+def nearest_pair(palette):
+    """Return how far apart the two likest colours are to the eyes that tell them apart worst."""
+    to_lms = np.array(
+        [[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]]
+    )
+    seen = np.array([colors.to_rgb(colour) for colour in palette]) ** 2.2 @ to_lms.T
+    no_red, no_green = seen.copy(), seen.copy()
+    no_red[:, 0] = 2.02344 * seen[:, 1] - 2.52581 * seen[:, 2]
+    no_green[:, 1] = 0.494207 * seen[:, 0] + 1.24827 * seen[:, 2]
+    least = []
+    for lms in (no_red, no_green):
+        shown = np.clip(lms @ np.linalg.inv(to_lms).T, 0, 1) ** (1 / 2.2)
+        apart = np.linalg.norm(shown[:, None] - shown[None, :], axis=-1)
+        least.append(apart[~np.eye(len(palette), dtype=bool)].min())
+    return min(least)

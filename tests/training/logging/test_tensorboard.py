@@ -1,0 +1,224 @@
+"""TensorBoard's own code reads what was written, as its pages do."""
+
+import time
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.list_session_groups import Handler
+from tensorboard.util import tensor_util
+
+from steadyrl.training.logging.logger import Logger
+from steadyrl.training.logging.sinks import Card
+from steadyrl.training.logging.tensorboard import CHARTS
+
+CONFIG = {
+    "agent": {"name": "dqn", "learning_rate": 0.01, "hidden": [64, 64]},
+    "env": {"id": "CartPole-v1", "num_envs": 8},
+    "seed": 3,
+    "total_steps": 1000,
+}
+TYPED = ["agent=dqn", "experiment=fast", "agent.hidden=[64,64]", "+agent.learning_rate=1e-2"]
+CARD = Card("s3", CONFIG, TYPED)
+
+
+def written(folder, card=CARD, steps=(10, 20)):
+    folder.mkdir(exist_ok=True)
+    logger = Logger(folder, card)
+    for step in steps:
+        episodes = [(step - 1, 5.0), (step, float(step))]
+        logger.write(step, {"eval/return_mean": step / 2}, step / 10, episodes, [5.0, float(step)])
+    logger.close()
+    return folder
+
+
+def read(folder):
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(folder))
+    multiplexer.Reload()
+    return multiplexer
+
+
+def texts(multiplexer, tag):
+    return [
+        (event.step, tensor_util.make_ndarray(event.tensor_proto).item().decode())
+        for event in multiplexer.Tensors("run", tag)
+    ]
+
+
+def scalars(multiplexer, tag):
+    return [
+        (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
+        for event in multiplexer.Tensors("run", tag)
+    ]
+
+
+def test_single_episodes_stand_at_their_own_steps(tmp_path):
+    written(tmp_path / "run")
+    found = read(tmp_path)
+    assert scalars(found, "rollout/return") == [(9, 5), (10, 10), (19, 5), (20, 20)]
+    assert scalars(found, "eval/return_mean") == [(10, 5), (20, 10)]
+
+
+def test_the_histogram_counts_every_return(tmp_path):
+    returns = [0.0] * 7 + [100.0] * 3
+    logger = Logger(tmp_path / "run", CARD)
+    (tmp_path / "run").mkdir()
+    logger.write(10, {}, 1.0, [], returns)
+    logger.write(20, {}, 2.0, [], [4.0])  # of one return there is one bucket, too
+    logger.close()
+    first, second = histograms(read(tmp_path))
+    # Rows of [from, to, count].
+    assert first[:, 2].tolist() == [7] + [0] * (len(first) - 2) + [3]
+    assert (first[0, 0], first[-1, 1]) == (0, 100)
+    assert second[:, 2].sum() == 1
+
+
+def test_there_is_at_most_one_histogram_a_second(tmp_path):
+    (tmp_path / "run").mkdir()
+    logger = Logger(tmp_path / "run", CARD)
+    for step, seconds in ((10, 5.0), (20, 5.5), (30, 6.0), (40, 6.9), (50, 9.0)):
+        logger.write(step, {"a": 1.0}, seconds, [], [float(step)])
+    logger.close()
+    found = read(tmp_path)
+    assert [event.step for event in found.Tensors("run", "rollout/returns")] == [10, 30, 50]
+    assert [step for step, _ in scalars(found, "a")] == [10, 20, 30, 40, 50]
+
+
+def histograms(multiplexer):
+    events = multiplexer.Tensors("run", "rollout/returns")
+    return [tensor_util.make_ndarray(event.tensor_proto) for event in events]
+
+
+def test_the_texts_say_what_was_typed_and_what_it_came_to(tmp_path):
+    written(tmp_path / "run")
+    found = read(tmp_path)
+    ((step, command),) = texts(found, "command")
+    assert (step, command.strip()) == (0, "python train.py " + " ".join(TYPED))
+    ((_, configuration),) = texts(found, "configuration")
+    assert configuration.startswith("```yaml\n") and "  learning_rate: 0.01\n" in configuration
+    assert found.SummaryMetadata("run", "command").plugin_data.plugin_name == "text"
+
+
+def sessions(folder):
+    """Return the rows of the HParams page: what it shows of each run, and its scores."""
+    context = Context(SimpleNamespace(data_provider=MultiplexerDataProvider(read(folder), "")))
+    request = RequestContext()
+    score = api_pb2.MetricName(tag="eval/return_mean")
+    every = api_pb2.ListSessionGroupsRequest(
+        allowed_statuses=[api_pb2.STATUS_UNKNOWN, api_pb2.STATUS_RUNNING],
+        start_index=0,
+        slice_size=100,
+        col_params=[api_pb2.ColParams(metric=score)],
+    )
+    found = Handler(request, context, "", every).run()
+    return {
+        group.name: (
+            dict(group.hparams),
+            {value.name.tag: value.value for value in group.metric_values},
+        )
+        for group in found.session_groups
+    }
+
+
+def test_the_page_of_hyper_parameters_shows_choices_and_final_scores(tmp_path):
+    written(tmp_path / "s3")
+    written(tmp_path / "s4", Card("s4", {**CONFIG, "seed": 4}, [*TYPED, "seed=4"]), steps=(10, 60))
+    found = sessions(tmp_path)
+    assert set(found) == {"s3", "s4"}
+    chosen, scores = found["s3"]
+    assert {key: value.string_value or value.number_value for key, value in chosen.items()} == {
+        "agent.name": "dqn", "env.id": "CartPole-v1", "seed": 3, "experiment": "fast",
+        "agent.hidden": "[64,64]", "agent.learning_rate": 0.01,
+    }  # fmt: skip
+    assert scores["eval/return_mean"] == 10
+    assert found["s4"][0]["seed"].number_value == 4
+    assert found["s4"][1]["eval/return_mean"] == 30
+
+
+def charts(folder):
+    """Return the layout of the Custom Scalars page of a run."""
+    found = read(folder)
+    content = found.SummaryMetadata("run", "custom_scalars__config__").plugin_data.content
+    layout = Layout.FromString(content)
+    if not layout.category:  # some versions take it from the value
+        (event,) = found.Tensors("run", "custom_scalars__config__")
+        layout = Layout.FromString(tensor_util.make_ndarray(event.tensor_proto).item())
+    return layout
+
+
+def test_returns_come_before_memory(tmp_path):
+    written(tmp_path / "run")
+    layout = charts(tmp_path)
+    assert [category.title for category in layout.category] == list(CHARTS)
+    assert next(iter(CHARTS)) == "score" and list(CHARTS)[-1] == "memory"
+    assert layout.category[0].chart[0].multiline.tag[0] == "^rollout/return_mean$"
+
+
+@pytest.mark.parametrize("names", [[], ["is_success"]])
+def test_there_is_a_chart_for_what_the_environment_reports_if_it_does(tmp_path, names):
+    env = {**CONFIG["env"], "info_metrics": names}
+    written(tmp_path / "run", Card("s3", {**CONFIG, "env": env}, TYPED))
+    titles = [chart.title for chart in charts(tmp_path).category[0].chart]
+    assert ("reported by the environment" in titles) is bool(names)
+    assert titles[0] == "return"
+
+
+def test_a_continued_run_has_one_history(tmp_path):
+    written(tmp_path / "run", steps=(10, 20, 30))
+    logger = Logger(tmp_path / "run", Card("s3", CONFIG, ["resume=run"]))
+    logger.continue_after(20)
+    logger.write(25, {"eval/return_mean": 7.0}, 2.0, [(22, 8.0)], [8.0])
+    logger.close()
+    found = read(tmp_path)
+    assert scalars(found, "eval/return_mean") == [(10, 5), (20, 10), (25, 7)]
+    assert [step for step, _ in scalars(found, "rollout/return")] == [9, 10, 19, 20, 22]
+    assert [event.step for event in found.Tensors("run", "rollout/returns")] == [10, 20, 25]
+    assert [text for _, text in texts(found, "command")][-1].strip() == "python train.py resume=run"
+    chosen, scores = sessions(tmp_path)["s3"]
+    assert "experiment" in chosen and scores["eval/return_mean"] == 7
+
+
+def test_a_run_continued_by_a_clock_that_was_set_back_has_one_history(tmp_path, monkeypatch):
+    written(tmp_path / "run", steps=(10, 20, 30))
+    clock = count(time.time() - 3600)
+    monkeypatch.setattr("steadyrl.training.logging.tensorboard.time.time", lambda: next(clock))
+    for step in (25, 40):
+        logger = Logger(tmp_path / "run")
+        logger.continue_after(20 if step == 25 else 25)
+        logger.write(step, {"eval/return_mean": float(step)}, 2.0)
+        logger.close()
+    assert scalars(read(tmp_path), "eval/return_mean") == [(10, 5), (20, 10), (25, 25), (40, 40)]
+
+
+def test_every_chart_is_of_tags_that_are_explained():
+    page = (Path(__file__).parents[3] / "docs" / "METRICS.md").read_text()
+    tags = [tag for charts in CHARTS.values() for tags in charts.values() for tag in tags]
+    assert [tag for tag in tags if f"`{tag.replace('.*', '<name>')}`" not in page] == []
+
+
+@pytest.mark.parametrize("broken_at", [1, 2, 3])
+def test_pages_that_did_not_fit_are_written_when_they_do(tmp_path, monkeypatch, broken_at):
+    from steadyrl.training.logging.tensorboard import EventFile
+
+    calls = []
+    original = EventFile.write
+
+    def write(self, *events):
+        calls.append(events)
+        if len(calls) == broken_at:
+            raise OSError(28, "No space left on device")
+        original(self, *events)
+
+    monkeypatch.setattr(EventFile, "write", write)
+    written(tmp_path / "run")
+    found = read(tmp_path)
+    assert len(texts(found, "command")) == 1
+    assert scalars(found, "eval/return_mean")[-1] == (20, 10)

@@ -1,0 +1,210 @@
+"""Many seeds in one command: each is the run it is alone, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import QUICK
+from opened import job
+
+import steadyrl.agents.learner.learner
+import steadyrl.loop as train
+from steadyrl.core.errors import NonFiniteError, SettingError
+from steadyrl.training.cli.main import main
+from steadyrl.training.run.rank_info import NEEDED
+from steadyrl.training.setup import open_run
+from steadyrl.training.sweeps.seeds import one_graph
+from tests.test_cut_short import metrics
+
+SHORT = (*QUICK, "total_steps=300", "eval.every=200", "log.every=100", "threads=1",
+         "eval.episodes=1",         "memory.monitor.tensors_every_seconds=1000")  # fmt: skip
+OWN = ("run_dir", "steps_per_second", "wall_seconds", "rss_mb_peak", "resumed_from_step")
+
+
+def command(*arguments: str, run: Any = train.train) -> int:
+    """Run a command in this process; return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *arguments])
+        try:
+            main(run)
+        except SystemExit as ended:
+            return int(str(ended.code))
+    return 0
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "summary.json").read_text())
+
+
+def result(directory: Path) -> dict[str, Any]:
+    return {key: value for key, value in summary(directory).items() if key not in OWN}
+
+
+def config(directory: Path) -> dict[str, Any]:
+    found = yaml.safe_load((directory / "config.yaml").read_text())
+    return {key: value for key, value in found.items() if key not in ("run_dir", "resume")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Single runs of seeds 3 and 5."""
+    folder = tmp_path_factory.mktemp("alone")
+    for seed in (3, 5):
+        assert command(*SHORT, f"seed={seed}", f"run_dir={folder / str(seed)}") == 0
+    return folder
+
+
+def hold_to_single_runs(many: Path, alone: Path) -> None:
+    for seed in (3, 5):
+        one, other = alone / str(seed), many / f"seed-{seed}"
+        assert result(other) == result(one)
+        assert metrics(other) == metrics(one)
+        assert config(other) == config(one)
+        assert names(other) == names(one)
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name.partition(".tfevents")[0] for path in directory.iterdir()}
+
+
+def test_each_seed_is_the_run_it_is_alone(
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*SHORT, "seeds=[3,5]", f"run_dir={tmp_path / 'many'}") == 0
+    hold_to_single_runs(tmp_path / "many", alone)
+    told = summary(tmp_path / "many")
+    scores = [summary(alone / str(seed))["eval_return_mean"] for seed in (3, 5)]
+    assert told["status"] == "finished"
+    assert told["eval_return_mean"] == pytest.approx(sum(scores) / 2)
+    assert told["eval_return_std"] == pytest.approx(abs(scores[0] - scores[1]) / 2)
+    assert [each["seed"] for each in told["runs"]] == [3, 5]
+    printed = capsys.readouterr().out
+    assert "seed=5 (2/2), one after the other in this process" in printed
+    assert "seed=5 (2/2) step 300 100%" in printed
+    assert "seeds: 2/2 done" in printed
+
+
+def test_a_signal_ends_the_seed_under_way_and_all_go_on_from_there(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = (*SHORT, "seeds=[3,5]", f"run_dir={tmp_path / 'many'}")
+    updates = summary(alone / "3")["updates"]
+    step, calls = steadyrl.agents.learner.learner.Learner.step, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == updates + 7:  # of the second run
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(*given)
+
+    monkeypatch.setattr(steadyrl.agents.learner.learner.Learner, "step", counted)
+    assert command(*typed) == 143
+    told = summary(tmp_path / "many")
+    assert told["status"] == "interrupted"
+    assert [each["status"] for each in told["runs"]] == ["finished", "interrupted"]
+    assert command(*typed) == 2, "what was begun is continued only if somebody says so"
+    first = (tmp_path / "many" / "seed-3" / "summary.json").stat().st_mtime_ns
+    assert command(*typed, "resume=auto") == 0
+    assert (tmp_path / "many" / "seed-3" / "summary.json").stat().st_mtime_ns == first
+    hold_to_single_runs(tmp_path / "many", alone)
+    assert summary(tmp_path / "many")["status"] == "finished"
+
+
+def test_one_that_diverges_does_not_keep_the_others_from_going_on(
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverging(job: Any) -> float | None:
+        if job.settings.run.seed != 4:
+            return train.train(job)
+        with open_run(job):
+            raise NonFiniteError("train/loss is not finite at update 1")
+
+    many = tmp_path / "many"
+    typed = (*SHORT, "seeds=[3,4,5]", f"run_dir={many}")
+    assert command(*typed, run=diverging) == 5
+    hold_to_single_runs(many, alone)
+    told = summary(many)
+    assert told["status"] == summary(many / "seed-4")["status"] == "diverged"
+    assert "1 of 3 jobs did not finish; the first, seed=4: train/loss" in capsys.readouterr().err
+
+
+def test_more_seeds_join_those_that_have_ended_and_longer_runs_go_on(
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = tmp_path / "many"
+    shutil.copytree(alone / "3", many / "seed-3")
+    assert command(*SHORT, "seeds=[3,5]", f"run_dir={many}", "resume=auto") == 0
+    hold_to_single_runs(many, alone)
+    assert command(*SHORT, "seeds=[3]", f"resume={many}", "total_steps=400") == 0
+    told = summary(many / "seed-3")
+    assert (told["steps"], told["resumed_from_step"]) == (400, 300)
+    assert command(*SHORT, "seeds=[8]", f"resume={many}") == 3
+    other = (*SHORT, "agent.gamma=0.9", "total_steps=400", "seeds=[3,8]")
+    assert command(*other, f"resume={many}") == 2, "seed 3, which is over, was another"
+    assert "agent.gamma=0.9: cannot change" in capsys.readouterr().err
+    assert not (many / "seed-8").exists()
+
+
+def pretended(job: Any) -> float:
+    """Leave what a run leaves that scored ten times its seed."""
+    job.directory.mkdir(parents=True)
+    (job.directory / "config.yaml").write_text(yaml.safe_dump(job.config))
+    seed, steps = job.settings.run.seed, job.settings.run.total_steps
+    left = {"status": "finished", "seed": seed, "steps": steps, "eval_return_mean": 10.0 * seed}
+    (job.directory / "summary.json").write_text(json.dumps(left))
+    return 10.0 * seed
+
+
+def test_a_sweep_trains_all_seeds_of_each_job_and_leaves_out_what_is_done(tmp_path: Path) -> None:
+    typed = ("-m", "agent.gamma=0.9,0.99", "seeds=[1,2]", f"hydra.sweep.dir={tmp_path}")
+    assert command(*typed, run=pretended) == 0
+    found = json.loads((tmp_path / "sweep.json").read_text())["jobs"]
+    assert [job["score"] for job in found] == [15.0, 15.0]
+    places = [Path(job["run_dir"]) for job in found]
+    assert len({path.parent for path in tmp_path.rglob("seed-*/config.yaml")}) == 4
+    (places[1] / "summary.json").unlink()  # as if killed before all of them had ended
+    shutil.rmtree(places[1] / "seed-2")
+    for path in (tmp_path / ".jobs").glob("*.json"):
+        kept = json.loads(path.read_text())
+        if kept["run_dir"] == str(places[1]):
+            path.write_text(json.dumps({**kept, "status": "interrupted"}))
+    begun: list[Path] = []
+    assert command(*typed, run=lambda job: begun.append(job.directory) or pretended(job)) == 0
+    assert begun == [places[1] / "seed-2"]
+
+
+def test_ranks_and_a_directory_with_a_run_of_its_own_are_refused(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*SHORT, "seeds=[1,2]", f"run_dir={alone / '3'}", "resume=auto") == 2
+    assert "holds a run of its own" in capsys.readouterr().err
+    for name in NEEDED:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert command(*SHORT, "seeds=[1,2]", f"run_dir={tmp_path / 'many'}") == 2
+    assert "cannot be combined with torchrun" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="are many runs, and this is one"):
+        job(tmp_path, "seeds=[1,2]")
+    assert not (tmp_path / "many").exists()
+
+
+@pytest.mark.parametrize(("steps", "becomes"), [(99_000, "auto"), (100_000, "true")])
+def test_updates_are_compiled_where_that_pays_for_all_together(steps: int, becomes: str) -> None:
+    few = ("agent.compile=auto", f"total_steps={steps}", "device=cpu", "agent.train_every=10",
+           "agent.updates_per_train=1", "agent.hidden=[4]")  # fmt: skip
+    accepted = job(Path("nowhere"), *few, quick=False)
+    begun = accepted._replace(continues=())
+    chosen, continued = one_graph([accepted, begun], 5)
+    assert chosen.settings.agent.compile == chosen.config["agent"]["compile"] == becomes
+    assert continued is begun
+    assert one_graph([accepted], 1) == [accepted]
+    assert accepted.config["agent"]["compile"] == "auto"
