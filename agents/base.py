@@ -50,11 +50,11 @@ class Actor(Stateful, ABC):
 class Agent(Stateful, ABC):
     """An algorithm: it observes the rows that its actor's decisions led to, and learns when due.
 
-    `overlaps` says that `update` may run while the environments step, because it does not
-    need the row under way.
+    `can_update_during_step` says that `update` may run while the environments step, because it
+    needs earlier steps only.
     """
 
-    overlaps: bool = False
+    can_update_during_step: bool = False
     _learner: Learner
     _world: World = ALONE
     # What of the state is each rank's own; a new one begins with its own.
@@ -74,8 +74,8 @@ class Agent(Stateful, ABC):
         return self._learner.updates
 
     @property
-    def behind(self) -> bool:
-        """Whether learning from rows before this one was cut short."""
+    def has_pending_updates(self) -> bool:
+        """Whether updates that were due at earlier steps are not done, because of a stop."""
         return False
 
     @property
@@ -107,7 +107,7 @@ class Agent(Stateful, ABC):
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
 
-    def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
         """Finish the row that was decided on, and go on to so many valid steps, in one call.
 
         It ends sooner where learning is due. None where rows are observed one at a time.

@@ -170,6 +170,11 @@ class VectorEnv(Stateful):
         return Step(obs, row.reward, row.terminated, row.truncated, row.valid, episodes)
 
     @property
+    def runs_blocks(self) -> bool:
+        """Whether `run` lets compiled code take steps, once actions are sent."""
+        return False
+
+    @property
     def run(self) -> RunRows | None:
         """What lets compiled code make rows, first with the actions sent; None where it cannot.
 

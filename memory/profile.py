@@ -1,10 +1,9 @@
-"""Blocks of the loop, measured and summed up when `memory.profile` asks for it."""
+"""What methods of the loop take and keep, summed up by block when `memory.profile` is on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ from steadyrl.memory.process import MB
 from steadyrl.memory.scope import MemoryScope, ScopeReport
 from steadyrl.memory.settings import MemorySettings
 from steadyrl.memory.tensors import kept_graphs
-
-_OFF = nullcontext()
 
 
 class _Block:
@@ -51,13 +48,18 @@ class Profile:
         self._device, self._settings, self._holders = device, settings, holders
         self._blocks: dict[str, _Block] = {}
 
-    def activate(self) -> None:
-        """Make `block` measure into this profile."""
-        _active.set(self)
+    def wrap(self, block: str, methods: Sequence[tuple[Any, str]]) -> None:
+        """Measure every call of these methods, each an owner and a name, as part of a block."""
+        for owner, name in methods:
+            setattr(owner, name, self._measured(block, getattr(owner, name)))
 
-    def deactivate(self) -> None:
-        """Make `block` free of cost again; safe to call twice."""
-        _active.set(None)
+    def _measured(self, block: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            with self.measure(block):
+                return method(*args, **kwargs)
+
+        return measured
 
     def measure(self, name: str) -> MemoryScope:
         """Return a guard whose report lands in the table."""
@@ -84,15 +86,6 @@ class Profile:
             kept = settings.collect_times if report.name == "collect" else settings.step_times
             block = self._blocks[report.name] = _Block(kept)
         block.add(report)
-
-
-_active: ContextVar[Profile | None] = ContextVar("active memory profile", default=None)
-
-
-def block(name: str) -> AbstractContextManager[Any]:
-    """Guard a block of the loop; free of cost (well below 1 µs) unless a profile is active."""
-    profile = _active.get()
-    return _OFF if profile is None else profile.measure(name)
 
 
 def _pair(host: int, device: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,12 @@ class MemoryWatch:
         self._learns = False
         if settings.profile:
             self._profile = Profile(device, settings, holders or {})
-            self._profile.activate()
+
+    def profile(self, blocks: Mapping[str, Sequence[tuple[Any, str]]]) -> None:
+        """Measure calls of methods, each an owner and a name, by block; nothing without profile."""
+        if self._profile is not None:
+            for block, methods in blocks.items():
+                self._profile.wrap(block, methods)
 
     def on_update(self, count: int = 1) -> None:
         """Note `count` more updates (0 is fine: call it once per turn of the loop)."""
@@ -104,10 +109,8 @@ class MemoryWatch:
         return scalars
 
     def close(self) -> None:
-        """Stop tracing and profiling; safe to call twice."""
+        """Stop tracing; safe to call twice."""
         self._detector.close()
-        if self._profile is not None:
-            self._profile.deactivate()
 
     def _check_limit(self) -> None:
         if self._next_limit_check == math.inf:

@@ -46,16 +46,15 @@ mark("accept the configuration")
 import torch
 mark("import torch")
 from steadyrl.loop import loop
+from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import open_run
 mark("import the program")
 with open_run(job) as (run, env, agent):
     mark("open the run")
-    actor = agent.actor(env.spec.num_envs, explore=True)
-    decision = actor.act(env.observation, env.starts)
-    env.send(decision.action.numpy(force=True))
-    agent.observe(decision, env.receive())
+    collector = build_collector(run, env, agent)
+    run.on_steps(collector.collect(1))
     mark("the first step")
-    loop(run, env, agent, actor)
+    loop(run, collector)
     mark("5,000 steps")
 for part in marks:
     print("MARK", *part, sep="|")

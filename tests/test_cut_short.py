@@ -44,8 +44,8 @@ PLACES = {
     "in a gradient step": (steadyrl.agents.learner.learner.Learner, "step"),
     "in an environment's step": (steadyrl.envs.vector.VectorEnv, "receive"),
     "in an evaluation": (steadyrl.training.evaluation.evaluator.Evaluator, "run"),
-    "in a report": (steadyrl.training.run.run.Run, "report"),
-    "while a row is counted": (steadyrl.training.run.run.Run, "record"),
+    "in a report": (steadyrl.training.run.run.Run, "evaluate_and_log"),
+    "while a row is counted": (steadyrl.training.run.run.Run, "on_steps"),
     "while it saves": (steadyrl.training.checkpoints.saver.Saver, "save"),
 }
 
@@ -74,11 +74,7 @@ def interrupted(folder: Path, chosen: tuple[str, ...], place: str, call: int) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, counted)
-        try:
-            train(job(folder, *RUN, *chosen, quick=False))
-        except SystemExit as ended:
-            return int(str(ended.code))
-    return 0
+        return train(job(folder, *RUN, *chosen, quick=False)).exit_code
 
 
 MOMENTS = [
@@ -160,8 +156,7 @@ def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
     chosen = (*DQN, "agent.compile=true")
     with monkeypatch.context() as patch:
         patch.setattr(Compiled, "build", build)
-        with pytest.raises(SystemExit):
-            train(job(tmp_path / "parts", *RUN, *chosen, quick=False))
+        assert train(job(tmp_path / "parts", *RUN, *chosen, quick=False)).exit_code == 143
     assert "Traceback" not in capfd.readouterr().err
 
     def eager(self: Compiled, args: Any) -> None:
@@ -191,15 +186,15 @@ def test_a_request_comes_through_at_once_only_where_that_is_allowed() -> None:
 
 def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
     asked = []
-    original = steadyrl.training.run.run.Run.record
+    original = steadyrl.training.run.run.Run.on_steps
 
-    def record(self: Any, *args: Any) -> None:
+    def on_steps(self: Any, *args: Any) -> None:
         if self.steps == 100 and not asked:
             asked.append(os.kill(os.getpid(), signal.SIGUSR1))
         original(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steadyrl.training.run.run.Run, "record", record)
+        patch.setattr(steadyrl.training.run.run.Run, "on_steps", on_steps)
         train(job(tmp_path, *RUN, *DQN, "eval.every=0", "checkpoint.every=0", quick=False))
     assert [saved.step for saved in saved_below(tmp_path / "run" / "checkpoints")] == [700, 102]
     assert summary(tmp_path)["status"] == "finished"
@@ -235,16 +230,16 @@ def test_weights_that_are_no_numbers_are_never_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoiled: list[SimpleNamespace] = []
-    original = steadyrl.training.run.run.Run.record
+    original = steadyrl.training.run.run.Run.on_steps
 
-    def record(self: Any, *args: Any) -> None:
+    def on_steps(self: Any, *args: Any) -> None:
         original(self, *args)
         if self.steps >= 500 and not spoiled:
-            self._instruments.saver.last_good()
+            self._services.saver.last_good()
             spoiled.append(self._agent.weights())
             next(iter(spoiled[-1].values())).fill_(torch.nan)
 
-    monkeypatch.setattr(steadyrl.training.run.run.Run, "record", record)
+    monkeypatch.setattr(steadyrl.training.run.run.Run, "on_steps", on_steps)
     logging.getLogger("steadyrl").propagate = True
     never = ("eval.every=0", "log.every=0", "checkpoint.every=100", "agent.learning_starts=2000")
     with pytest.raises(NonFiniteError, match="last good checkpoint is ") as told:

@@ -152,9 +152,9 @@ def test_sixty_jobs_in_one_process_keep_no_memory(tmp_path, monkeypatch):
     seen = []
 
     def measured(job):
-        score = train(job)
+        result = train(job)
         seen.append(psutil.Process().memory_info().rss / 1024)
-        return score
+        return result
 
     main(measured)
     slope = np.polyfit(np.arange(55), seen[5:], 1)[0]  # after what the first ones load

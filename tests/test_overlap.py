@@ -13,6 +13,7 @@ from steadyrl.agents.base import Decision
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.loop import loop, train
+from steadyrl.training.run.collector import StepCollector
 
 SETTINGS = EnvSettings(
     id="waiting_env:Waiting-v0",
@@ -33,7 +34,7 @@ SETTINGS = EnvSettings(
 class Writer:
     """An agent whose update is what the environment waits for."""
 
-    overlaps = True
+    can_update_during_step = True
 
     def __init__(self, pipe):
         self.pipe = Path(pipe)
@@ -43,9 +44,6 @@ class Writer:
 
     def update(self):
         self.pipe.write_bytes(b"learned")
-
-    def collect(self, decision, run, steps):
-        """Leave every row to the loop."""
 
     def observe(self, decision, step):
         self.reward = step.reward.copy()
@@ -57,17 +55,20 @@ def test_an_update_runs_between_sending_actions_and_receiving_rows(tmp_path):
     settings = replace(SETTINGS, kwargs={"pipe": str(pipe)})
     steps = []
     with build_env(settings, seed=0) as env:
-        turns = SimpleNamespace(done=False, due=False, stopped=False, left=1, kept=lambda: None)
-        turns.agree = lambda step: None
+        run = SimpleNamespace(done=False, report_due=False, stopped=False)
+        run.pop_pending_step = lambda: None
+        run.sync_ranks = lambda step: 1
         agent = Writer(pipe)
 
-        def record(step, metrics):
-            steps.append(step)
-            turns.done = len(steps) == 3
+        def on_steps(collected):
+            steps.append(collected.steps)
+            run.done = len(steps) == 3
 
-        turns.record = record
+        run.on_steps = on_steps
         env.reset()
-        loop(turns, env, agent, agent)  # after the step's end, both would wait for ever
+        loop(
+            run, StepCollector(run, env, agent, agent)
+        )  # after the step's end, both would wait for ever
     assert len(steps) == 3
     assert agent.reward.tolist() == [1.0]
 

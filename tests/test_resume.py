@@ -16,6 +16,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.loop import loop
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.run_directory import SUMMARY
+from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import open_run
 
 
@@ -73,7 +74,7 @@ def test_while_a_finished_run_goes_on_nothing_says_that_it_has_finished(copied: 
     longer = job(copied, f"resume={copied / 'run'}", "total_steps=900", quick=False)
     with open_run(longer) as (run, env, agent):
         assert not (copied / "run" / SUMMARY).exists()
-        loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
+        loop(run, build_collector(run, env, agent))
     assert json.loads((copied / "run" / SUMMARY).read_text())["steps"] == 900
 
 

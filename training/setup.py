@@ -35,17 +35,17 @@ from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import facts_of, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
 from steadyrl.training.run.device_choice import choose_device
-from steadyrl.training.run.finalize import ending
+from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
     device_name,
     prepare_arithmetic,
     prepare_device,
-    refuse_foreign_defaults,
     thread_count,
+    validate_torch_defaults,
 )
-from steadyrl.training.run.rank_info import place
+from steadyrl.training.run.rank_info import rank_info
 from steadyrl.training.run.run import Run
-from steadyrl.training.run.services import Instruments
+from steadyrl.training.run.services import RunServices
 from steadyrl.training.run.signals import Patience, StopSignals
 from steadyrl.training.run.watcher import Watcher
 
@@ -76,12 +76,12 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
     seeds = spawn(settings.seed, world.rank)
     device = torch.device(device_name(settings.device))
     let_go_of_code()  # importing everything took most of it
-    threads = thread_count(settings.threads, job.spec, place().local_size)
+    threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
     with build_env(settings.env, seed=seeds.env) as env:
         prepare_arithmetic(threads)  # environments may have other ideas
-        refuse_foreign_defaults(settings.env.id)
+        validate_torch_defaults(settings.env.id)
         job.spec.refuse_another("training", env.spec)
         agent = build_agent(
             of_rank(job.settings.agent, world.rank, world.size),
@@ -109,9 +109,9 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     screen = find_screen()
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        together = place().size > 1
+        together = rank_info().size > 1
         watcher = stack.enter_context(Watcher(signals.longest(), together=together))
-        stack.enter_context(to_terminal(screen, silent=place().rank > 0))
+        stack.enter_context(to_terminal(screen, silent=rank_info().rank > 0))
         job = on_device(job)
         settings = job.settings.run
         world = stack.enter_context(joined(job, signals.stop))
@@ -144,21 +144,21 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, facts)
         filmer = Filmer(settings, directory.path, seed=seed)
-        instruments = Instruments(
+        services = RunServices(
             directory, logger, progress, evaluator, signals, watch, saver, filmer, world
         )
-        run, instruments = _begin(stack, job, env, agent, instruments, facts)
+        run, services = _begin(stack, job, env, agent, services, facts)
         if held:
-            _continue(job, run, instruments)
+            _continue(job, run, services)
             begin_log()
             signals.begin()
             watcher.begun()
-        with ending(run, instruments):
+        with finalize_run(run, services):
             if job.continues is None:
                 env.reset()
-                instruments.saver.start()
+                services.saver.start()
             else:
-                instruments.saver.go_on(job.continues, run.steps)
+                services.saver.go_on(job.continues, run.steps)
             yield run, env, agent
 
 
@@ -179,35 +179,35 @@ def _begin(
     job: Job,
     env: VectorEnv,
     agent: Agent,
-    instruments: Instruments,
+    services: RunServices,
     facts: dict[str, Any],
-) -> tuple[Run, Instruments]:
-    """Return the run, and the instruments it has alone or shares with other ranks."""
-    summary = _summary(job, instruments.directory.path)
-    if instruments.world.alone:
-        run = Run(job.settings, agent, instruments, summary)
+) -> tuple[Run, RunServices]:
+    """Return the run and its services, which several ranks share."""
+    summary = _summary(job, services.directory.path)
+    if services.world.alone:
+        run = Run(job.settings, agent, services, summary)
     else:
         from steadyrl.training.distributed.run import (  # who is alone needs none of it
             RankRun,
             shared,
         )
 
-        instruments = shared(instruments, job.settings.run, facts, env)
-        run = RankRun(job.settings, agent, instruments, summary)
-    instruments.saver.attach(run, env, agent)
-    stack.callback(instruments.saver.checkpoints.abandon)
-    return run, instruments
+        services = shared(services, job.settings.run, facts, env)
+        run = RankRun(job.settings, agent, services, summary)
+    services.saver.attach(run, env, agent)
+    stack.callback(services.saver.checkpoints.abandon)
+    return run, services
 
 
-def _continue(job: Job, run: Run, instruments: Instruments) -> None:
+def _continue(job: Job, run: Run, services: RunServices) -> None:
     """Take the run's state back, or start where nothing was saved; only then write anything."""
-    directory, saver = instruments.directory, instruments.saver
+    directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
     if job.continues is not None:
         run.summary.resumed_from_step = saver.resume()
     directory.renew(_texts(job))
     saver.tidy()
-    instruments.logger.continue_after(run.logged_step)
+    services.logger.continue_after(run.logged_step)
     if over:
         log.warning("nothing had been saved in %s yet: starting over", directory.path)
     for reason in saver.checkpoints.passed_over.values():

@@ -69,10 +69,10 @@ class Taught(Agent):
         return Led(actor, self._teaching, self._head)
 
     @override
-    def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
         if self._teaching.led.any() or self._teaching.share > 0:
             return None
-        return super().collect(decision, run, steps)
+        return super().collect_block(decision, run, steps)
 
     @override
     def scalars(self) -> dict[str, Any]:

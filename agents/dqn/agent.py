@@ -47,7 +47,7 @@ class DQN(Agent):
     """Act ε-greedily or by noisy weights, keep all in the replay, learn from samples of it."""
 
     # An update reads only rows that are complete, never the one the environments work on.
-    overlaps = True
+    can_update_during_step = True
     state_names: ClassVar[tuple[str, ...]] = (
         "_learner",
         "_target",
@@ -108,7 +108,7 @@ class DQN(Agent):
 
     @property
     @override
-    def behind(self) -> bool:
+    def has_pending_updates(self) -> bool:
         return self._learned < self._steps
 
     @property
@@ -224,7 +224,7 @@ class DQN(Agent):
         )
 
     @override
-    def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
         able = self._started and self._world.alone
         if run is None or self._explore is None or not able:
             return None

@@ -239,7 +239,7 @@ class PPO(Agent):
         np.copyto(self._next_obs, step.obs)
 
     @override
-    def collect(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
         looking = self._observations is not None and self._begun == 0  # from row to row
         if run is None or self._fill is None or looking or not self._world.alone:
             return None

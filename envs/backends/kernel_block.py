@@ -125,6 +125,11 @@ class KernelVectorEnv(VectorEnv):
 
     @property
     @override
+    def runs_blocks(self) -> bool:
+        return self._able
+
+    @property
+    @override
     def run(self) -> RunRows | None:
         return self._run if self._able and self._under_way else None
 

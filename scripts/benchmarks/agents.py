@@ -133,12 +133,12 @@ def _breakdown(name: str, one: Ours, steps: int) -> None:
     watch.wrap(agent.actor(one.env.spec.num_envs, explore=True), "act", "act")
     watch.wrap(one.env, "send", "env")
     watch.wrap(one.env, "receive", "env")
-    watch.wrap(agent, "collect", "env")
+    watch.wrap(agent, "collect_block", "env")
     watch.wrap(agent._replay, "add", "add")
     watch.wrap(agent._replay, "sample", "sample")
     watch.wrap(agent._learner, "step", "update")
     watch.wrap(agent._replay, "update_priorities", "priorities")
-    watch.wrap(one.run, "record", "log")
+    watch.wrap(one.run, "on_steps", "log")
     begin = time.perf_counter()
     one.train(steps)
     total = time.perf_counter() - begin
@@ -166,7 +166,7 @@ def _overlap(work: Pong, args: argparse.Namespace) -> None:
             for name in ("overlapped", "in turn")
         }
         agent: Any = runs["in turn"].agent
-        agent.overlaps = False
+        agent.can_update_during_step = False
         contestants: dict[str, Callable[[], object]] = {}
         for name, one in runs.items():
             one.train(1_500)  # learning has begun
@@ -287,10 +287,10 @@ def _ppo_breakdown(name: str, one: Ours, work: Work, iterations: int) -> None:
     watch.wrap(one.env, "send", "env")
     watch.wrap(one.env, "receive", "env")
     watch.wrap(agent, "observe", "store")
-    watch.wrap(agent, "collect", "rows")
+    watch.wrap(agent, "collect_block", "rows")
     watch.wrap(agent, "_finish_rollout", "GAE")
     watch.wrap(agent, "_learn", "update")
-    watch.wrap(one.run, "record", "log")
+    watch.wrap(one.run, "on_steps", "log")
     begin = time.perf_counter()
     one.train(work.steps * iterations)
     total = time.perf_counter() - begin

@@ -15,12 +15,10 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from steadyrl.agents.base import Agent, Decision
-from steadyrl.core.metrics import Metrics
-from steadyrl.envs.types import Rows, Step
+from steadyrl.agents.base import Agent
 from steadyrl.envs.vector import VectorEnv
-from steadyrl.loop import loop
 from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.run.collector import build_collector
 from steadyrl.training.run.job import accept
 from steadyrl.training.run.run import Run
 from steadyrl.training.setup import open_run
@@ -54,61 +52,21 @@ def print_speeds(seconds: Mapping[str, list[float]], steps: int, peer: str) -> N
         print(f"| {name} | {steps / median(times):,.0f} | {against} |")
 
 
-class Slice:
-    """The part of a run up to some number of steps, as the loop sees it."""
-
-    def __init__(self, run: Run, steps: int) -> None:
-        self._run = run
-        self._end = run.steps + steps
-
-    @property
-    def done(self) -> bool:
-        """Whether the slice is over."""
-        return self._run.steps >= self._end
-
-    @property
-    def due(self) -> bool:
-        """Whether the run is to report."""
-        return self._run.due
-
-    @property
-    def stopped(self) -> bool:
-        """Whether somebody asked the run to end."""
-        return self._run.stopped
-
-    def kept(self) -> tuple[Decision, Step] | None:
-        """Return what a signal left of a row."""
-        return self._run.kept()
-
-    def report(self) -> None:
-        """Hand on to the run."""
-        self._run.report()
-
-    def agree(self, step: Step) -> None:
-        """Hand on to the run."""
-        self._run.agree(step)
-
-    @property
-    def left(self) -> int:
-        """How many steps may be made at once."""
-        return min(self._run.left, self._end - self._run.steps)
-
-    def record(self, made: Step | Rows, metrics: Metrics | None) -> None:
-        """Hand on to the run."""
-        self._run.record(made, metrics)
-
-
 class Ours:
     """A run held open: call it to train for `steps` more, exactly as `train.py` does."""
 
     def __init__(self, run: Run, env: VectorEnv, agent: Agent) -> None:
         self.run, self.env, self.agent = run, env, agent
-        self._actor = agent.actor(env.spec.num_envs, explore=True)
+        self._collector = build_collector(run, env, agent)
 
     def train(self, steps: int) -> None:
-        """Train for `steps` more steps."""
-        part: Any = Slice(self.run, steps)
-        loop(part, self.env, self.agent, self._actor)
+        """Train for `steps` more steps, or until a signal comes."""
+        end = self.run.steps + steps
+        while self.run.steps < end:
+            collected = self._collector.collect(end - self.run.steps)
+            if collected is None:
+                break
+            self.run.on_steps(collected)
 
 
 @contextmanager

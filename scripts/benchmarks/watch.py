@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         watched = stack.enter_context(ours(*overrides))
         blind = stack.enter_context(ours(*overrides))
-        blind.run._instruments = blind.run._instruments._replace(watch=Blind())
+        blind.run._services = blind.run._services._replace(watch=Blind())
         for contestant in (watched, blind):
             contestant.train(args.steps)  # what is built once is built here
         turns = take_turns(
@@ -102,7 +102,7 @@ def time_calls(contestant: Ours) -> Stopwatch:
     """Put a clock around every call of the watch; what it adds counts against the watch."""
     clock = Stopwatch()
     for method in METHODS:
-        clock.wrap(contestant.run._instruments.watch, method, method)
+        clock.wrap(contestant.run._services.watch, method, method)
     return clock
 
 
@@ -121,7 +121,7 @@ def compare_saving(args: argparse.Namespace) -> None:
             nonlocal trained
             saved.train(args.steps)
             # Or the others would pay for what is still being written.
-            while saved.run._instruments.saver.checkpoints.busy:
+            while saved.run._services.saver.checkpoints.busy:
                 saved.train(args.steps // 10)
                 trained += args.steps // 10
 

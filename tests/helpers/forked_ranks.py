@@ -10,7 +10,7 @@ from command import QUICK
 from warm import Process
 
 from steadyrl.training.distributed.comm import Ranks
-from steadyrl.training.run.rank_info import Place
+from steadyrl.training.run.rank_info import RankInfo
 
 
 def free_port():
@@ -52,7 +52,7 @@ def together(size, work, *arguments):
 def _one(rank, size, port, end, work, arguments):
     os.environ.update(environment(rank, size, port))
     torch.set_num_threads(1)
-    world = Ranks(Place(rank, size, rank, size), torch.device("cpu"), 60.0)
+    world = Ranks(RankInfo(rank, size, rank, size), torch.device("cpu"), 60.0)
     end.send(work(world, *arguments))
     world.leave(together=True)
 

@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 import steadyrl.loop as train
 from steadyrl.memory.process import read_rss
 from steadyrl.training.config.settings import CONFIGS
+from steadyrl.training.run.collector import build_collector
 from steadyrl.training.run.job import accept
 from steadyrl.training.setup import open_run
 
@@ -70,7 +71,7 @@ def run(*overrides):
     HydraConfig.instance().set_config(config)
     del config.hydra
     with open_run(accept(config)) as (run, env, agent):
-        train.loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
+        train.loop(run, build_collector(run, env, agent))
         meanwhile = read_rss(psutil.Process())
         assert agent.updates
     return (run, env, agent), meanwhile

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 from steadyrl.agents.learner.interrupt import Stop
-from steadyrl.loop import loop
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.evaluation.evaluator import Evaluation
+from steadyrl.training.run.collector import build_collector
 from steadyrl.training.run.run import Run
-from steadyrl.training.run.services import Instruments
+from steadyrl.training.run.services import RunServices
 from steadyrl.training.setup import build
 
 
@@ -43,38 +43,20 @@ def opened(job, agent, lines):
         write_policy=lambda name, step, score: None,
         finish=lambda step, score: None,
         next=None,
+        profile=lambda blocks: None,
         shoot=lambda agent, step, stopped: None,
         continue_at=lambda step: None,
     )
-    instruments = Instruments(nothing, lines, nothing, Played(), *[nothing] * 4)
-    return Run(job.settings, agent, instruments, Summary("failed", "", "", "", 0))
-
-
-class Part:
-    """A run up to some step, as the loop sees it."""
-
-    def __init__(self, run, until):
-        self.run, self.until = run, until
-        self.record, self.report, self.kept = run.record, run.report, run.kept
-        self.agree = run.agree
-        self.stopped = False
-
-    @property
-    def done(self):
-        return self.run.steps >= self.until
-
-    @property
-    def due(self):
-        return self.run.due
-
-    @property
-    def left(self):
-        return min(self.run.left, self.until - self.run.steps)
+    services = RunServices(nothing, lines, nothing, Played(), *[nothing] * 4)
+    return Run(job.settings, agent, services, Summary("failed", "", "", "", 0))
 
 
 def train(run, env, agent, until):
     """Go on to some step."""
-    loop(Part(run, until), env, agent, agent.actor(env.spec.num_envs, explore=True))
+    collector = build_collector(run, env, agent)
+    collector.finish_pending_step()
+    while run.steps < until:
+        run.on_steps(collector.collect(until - run.steps))
 
 
 def in_one_and_in_two_parts(told, cut):
@@ -84,7 +66,7 @@ def in_one_and_in_two_parts(told, cut):
         env.reset()
         one = opened(told, agent, whole)
         train(one, env, agent, 300)
-        one.finish()
+        one.complete()
     return one, in_two_parts(told, cut, 300, parts), whole, parts
 
 
@@ -100,5 +82,5 @@ def in_two_parts(told, cut, until, lines):
         for each, state in zip((second, agent, env), states, strict=True):
             each.load_state_dict(state)
         train(second, env, agent, until)
-        second.finish()
+        second.complete()
     return second

@@ -6,7 +6,7 @@ import torch
 from pages import fresh_pages
 
 from steadyrl.memory.process import read_peak, read_rss
-from steadyrl.memory.profile import Profile, block
+from steadyrl.memory.profile import Profile
 from steadyrl.memory.scope import MemoryScope, Use
 
 MB = 1_000_000
@@ -55,24 +55,24 @@ def test_by_default_a_scope_writes_to_the_log(caplog):
     assert line.startswith("update: host took ")
 
 
-def test_blocks_cost_nothing_and_measure_nothing_without_a_profile():
-    assert block("update") is block("sample")
-
-
 def test_a_profile_sums_its_blocks_and_starts_anew(settings):
     profile = Profile(CPU, replace(settings, step_times=5, collect_times=2), {})
-    profile.activate()
     held = []
-    try:
-        for _ in range(3):
-            with block("update"), block("sample"):
-                held.append(fresh_pages(40 * MB))
-        with block("collect"):
-            pass
-    finally:
-        profile.deactivate()
-        profile.deactivate()
-    with block("update"):
+
+    class Learner:
+        def sample(self, size):
+            held.append(fresh_pages(size))
+            return size
+
+        def update(self):
+            return self.sample(size=40 * MB)
+
+    learner, other = Learner(), Learner()
+    profile.wrap("update", [(learner, "update")])
+    profile.wrap("sample", [(learner, "sample")])
+    assert [learner.update() for _ in range(3)] == [40 * MB] * 3
+    other.sample(MB)  # which nobody wrapped
+    with profile.measure("collect"):
         pass
     title, _, *rows, graphs, none = profile.table("steps 0 to 10").splitlines()
     assert (graphs, none) == ("tensors that keep their graph:", "  none")

@@ -13,7 +13,6 @@ from pages import fresh_pages
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import read_tree
-from steadyrl.memory.profile import block
 from steadyrl.memory.settings import MonitorSettings
 from steadyrl.memory.watch import MemoryWatch
 
@@ -163,7 +162,7 @@ def test_what_cannot_be_read_is_said_once_and_ends_nothing(
         assert watch.measure(0)["memory/rss_mb"] > 0
         blind()
     for step in range(1, 5):
-        with block("update"):
+        with watch._profile.measure("update"):
             watch.on_update(100)
         watch.on_episodes(100)
         watch.on_rollout()
@@ -227,8 +226,6 @@ def test_the_profile_is_printed_every_10k_steps_and_100_rollouts(make, caplog):
     watch = make(profile=True)
     with caplog.at_level(logging.INFO, "steadyrl"):
         for step in (4_000, 9_999, 10_000, 15_000):
-            with block("update"):
-                pass
             watch.measure(step)
         assert [m.splitlines()[0].partition(";")[0] for m in caplog.messages] == [
             "memory profile, steps 0 to 10,000"
@@ -238,7 +235,23 @@ def test_the_profile_is_printed_every_10k_steps_and_100_rollouts(make, caplog):
         watch.measure(15_001)
     assert "steps 10,000 to 15,001" in caplog.messages[-1]
     watch.close()
-    assert block("update") is block("other")
+
+
+def test_methods_are_measured_only_with_a_profile(make, caplog):
+    class Agent:
+        def update(self):
+            return 1
+
+    for profile in (False, True):
+        watch, agent = make(profile=profile), Agent()
+        watch.profile({"update": ((agent, "update"),)})
+        assert ("update" in vars(agent)) is profile  # else not even a call is added
+        assert agent.update() == 1
+        with caplog.at_level(logging.INFO, "steadyrl"):
+            watch.measure(10_000)
+    (table,) = caplog.messages
+    [row] = [line for line in table.splitlines() if line.startswith("update")]
+    assert row.split()[1] == "1"
 
 
 def test_the_profile_names_what_keeps_a_graph_in_the_agent(alert_settings, caplog):

@@ -21,10 +21,11 @@ from steadyrl.training.config.hints import CommandError, explain
 from steadyrl.training.config.settings import CONFIGS, Job
 from steadyrl.training.logging.terminal import answering
 from steadyrl.training.run.job import accept, compose_one
-from steadyrl.training.run.rank_info import end_with_launcher, place
+from steadyrl.training.run.rank_info import end_with_launcher, rank_info
 from steadyrl.training.sweeps.seeds import accept_seeds
 
 if TYPE_CHECKING:
+    from steadyrl.training.run.run import RunResult
     from steadyrl.training.sweeps.jobs import SweepJob
 
 
@@ -36,7 +37,7 @@ class ForgetConfigurations(Callback):
         job_return.cfg = job_return.hydra_cfg = None
 
 
-def main(train: Callable[[Job], float | None]) -> None:
+def main(train: Callable[[Job], RunResult]) -> None:
     """Compose the configuration, check it, train, and exit with the code that says how it went."""
     try:
         arguments = read(sys.argv[1:])
@@ -55,7 +56,7 @@ def main(train: Callable[[Job], float | None]) -> None:
 class Task:
     """What Hydra calls with each configuration it composed."""
 
-    def __init__(self, train: Callable[[Job], float | None], arguments: Arguments) -> None:
+    def __init__(self, train: Callable[[Job], RunResult], arguments: Arguments) -> None:
         self._train, self._arguments = train, arguments
 
     def __call__(self, config: DictConfig) -> float | None:
@@ -86,13 +87,17 @@ class Task:
         return seeds.train(self._train_one) if many else self._train_one(job)
 
     def _train_one(self, job: Job) -> float | None:
+        """Return the score, which sweeps maximise; exit with a signal's code where one came."""
         with in_a_line(job):
-            return self._train(job)
+            result = self._train(job)
+        if result.exit_code:
+            sys.exit(result.exit_code)
+        return result.score
 
 
-def compose_and_train(train: Callable[[Job], float | None], arguments: Arguments) -> None:
+def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -> None:
     """Let Hydra compose one job, or those of a sweep, and train each."""
-    if place().size > 1:
+    if rank_info().size > 1:
         end_with_launcher()
         if arguments.multirun:
             raise CommandError(

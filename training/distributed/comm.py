@@ -27,7 +27,7 @@ from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.saved import COUNT, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.training.distributed.heartbeat import Heartbeat, Told
-from steadyrl.training.run.rank_info import Place
+from steadyrl.training.run.rank_info import RankInfo
 
 c10d: Any = dist  # which says of few names that they are for others
 POLL = 0.02  # seconds
@@ -49,9 +49,9 @@ class Ranks(World, Stateful):
     state_names = ("_pending",)
     state_limits: ClassVar[Mapping[str, Limits]] = {"_pending": COUNT}
 
-    def __init__(self, place: Place, device: torch.device, step_timeout: float) -> None:
+    def __init__(self, rank_info: RankInfo, device: torch.device, step_timeout: float) -> None:
         """Wait for all others, who are started at the same time."""
-        self.rank, self.size = place.rank, place.size
+        self.rank, self.size = rank_info.rank, rank_info.size
         self.alone = self.size == 1
         self._device = device
         self._pending = self._before = self._total = 0

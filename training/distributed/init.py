@@ -16,7 +16,7 @@ from steadyrl.training.config.overrides import leaves
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.hardware import device_name
-from steadyrl.training.run.rank_info import Place, place
+from steadyrl.training.run.rank_info import RankInfo, rank_info
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def joined(job: Job, stop: Stop) -> Iterator[World]:
 
     Then it stops when all have agreed to.
     """
-    here = place()
+    here = rank_info()
     if here.size == 1:
         yield ALONE
         return
@@ -52,7 +52,7 @@ def joined(job: Job, stop: Stop) -> Iterator[World]:
         ranks.leave(together=not failed)
 
 
-def use_own_device(here: Place) -> None:
+def use_own_device(here: RankInfo) -> None:
     """Let each rank of a machine have a device of its own, or refuse."""
     devices = torch.cuda.device_count()
     if here.local_size > devices:

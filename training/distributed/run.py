@@ -22,25 +22,25 @@ from steadyrl.training.distributed.saver import RankSaver
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.evaluation.video import Filmer
 from steadyrl.training.run.run import Run
-from steadyrl.training.run.services import Instruments, Scoring
+from steadyrl.training.run.services import RunEvaluator, RunServices
 
 
 class RankRun(Run):
-    """The same run on every rank: rows are counted together, and what follows is done by all."""
+    """The same run on every rank: steps are all-reduced, and what is due then is done by all."""
 
     def __init__(
         self,
         settings: Settings,
         agent: Agent,
-        instruments: Instruments,
+        services: RunServices,
         summary: Summary,
     ) -> None:
-        super().__init__(settings, agent, instruments, summary)
-        ranks, saver = instruments.world, instruments.saver
+        super().__init__(settings, agent, services, summary)
+        ranks, saver = services.world, services.saver
         assert isinstance(ranks, Ranks) and isinstance(saver, RankSaver)
         self._ranks, self._saver = ranks, saver
         self._pace = SharedPace(ranks)
-        self._over = False  # what ends the run after this row is one rank's problem
+        self._over = False  # a rank's memory error ends the run after this step
         self._memory: dict[str, float] = {}
         self._peak = 0.0  # MB of all ranks
 
@@ -50,35 +50,36 @@ class RankRun(Run):
         return self.steps >= self._total or self.stopped or self._over
 
     @override
-    def agree(self, step: Step) -> None:
-        """Count a row with those of the others, and hear what they want to do after it."""
-        stop, saver = self._instruments.signals.stop, self._saver
-        wishes = (stop.wanted, saver.wish, saver.checkpoints.busy, self._problem is not None)
+    def sync_ranks(self, step: Step) -> int:
+        """All-reduce a timestep's valid steps, and whether any rank is to stop or save after it."""
+        stop, saver = self._services.signals.stop, self._saver
+        wishes = (stop.wanted, saver.wish, saver.checkpoints.busy, self._memory_error is not None)
         valid = int(np.count_nonzero(step.valid))
         found = self._ranks.settle(valid, wishes, now=self._agent.settles)
         if found is not None:
             stops, saver.agreed, saver.late, self._over = found
             if stops:
                 stop.agree()
+        return super().sync_ranks(step)
 
     @override
-    def keep(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
+    def stash_pending_step(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
         self._ranks.take_back()
-        super().keep(decision, step, metrics)
+        super().stash_pending_step(decision, step, metrics)
 
     @override
-    def finish(self) -> None:
+    def complete(self) -> None:
         with self._ranks.waits():
-            problems = self._ranks.gather(self._problem and str(self._problem))
-            self._problem = self._problem or next(
+            problems = self._ranks.gather(self._memory_error and str(self._memory_error))
+            self._memory_error = self._memory_error or next(
                 (MemoryBudgetError(f"rank {r}: {text}") for r, text in enumerate(problems) if text),
                 None,
             )
-            super().finish()
+            super().complete()
 
     @override
-    def _close(self) -> None:
-        super()._close()
+    def _fill_summary(self) -> None:
+        super()._fill_summary()
         self.summary.rss_mb_peak = max(self._peak, self.summary.rss_mb_peak)
 
     @override
@@ -123,7 +124,7 @@ class SharedPace(Pace):
 class SharedEvaluator:
     """Rank 0's score, which all others wait for."""
 
-    def __init__(self, evaluator: Scoring | None, ranks: Ranks) -> None:
+    def __init__(self, evaluator: RunEvaluator | None, ranks: Ranks) -> None:
         self._evaluator, self._ranks = evaluator, ranks
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
@@ -159,16 +160,16 @@ class SharedFilmer(Filmer):
 
 
 def shared(
-    instruments: Instruments, settings: RunSettings, facts: Mapping[str, Any], env: VectorEnv
-) -> Instruments:
-    """Return the instruments with those in the place of one process's that ranks share."""
-    ranks = instruments.world
+    services: RunServices, settings: RunSettings, facts: Mapping[str, Any], env: VectorEnv
+) -> RunServices:
+    """Return the services with those that all ranks share."""
+    ranks = services.world
     assert isinstance(ranks, Ranks)
     ranks.heart.follow(lambda: env.answers, env.timeouts)
-    path = instruments.directory.path
-    evaluator = SharedEvaluator(instruments.evaluator, ranks) if settings.eval.every else None
-    return instruments._replace(
+    path = services.directory.path
+    evaluator = SharedEvaluator(services.evaluator, ranks) if settings.eval.every else None
+    return services._replace(
         evaluator=evaluator,
         saver=RankSaver(settings.checkpoint, path, facts, ranks=ranks),
-        filmer=SharedFilmer(instruments.filmer, ranks),
+        filmer=SharedFilmer(services.filmer, ranks),
     )

@@ -14,8 +14,8 @@ from steadyrl.agents.update_cost import update_cost
 from steadyrl.core.errors import one_line
 from steadyrl.envs.types import EnvSpec
 from steadyrl.training.config.settings import RunSettings
-from steadyrl.training.run.hardware import device_name, has_driver, refused_device
-from steadyrl.training.run.rank_info import Place, place
+from steadyrl.training.run.hardware import device_error, device_name, has_driver
+from steadyrl.training.run.rank_info import RankInfo, rank_info
 
 log = logging.getLogger("steadyrl")
 
@@ -50,11 +50,11 @@ def choose_device(run: RunSettings, agent: AgentSettings, spec: EnvSpec) -> str:
     if asked == "auto" and not is_worthwhile(run, agent, spec):
         log.info("training on the CPU, which is quicker for small networks (device=cuda: the card)")
         return "cpu"
-    reason = why_unusable(name, place())
+    reason = why_unusable(name, rank_info())
     if reason is None:
         return name
     if asked != "auto":
-        raise refused_device(asked, f"the card cannot be used ({reason})")
+        raise device_error(asked, f"the card cannot be used ({reason})")
     log.warning("training on the CPU, the card cannot be used: %s", reason)
     return "cpu"
 
@@ -67,7 +67,7 @@ def is_worthwhile(run: RunSettings, agent: AgentSettings, spec: EnvSpec) -> bool
     return cost.convolves or cost.flop >= WORTHWHILE_FLOP
 
 
-def why_unusable(name: str, here: Place) -> str | None:
+def why_unusable(name: str, here: RankInfo) -> str | None:
     """Return why a card computes nothing (an old driver, no kernels for it); None if it does."""
     if torch.cuda.is_initialized():  # by an earlier run of this process
         return None

@@ -18,7 +18,7 @@ IN_MEAN = 100
 SHOWN = 20
 
 
-class Episodes(Stateful):
+class EpisodeCounter(Stateful):
     """The last finished episodes of training."""
 
     state_names = ("_returns", "_lengths", "_infos", "_steps", "_new")

@@ -16,7 +16,7 @@ from steadyrl.training.logging.terminal import score
 
 if TYPE_CHECKING:
     from steadyrl.training.run.run import Run
-    from steadyrl.training.run.services import Instruments
+    from steadyrl.training.run.services import RunServices
 
 
 log = logging.getLogger("steadyrl")
@@ -26,63 +26,63 @@ OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 
 @contextmanager
-def ending(run: Run, instruments: Instruments) -> Iterator[None]:
+def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     """Give every way out its status, and write the summary on all of them."""
     try:
-        with instruments.world.telling():
+        with services.world.telling():
             yield
-            run.finish()
+            run.complete()
     except KeyboardInterrupt:
         run.fail("interrupted")
         raise
     except NonFiniteError as error:
         log.debug("the run diverged", exc_info=True)
         run.fail("diverged")
-        last = instruments.saver.last_good()
+        last = services.saver.last_good()
         if last is None:
             raise
         raise NonFiniteError(f"{error}; the last good checkpoint is {last}") from error
     except BaseException as error:
         log.debug("the run failed", exc_info=True)
-        if instruments.signals.received is not None and not isinstance(error, OWN_ENDS):
+        if services.signals.received is not None and not isinstance(error, OWN_ENDS):
             # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
             run.fail("interrupted")
         else:
             run.fail("failed")
-            instruments.saver.last_good()  # what is being written may be what it is continued from
+            services.saver.last_good()  # what is being written may be what it is continued from
             if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
-                where = f"the traceback is in {instruments.log_file}"
+                where = f"the traceback is in {services.log_file}"
                 raise EnvironmentFailedError(f"{error}; {where}") from error
             raise
     finally:
-        instruments.progress.close()
-        with instruments.signals.shielded():
-            lost = _write_summary(run, instruments) if instruments.world.rank == 0 else {}
-    _report(run, instruments.directory.path)
-    _refuse_lost(run, instruments, lost)
+        services.progress.close()
+        with services.signals.shielded():
+            lost = _write_summary(run, services) if services.world.rank == 0 else {}
+    _report(run, services.directory.path)
+    _refuse_lost(run, services, lost)
 
 
-def _write_summary(run: Run, instruments: Instruments) -> dict[str, str]:
+def _write_summary(run: Run, services: RunServices) -> dict[str, str]:
     """Write how the run ended; return what of its end could not be written, and why."""
-    lost = instruments.saver.lost
-    if instruments.logger.lost is not None:
-        lost["the last metrics"] = instruments.logger.lost
+    lost = services.saver.lost
+    if services.logger.lost is not None:
+        lost["the last metrics"] = services.logger.lost
     if lost and run.summary.status == "finished":
         run.summary.status = "failed"  # so that whoever reads it does not take it for done
-    reason = run.summary.save(instruments.directory.path)
+    reason = run.summary.save(services.directory.path)
     return lost if reason is None else {**lost, SUMMARY: reason}
 
 
-def _refuse_lost(run: Run, instruments: Instruments, lost: dict[str, str]) -> None:
+def _refuse_lost(run: Run, services: RunServices, lost: dict[str, str]) -> None:
     """Together: let the run end with its own code where its end is not on the disk.
 
     Of one that was interrupted, that is the checkpoint it would go on from.
     """
-    saver, path = instruments.saver, instruments.directory.path
+    saver, path = services.saver, services.directory.path
     if run.summary.status == "interrupted" and saver.continues and CHECKPOINT not in lost:
         lost = {}
     line = lost and explain(path, run.steps, lost, continues=saver.continues)
-    line = instruments.world.gather(line or None)[0]
+    line = services.world.gather(line or None)[0]
     if line is None:
         return
     if run.summary.status == "interrupted":
@@ -90,7 +90,7 @@ def _refuse_lost(run: Run, instruments: Instruments, lost: dict[str, str]) -> No
         log.error(line)
         return
     error = UnsavedError(line)
-    error.silent = instruments.world.rank > 0
+    error.silent = services.world.rank > 0
     raise error
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("steadyrl")
 
 
-def refuse_unfit_machine(settings: RunSettings) -> None:
+def validate_machine(settings: RunSettings) -> None:
     """Refuse what this machine does not have, before torch (slow to import) is asked."""
     threads, cores = settings.threads, os.cpu_count() or 1
     if isinstance(threads, int) and threads > cores:
@@ -28,7 +28,7 @@ def refuse_unfit_machine(settings: RunSettings) -> None:
     if settings.log.wandb and importlib.util.find_spec("wandb") is None:
         raise SettingError("log.wandb", "true", "needs wandb, install it with: pip install wandb")
     if settings.device.startswith("cuda") and not has_driver():
-        raise refused_device(settings.device, "no CUDA driver on this machine")
+        raise device_error(settings.device, "no CUDA driver on this machine")
 
 
 def has_driver() -> bool:
@@ -40,7 +40,7 @@ def has_driver() -> bool:
     return True
 
 
-def refused_device(device: str, reason: str) -> SettingError:
+def device_error(device: str, reason: str) -> SettingError:
     """Return the refusal of a card."""
     return SettingError("device", device, f"{reason}; use device=cpu or device=auto")
 
@@ -56,7 +56,7 @@ def device_name(device: str) -> str:
         if device.startswith("cuda"):
             built = torch.backends.cuda.is_built()
             why = "" if built else f": torch {torch.__version__} is built without CUDA"
-            raise refused_device(device, f"no CUDA device{why}")
+            raise device_error(device, f"no CUDA device{why}")
         return "cpu"
     kind, _, index = device.partition(":")
     count = torch.cuda.device_count()
@@ -110,7 +110,7 @@ def prepare_arithmetic(threads: int) -> None:
     torch.set_flush_denormal(True)
 
 
-def refuse_foreign_defaults(env: str) -> None:
+def validate_torch_defaults(env: str) -> None:
     """Refuse an environment that has told torch what tensors are like in this whole process."""
     import torch
 

@@ -31,8 +31,8 @@ from steadyrl.training.config.overrides import AUTO
 from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import CONFIGS, Job, Settings, load_settings
 from steadyrl.training.config.teacher_names import settle
-from steadyrl.training.run.hardware import refuse_unfit_machine
-from steadyrl.training.run.rank_info import place
+from steadyrl.training.run.hardware import validate_machine
+from steadyrl.training.run.rank_info import rank_info
 
 
 class Planned(Protocol):
@@ -134,7 +134,7 @@ def accept(
     # Before any code of an environment runs, which may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
     refuse_links(directory)
-    if place().rank == 0:
+    if rank_info().rank == 0:
         refuse_in_use(directory)
     changes: tuple[str, ...] | None = None
     if settings.run.resume is not None:
@@ -142,7 +142,7 @@ def accept(
         if found is not None:
             values, changes = found.config, found.changes
             settings = load_settings(values)
-    refuse_unfit_machine(settings.run)
+    validate_machine(settings.run)
     settings, spec = probed(settings)
     _refuse_unfit_share(settings, spec)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
@@ -157,7 +157,7 @@ def _settings(values: dict[str, Any]) -> Settings:
 
 def _refuse_unfit_share(settings: Settings, spec: EnvSpec) -> None:
     """Let the agent refuse what it would have to do, alone or as one of several ranks."""
-    here, total = place(), settings.run.total_steps
+    here, total = rank_info(), settings.run.total_steps
     share = -(-total // here.size)
     try:
         of_rank(settings.agent, here.rank, here.size).refuse_unfit(spec, share)

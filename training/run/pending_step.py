@@ -1,4 +1,4 @@
-"""What is left of a row that a signal cut short, so that the run can go on in its middle."""
+"""A timestep that an interruption left between `receive` and `observe`: saved, then resumed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from steadyrl.envs.encoding.step_buffer import action_form
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Episode, Step
 
 
-class KeptRow(Stateful):
-    """A decision and what it led to, not yet observed; mostly there is none."""
+class PendingStep(Stateful):
+    """A decision and the step it led to, not yet observed by the agent; mostly there is none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.row: tuple[Decision, Step] | None = None
+        self.content: tuple[Decision, Step] | None = None
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        if self.row is None:
-            return {"row": None}
-        decision, step = self.row
-        return {"row": {"decision": give(decision), "step": give(step)}}
+        if self.content is None:
+            return {"content": None}
+        decision, step = self.content
+        return {"content": {"decision": give(decision), "step": give(step)}}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.row = None
-        if Saved(state, "kept").raw("row") is None:
+        self.content = None
+        if Saved(state, "pending").raw("content") is None:
             return
-        saved = Saved(state, "kept").inside("row")
-        self._refuse_unfit(saved.inside("decision"), saved.inside("step"))
-        decision, step = state["row"]["decision"], dict(state["row"]["step"])
+        saved = Saved(state, "pending").inside("content")
+        self._validate(saved.inside("decision"), saved.inside("step"))
+        decision, step = state["content"]["decision"], dict(state["content"]["step"])
         parts: dict[str, Any] = {
             name: None if tensor is None else tensor.to(self._device)
             for name, tensor in decision.items()
@@ -46,38 +46,38 @@ class KeptRow(Stateful):
         envs = len(step["valid"])
         episodes = tuple(_episode(Saved(each, "episode"), envs) for each in step.pop("episodes"))
         arrays = {name: step[name].numpy() for name in Step._fields if name in step}
-        self.row = Decision(**parts), Step(**arrays, episodes=episodes)
+        self.content = Decision(**parts), Step(**arrays, episodes=episodes)
 
     @staticmethod
-    def _refuse_unfit(decision: Saved, step: Saved) -> None:
-        """Refuse what is of no row: other names, kinds and numbers of environments."""
+    def _validate(decision: Saved, step: Saved) -> None:
+        """Raise ValueError for other names, types and numbers of environments than a step has."""
         envs = length(step.raw("valid"))
         for name in ("terminated", "truncated", "valid"):
             step.tensor(name, (envs,), torch.bool)
         step.tensor("reward", (envs,), torch.float32)
         if not isinstance(step.raw("episodes"), list):
-            raise ValueError("kept.step.episodes: are no list")
+            raise ValueError("pending.step.episodes: are no list")
         for name in Decision._fields:
             if decision.raw(name) is not None or name in ("obs", "action"):
                 numbers = decision.raw(name)
                 if not isinstance(numbers, torch.Tensor) or length(numbers) != envs:
-                    raise ValueError(f"kept.decision.{name}: is not of {envs} environments")
+                    raise ValueError(f"pending.decision.{name}: is not of {envs} environments")
                 check_limits(numbers, FINITE)
 
-    def check_current(self, spec: EnvSpec, shown: NDArray[Any]) -> None:
-        """Refuse a row that is not of these environments, which now show `shown` [N, …]."""
-        if self.row is None:
+    def check_current(self, spec: EnvSpec, observation: NDArray[Any]) -> None:
+        """Raise ValueError for a step of other environments than these, at `observation` [N, …]."""
+        if self.content is None:
             return
-        decision, step = self.row
+        decision, step = self.content
         dtype, shape = action_form(spec.action)
-        tensor(decision.obs, shown.shape, getattr(torch, spec.dtype))
-        sent = tensor(decision.action, (len(shown), *shape), decision.action.dtype)
+        tensor(decision.obs, observation.shape, getattr(torch, spec.dtype))
+        sent = tensor(decision.action, (len(observation), *shape), decision.action.dtype)
         if sent.is_floating_point() != (dtype.kind == "f"):
-            raise ValueError(f"kept.decision.action: saved as {sent.dtype}, here it is {dtype}")
+            raise ValueError(f"pending.decision.action: saved as {sent.dtype}, here it is {dtype}")
         if isinstance(spec.action, DiscreteActions):
             check_limits(sent, Limits(0, spec.action.n - 1))
-        if not np.array_equal(step.obs, shown):
-            raise ValueError("kept.step.obs: is not what the environments show")
+        if not np.array_equal(step.obs, observation):
+            raise ValueError("pending.step.obs: is not what the environments observe now")
 
 
 def _episode(saved: Saved, envs: int) -> Episode:

@@ -17,7 +17,7 @@ NEEDED = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
     """Which of how many ranks this process is, and which of those on its machine."""
 
     rank: int = 0
@@ -26,18 +26,18 @@ class Place(NamedTuple):
     local_size: int = 1
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place:
+def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     """Return where this process stands; alone where nobody launched several."""
     size = environment.get("WORLD_SIZE", "1")
     if size == "1":
-        return Place()
+        return RankInfo()
     values = {name: environment.get(name, "") for name in NEEDED}
     numbers = [size, *(values[name] for name in NEEDED[:3])]
     if not all(number.isdigit() for number in numbers) or not all(values.values()):
         missing = ", ".join(name for name in NEEDED if not values[name]) or "a number"
         raise SettingError("WORLD_SIZE", size, f"{missing} is not set: start ranks with torchrun")
     world, rank, local, beside = map(int, numbers)
-    return Place(rank, world, local, beside)
+    return RankInfo(rank, world, local, beside)
 
 
 def end_with_launcher() -> None:

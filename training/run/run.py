@@ -1,11 +1,14 @@
-"""One training run around the loop: counters, logs, evaluations, and how it ends."""
+"""A training run: counts what is collected; evaluates, logs and saves when due; has a result.
+
+The loop that drives it is `train.py`, each of its turns `collector.py`.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -14,10 +17,9 @@ from steadyrl.core.clock import Interval, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, Metrics
 from steadyrl.core.saved import COUNT, Limits
-from steadyrl.envs.types import Rows, Step
+from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
-from steadyrl.memory.profile import block
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.checkpoints.saver import SavedRun
@@ -26,17 +28,37 @@ from steadyrl.training.checkpoints.unsaved import UnsavedError
 from steadyrl.training.config.settings import Settings
 from steadyrl.training.evaluation.evaluator import Evaluation
 from steadyrl.training.logging.terminal import Status, score
-from steadyrl.training.run.episode_counter import Episodes
-from steadyrl.training.run.pending_step import KeptRow
-from steadyrl.training.run.services import Instruments
+from steadyrl.training.run.episode_counter import EpisodeCounter
+from steadyrl.training.run.pending_step import PendingStep
+from steadyrl.training.run.services import RunServices
 
 log = logging.getLogger("steadyrl")
 
 Result = TypeVar("Result")
 
 
+class Collected(NamedTuple):
+    """What one call of a collector came to: steps and episodes of all ranks, metrics of updates."""
+
+    steps: int  # valid environment steps
+    episodes: tuple[tuple[int, Episode], ...]  # that ended, each after so many of these steps
+    metrics: Metrics | None  # None: no update
+
+
+class RunResult(NamedTuple):
+    """What training came to."""
+
+    summary: Summary
+    exit_code: int  # for the command: not 0 where a signal ended the run
+
+    @property
+    def score(self) -> float | None:
+        """Mean return of the last evaluation, which sweeps maximise; None without one."""
+        return self.summary.eval_return_mean
+
+
 class Run(SavedRun):
-    """Count what happens in the loop and do what is due: log, evaluate, stop."""
+    """Counts what the collector brings, and evaluates, logs, saves and stops when that is due."""
 
     state_names = (
         "steps",
@@ -48,213 +70,218 @@ class Run(SavedRun):
         "_stopwatch",
         "_updates",
         "logged_step",
-        "_kept",
+        "_pending",
     )
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
         ("steps", "_updates", "logged_step"), COUNT
     )
 
     def __init__(
-        self, settings: Settings, agent: Agent, instruments: Instruments, summary: Summary
+        self, settings: Settings, agent: Agent, services: RunServices, summary: Summary
     ) -> None:
         self.summary = summary
         self.steps = 0  # valid environment steps
         self._agent = agent
-        self._instruments = instruments
+        self._services = services
         self._total = settings.run.total_steps
         self._log_due = Interval(settings.run.log.every)
-        self._eval_due = Interval(settings.run.eval.every if instruments.evaluator else 0)
+        self._eval_due = Interval(settings.run.eval.every if services.evaluator else 0)
         self._metrics = MetricAccumulator()
-        self._episodes = Episodes(settings.run.memory.history, settings.run.env.info_metrics)
+        self._episodes = EpisodeCounter(settings.run.memory.history, settings.run.env.info_metrics)
         self._stopwatch = Stopwatch()
-        self._updates = 0  # that the metrics hold
+        self._updates = 0  # whose metrics were added
         self.logged_step = 0
-        self.unsaved = False  # a signal cut it short, and its checkpoint could not be written
-        self._kept = KeptRow(next(iter(agent.weights().values())).device)
-        self._score: float | None = None  # of these very weights, where they were evaluated
-        self._is_best = False  # and they are better than all before, and not saved yet
-        self._problem: MemoryBudgetError | None = None  # what ends the run after this row
-        self._said_left_out = False  # that evaluations score fewer episodes than asked for
-        self._next = self._next_event()
+        self.unsaved = False  # interrupted, and the checkpoint could not be written
+        self._pending = PendingStep(next(iter(agent.weights().values())).device)
+        self._score: float | None = None  # of the current weights, once they are evaluated
+        self._is_best = False  # the current weights have the best score, not saved yet
+        self._memory_error: MemoryBudgetError | None = None  # ends the run after this step
+        self._warned_of_omitted = False  # that evaluations score fewer episodes than configured
+        self._next_event = self._find_next_event()
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for name, due in (("log_due", self._log_due), ("eval_due", self._eval_due)):
             was = state[name]["next"]
-            if was is None or was > self.steps:  # nothing of before is due; what counts is set now
+            if was is None or was > self.steps:  # nothing was due; the current interval counts
                 due.load_state_dict({"next": self.steps + 1})
-        self._instruments.filmer.continue_at(self.steps)
-        self._next = self._next_event()
+        self._services.filmer.continue_at(self.steps)
+        self._next_event = self._find_next_event()
 
     @override
     def check_consistency(self, step: int, env: VectorEnv) -> None:
-        """Raise ValueError where run, agent and environments are not of one moment."""
+        """Raise ValueError unless run, agent and environments were saved at the same step."""
         if self.steps != step:
             raise ValueError(f"run.steps: is {self.steps}, the checkpoint is of step {step}")
         if not env.started:
             raise ValueError("env.started: they never were")
-        self._kept.check_current(env.spec, env.observation)
-        self._agent.check_consistency(self.steps, self._kept.row, env.observation)
+        self._pending.check_current(env.spec, env.observation)
+        self._agent.check_consistency(self.steps, self._pending.content, env.observation)
 
     @property
     def done(self) -> bool:
-        """Whether the loop should end: all steps done, or asked to stop."""
-        return self.steps >= self._total or self.stopped or self._problem is not None
+        """Whether the loop ends: all steps are done, or the run is to stop."""
+        return self.steps >= self._total or self.stopped or self._memory_error is not None
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody asked the run to end."""
-        return self._instruments.signals.stop.requested
+        """Whether a signal asked the run to stop."""
+        return self._services.signals.stop.requested
 
     @property
-    def due(self) -> bool:
-        """Whether these steps are to be logged or evaluated before the next row."""
-        return self.steps >= self._next
+    def result(self) -> RunResult:
+        """The summary, once the run has ended, and the command's exit code."""
+        return RunResult(self.summary, self._exit_code)
 
     @property
-    def exit_code(self) -> int:
-        """What the process should end with: 0, or the code of the signal that cut the run short.
-
-        Of one that could not be saved, that code would promise too much.
-        """
-        if self.unsaved:
+    def _exit_code(self) -> int:
+        if self.unsaved:  # a signal's code promises a checkpoint to resume from
             return UnsavedError.exit_code
-        signal = self._instruments.signals.received
+        signal = self._services.signals.received
         return 0 if signal is None or self.summary.status == "finished" else 128 + signal
 
-    def agree(self, step: Step) -> None:
-        """Do nothing: ranks count the row here, and agree on what comes after it."""
-
-    def learn(self) -> None:
-        """Learn what is due: nothing, unless these steps are special or a signal cut it short."""
-        with block("update"):
-            self._learned(self._agent.update())
-
-    def keep(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
-        """Keep a row for later: a signal came, and what is due before it may not be done."""
-        self._kept.row = decision, step
-        self._learned(metrics)
-
-    def kept(self) -> tuple[Decision, Step] | None:
-        """Do what was due before the row that a signal cut short; return that row, if it is done.
-
-        So a run that is continued does everything in the order of one that was not interrupted:
-        who learns while the environments step decides first what they are to do.
-        """
-        if self._kept.row is not None or not self._agent.overlaps:
-            self.learn()
-        if self._kept.row is not None and self.due:
-            self.report()
-        return None if self.stopped else self._kept.row
+    @property
+    def report_due(self) -> bool:
+        """Whether an evaluation, a log line or a video of the current step is due."""
+        return self.steps >= self._next_event
 
     @property
-    def left(self) -> int:
-        """How many steps may be made before something is due; none or less: a row is."""
-        upcoming, saving = self._next, self._instruments.saver.next
-        return (upcoming if saving is None else min(upcoming, saving)) - self.steps
+    def steps_until_next_event(self) -> int:
+        """Steps until a report, a checkpoint or the end is due; 0 or less: at every timestep."""
+        report, save = self._next_event, self._services.saver.next
+        return (report if save is None else min(report, save)) - self.steps
 
-    def record(self, made: Step | Rows, metrics: Metrics | None) -> None:
-        """Count a row, or many, and what was learned meanwhile."""
-        if isinstance(made, Rows):
-            steps, episodes = made
-        else:
-            steps = self._instruments.world.counted(made.valid)
-            episodes = tuple((steps, episode) for episode in made.episodes)
-        self._kept.row = None
-        before, self.steps = self.steps, self.steps + steps
-        self._learned(metrics)
+    def profile(self, methods: Mapping[str, Sequence[tuple[Any, str]]]) -> None:
+        """Measure these methods, and the run's own, if `memory.profile` is on."""
+        self._services.watch.profile(methods)
+        self._services.watch.profile({"log": ((self, "on_steps"), (self, "_report"))})
+
+    def sync_ranks(self, step: Step) -> int:
+        """Return the valid steps of a timestep; several ranks agree here on saving and stopping."""
+        return self._services.world.counted(step.valid)
+
+    def stash_pending_step(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
+        """Keep a step that is not observed yet: the run is to stop, and earlier work is not done.
+
+        So a resumed run does everything in the order of an uninterrupted one.
+        """
+        self._pending.content = decision, step
+        self._on_update(metrics)
+
+    def pop_pending_step(self) -> tuple[Decision, Step] | None:
+        """Do what was due before the pending step, then return that step; None if there is none."""
+        if self._pending.content is not None or not self._agent.can_update_during_step:
+            self._update_agent()
+        if self._pending.content is not None and self.report_due:
+            self.evaluate_and_log()
+        if self.stopped:
+            return None  # it stays pending
+        pending, self._pending.content = self._pending.content, None
+        return pending
+
+    def on_steps(self, collected: Collected) -> None:
+        """Count what was collected; save where that is due."""
+        before, self.steps = self.steps, self.steps + collected.steps
+        self._on_update(collected.metrics)
         self._stopwatch.row(self.steps, self._agent.updates)
-        if episodes:
-            self._watch(lambda watch: watch.on_episodes(len(episodes)))
-            for after, episode in episodes:
+        if collected.episodes:
+            self._notify(lambda watch: watch.on_episodes(len(collected.episodes)))
+            for after, episode in collected.episodes:
                 self._episodes.append(before + after, episode)
-            self.summary.episodes += len(episodes)
-        asked, signals = False, self._instruments.signals
-        if signals.save_requested:
-            asked, signals.save_requested = True, False
+            self.summary.episodes += len(collected.episodes)
+        signals = self._services.signals
+        requested, signals.save_requested = signals.save_requested, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
-        signals.saving = True  # or waiting until it may
-        self._instruments.saver.after_row(self.steps, score, best=self._is_best, asked=asked)
+        signals.saving = True  # which may take as long as the disk takes
+        self._services.saver.after_row(self.steps, score, best=self._is_best, asked=requested)
         signals.saving = self._is_best = False
 
-    def report(self) -> None:
-        """Learn what these steps made due, so that it is what gets evaluated and logged.
+    def evaluate_and_log(self) -> None:
+        """Do the updates due by now, then evaluate, log and record a video, each where it is due.
 
-        If a signal comes meanwhile, the rest of it stays due.
+        If a signal interrupts it, what is left stays due.
         """
-        self.learn()
-        with block("log"):
-            scalars: dict[str, float] = {}
-            if self._eval_due.reached(self.steps):
-                scalars |= self._evaluate()
-            if self.stopped:
-                return
-            self._eval_due.due(self.steps)
-            if self._log_due.due(self.steps) and self._stopwatch.lets_pass():
-                scalars |= self._scalars()
-            if scalars:
-                self._write(scalars)
-            self._film()
-        self._next = self._next_event()
+        self._update_agent()
+        self._report()
+        self._next_event = self._find_next_event()
 
-    def _learned(self, metrics: Metrics | None) -> None:
+    def _report(self) -> None:
+        scalars: dict[str, float] = {}
+        if self._eval_due.reached(self.steps):
+            scalars |= self._evaluate()
+        if self.stopped:
+            return
+        self._eval_due.due(self.steps)
+        if self._log_due.due(self.steps) and self._stopwatch.lets_pass():
+            scalars |= self._scalars()
+        if scalars:
+            self._write(scalars)
+        self._record_video()
+
+    def _update_agent(self) -> None:
+        """Do the updates that are due: some only if an interruption or a report left them."""
+        self._on_update(self._agent.update())
+
+    def _on_update(self, metrics: Metrics | None) -> None:
         if metrics is None:
             return
         self._metrics.add(metrics)
         self._score = None
         before, self._updates = self._updates, self._agent.updates
-        self._watch(lambda watch: watch.on_update(self._updates - before))
-        if not self._agent.overlaps:
-            self._watch(lambda watch: watch.on_rollout())
+        self._notify(lambda watch: watch.on_update(self._updates - before))
+        if not self._agent.can_update_during_step:
+            self._notify(lambda watch: watch.on_rollout())
 
-    def _watch(self, tell: Callable[[MemoryWatch], Result]) -> Result | None:
-        """Tell the memory watch something; its objection ends the run once the row is whole."""
+    def _notify(self, event: Callable[[MemoryWatch], Result]) -> Result | None:
+        """Pass an event to the memory watch; its error ends the run once the step is complete."""
         try:
-            return tell(self._instruments.watch)
+            return event(self._services.watch)
         except MemoryBudgetError as error:
-            self._problem = self._problem or error
+            self._memory_error = self._memory_error or error
             return None
 
-    def finish(self) -> None:
-        """Learn, evaluate and log what is left, unless asked to stop; save; close the summary."""
-        self._instruments.signals.reached()
-        whole = self.steps >= self._total and self._problem is None and self._last_words()
-        self._instruments.signals.saving = True
-        self._instruments.saver.finish(self.steps, self._score)
-        if not whole and self.steps > self.logged_step:
-            self._write(self._scalars())  # after saving: a run that goes on takes it back
-        if self._problem is not None:
-            raise self._problem
-        self._instruments.saver.write_policy(LAST, self.steps, self._score)
-        self._instruments.signals.saving = False
-        self.summary.status = "finished" if whole else "interrupted"
-        self._close()
+    def complete(self) -> None:
+        """Evaluate and log a last time, unless the run is to stop; save; fill in the summary."""
+        self._services.signals.reached()
+        finished = (
+            self.steps >= self._total and self._memory_error is None and self._final_evaluation()
+        )
+        self._services.signals.saving = True
+        self._services.saver.finish(self.steps, self._score)
+        if not finished and self.steps > self.logged_step:
+            self._write(self._scalars())  # after saving: a resumed run drops this line again
+        if self._memory_error is not None:
+            raise self._memory_error
+        self._services.saver.write_policy(LAST, self.steps, self._score)
+        self._services.signals.saving = False
+        self.summary.status = "finished" if finished else "interrupted"
+        self._fill_summary()
 
-    def _last_words(self) -> bool:
-        """Learn what is due, evaluate and log; false where a signal comes first."""
-        self.learn()
+    def _final_evaluation(self) -> bool:
+        """Do the last updates, evaluate and log; return False where a signal interrupts that."""
+        self._update_agent()
         if self.stopped:
             return False
-        evaluated = self._evaluate() if self._instruments.evaluator is not None else {}
+        evaluated = self._evaluate() if self._services.evaluator is not None else {}
         if self.stopped:
             return False
         if self.steps > self.logged_step:
             self._write(evaluated | self._scalars())
-        # What these steps made due is done, should the run go on one day.
+        # Nothing of this step is due any more, if the run is resumed for longer.
         self._log_due.due(self.steps)
         self._eval_due.due(self.steps)
-        self._film()
+        self._record_video()
         return True
 
     def fail(self, status: str) -> None:
-        """Write down how far a run came that ends in an error."""
+        """Fill in the summary of a run that ends by an error or at once."""
         self.summary.status = status
-        self._close()
+        self._fill_summary()
 
-    def _close(self) -> None:
+    def _fill_summary(self) -> None:
         s = self.summary
-        # After a failure of the device, or of memory, there may be no weights to read.
+        # A device that failed, or is out of memory, may not give the weights any more.
         with suppress(RuntimeError, MemoryError):
             s.weights_sha256 = weights_hash(self._agent.weights())
         s.wall_seconds = self._stopwatch.seconds
@@ -264,23 +291,24 @@ class Run(SavedRun):
         s.return_mean = self._episodes.return_mean
         s.rss_mb_peak = read_peak() / MB
 
-    def _next_event(self) -> int:
-        upcoming = (self._log_due.next, self._eval_due.next, self._instruments.filmer.next)
+    def _find_next_event(self) -> int:
+        """Return the step of the next log line, evaluation or video, or the last step."""
+        upcoming = (self._log_due.next, self._eval_due.next, self._services.filmer.next)
         return min(step for step in (*upcoming, self._total) if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
-        self._instruments.directory.refuse_lost()
+        self._services.directory.refuse_lost()
         seconds = self._stopwatch.seconds
-        self._instruments.logger.write(self.steps, scalars, seconds, *self._episodes.show())
+        self._services.logger.write(self.steps, scalars, seconds, *self._episodes.show())
         self.logged_step = self.steps
 
     def _evaluate(self) -> dict[str, float]:
-        assert self._instruments.evaluator is not None
+        assert self._services.evaluator is not None
         with self._stopwatch.pause():
-            result = self._instruments.evaluator.run(self._agent, lambda: self.stopped)
+            result = self._services.evaluator.run(self._agent, lambda: self.stopped)
         if result is None:
             return {}
-        self._note(result)
+        self._on_evaluation(result)
         log.info(
             "evaluation at step %s: return %s ± %s over %d episodes",
             f"{self.steps:,}",
@@ -288,18 +316,18 @@ class Run(SavedRun):
             score(result.std),
             result.episodes,
         )
-        if result.remark and not self._said_left_out:
+        if result.remark and not self._warned_of_omitted:
             log.warning("evaluation: %s", result.remark)
-            self._said_left_out = True
+            self._warned_of_omitted = True
         return {"eval/return_mean": result.mean, "eval/return_std": result.std}
 
-    def _film(self) -> None:
+    def _record_video(self) -> None:
         with self._stopwatch.pause():
-            gif = self._instruments.filmer.shoot(self._agent, self.steps, lambda: self.stopped)
+            gif = self._services.filmer.shoot(self._agent, self.steps, lambda: self.stopped)
         if gif is not None:
-            self._instruments.logger.film(self.steps, gif)
+            self._services.logger.film(self.steps, gif)
 
-    def _note(self, result: Evaluation) -> None:
+    def _on_evaluation(self, result: Evaluation) -> None:
         s = self.summary
         s.eval_return_mean, s.eval_return_std = result.mean, result.std
         s.eval_episodes = result.episodes
@@ -307,15 +335,15 @@ class Run(SavedRun):
         if best is None or result.mean > best:
             s.best_eval_return_mean = result.mean
             self._is_best = True
-            self._instruments.saver.write_policy(BEST, self.steps, result.mean)
+            self._services.saver.write_policy(BEST, self.steps, result.mean)
 
     def _scalars(self) -> dict[str, float]:
         speed, updates = self._stopwatch.speed(self.steps, self._agent.updates)
         scalars = {"time/steps_per_second": speed, "time/updates_per_second": updates}
-        scalars |= self._watch(lambda watch: watch.measure(self.steps)) or {}
+        scalars |= self._notify(lambda watch: watch.measure(self.steps)) or {}
         scalars |= self._episodes.scalars() | self._agent.scalars()
         scalars |= self._metrics.flush(check_step=self.steps)
-        self._instruments.progress.show(
+        self._services.progress.show(
             Status(
                 self.steps,
                 speed,

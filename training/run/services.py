@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from steadyrl.training.logging.progress_bar import Bar
 
 
-class Scoring(Protocol):
+class RunEvaluator(Protocol):
     """Who evaluates."""
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
         """Return the agent's greedy score, or None when stopped before it is known."""
 
 
-class Instruments(NamedTuple):
+class RunServices(NamedTuple):
     """What a run reports through and listens to."""
 
     directory: RunDirectory
     logger: Logger
     progress: Bar | Lines
-    evaluator: Scoring | None
+    evaluator: RunEvaluator | None
     signals: StopSignals
     watch: MemoryWatch
     saver: Saver

@@ -55,11 +55,11 @@ def ended_by_signals() -> Iterator[None]:
             raise
         exit_with(no_room_to_start(error))
     except SystemExit as ended:
-        from steadyrl.training.run.rank_info import place  # loads more than this module may
+        from steadyrl.training.run.rank_info import rank_info  # loads more than this module may
 
         code = ended.code
         # A rank that fails leaves connections behind on which the interpreter would stumble.
-        if isinstance(code, int) and (code > SIGNAL_EXIT or (code and place().size > 1)):
+        if isinstance(code, int) and (code > SIGNAL_EXIT or (code and rank_info().size > 1)):
             _leave(code)
         raise
     finally:

@@ -37,7 +37,7 @@ from steadyrl.training.config.overrides import AUTO, continued, named
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job, RunSettings
 from steadyrl.training.run.job import _directory, _resolved, _settings, _typed, accept
-from steadyrl.training.run.rank_info import place
+from steadyrl.training.run.rank_info import rank_info
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.jobs import SweepJob, progress_line, table
 from steadyrl.training.sweeps.subprocess_run import is_finished
@@ -136,7 +136,7 @@ def _keys(typed: Sequence[str]) -> set[str]:
 def _check_consistency(seeds: Sequence[int], typed: Sequence[str]) -> None:
     if "seed" in _keys(typed):
         raise SettingError("seeds", show(seeds), "cannot be combined with seed=…: leave one out")
-    if place().size > 1:
+    if rank_info().size > 1:
         reason = "cannot be combined with torchrun: these are many runs, ranks are one"
         raise SettingError("seeds", show(seeds), reason)
 

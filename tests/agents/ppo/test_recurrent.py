@@ -18,7 +18,7 @@ from steadyrl.agents.registry import Sample, finished_policy
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import EnvSpec, Step
 from steadyrl.training.checkpoints.plain import from_document, to_document
-from steadyrl.training.run.pending_step import KeptRow
+from steadyrl.training.run.pending_step import PendingStep
 
 ROWS, ENVS, LENGTH = 16, 3, 5
 KINDS = ("gru", "lstm")
@@ -288,10 +288,14 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(kind, at):
 
 def test_a_row_that_was_cut_short_is_stored_with_its_carry():
     agent = build(recurrent="gru")
-    loop, kept, other = Loop(agent), KeptRow(torch.device("cpu")), KeptRow(torch.device("cpu"))
+    loop, kept, other = (
+        Loop(agent),
+        PendingStep(torch.device("cpu")),
+        PendingStep(torch.device("cpu")),
+    )
     loop.play(LENGTH, learn=False)
     decision = agent.actor(ENVS, explore=True).act(loop.obs, loop.starts)
-    kept.row = decision, loop.env.step()
+    kept.content = decision, loop.env.step()
     document, tensors = to_document(kept.state_dict())
     other.load_state_dict(from_document(document, tensors))
     agent.observe(*other.row)

@@ -94,7 +94,7 @@ def test_changed_settings_are_saved_before_anything_is_done_with_them(tmp_path: 
     longer = (*SAVED, "total_steps=900")
     with suppress(SystemExit), open_run(job(tmp_path, *longer)) as (run, *_):
         assert run.steps == 400
-        run._instruments.saver.checkpoints.wait()
+        run._services.saver.checkpoints.wait()
         raise SystemExit  # no step was made, and the run is killed
     found = job(tmp_path, f"resume={tmp_path / 'run'}", quick=False)
     assert found.settings.run.total_steps == 900

@@ -127,18 +127,16 @@ def test_what_did_not_fit_is_tried_again_at_the_end(
 def test_an_interrupted_run_promises_only_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, code: int
 ) -> None:
-    original = Run.record
+    original = Run.on_steps
 
-    def record(self: Any, *args: Any) -> None:
+    def on_steps(self: Any, *args: Any) -> None:
         original(self, *args)
         if self.steps == 100:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Run, "record", record)
+    monkeypatch.setattr(Run, "on_steps", on_steps)
     failing(monkeypatch, *LOST[lost])
-    with pytest.raises(SystemExit) as ended:
-        train(job(tmp_path, *SHORT, "env.backend=sync"))
-    assert ended.value.code == code
+    assert train(job(tmp_path, *SHORT, "env.backend=sync")).exit_code == code
     assert summary(tmp_path)["status"] == "interrupted"
 
 

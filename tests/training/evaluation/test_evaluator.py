@@ -13,6 +13,7 @@ from steadyrl.envs.types import Step
 from steadyrl.loop import loop
 from steadyrl.training.evaluation import evaluator as evaluation
 from steadyrl.training.evaluation.evaluator import Evaluation, Evaluator
+from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import build, open_run
 
 
@@ -175,6 +176,6 @@ def test_a_run_says_once_that_it_scores_fewer_episodes_than_were_asked_for(tmp_p
         quick=False,
     )
     with open_run(told) as (run, env, agent):
-        loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
+        loop(run, build_collector(run, env, agent))
     [line] = [r for r in (tmp_path / "run/train.log").read_text().splitlines() if "plays no" in r]
     assert "2 of 3 episodes were played" in line

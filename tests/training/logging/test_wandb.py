@@ -16,7 +16,7 @@ from steadyrl.loop import train
 from steadyrl.training.logging.logger import Logger
 from steadyrl.training.logging.sinks import Card
 from steadyrl.training.logging.wandb import WandB
-from steadyrl.training.run.hardware import refuse_unfit_machine
+from steadyrl.training.run.hardware import validate_machine
 
 CARD = Card("s3", {"agent": {"name": "dqn"}, "seed": 3}, ["seed=3"])
 
@@ -125,9 +125,9 @@ def test_it_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):
     settings = SimpleNamespace(threads=1, device="cpu", log=SimpleNamespace(wandb=True))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingError, match=r"log\.wandb=true: needs wandb.*pip install"):
-        refuse_unfit_machine(settings)
+        validate_machine(settings)
     settings.log.wandb = False
-    refuse_unfit_machine(settings)
+    validate_machine(settings)
 
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")

@@ -16,11 +16,11 @@ from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
 from steadyrl.training import setup as opening
 from steadyrl.training.run import device_choice, hardware
 from steadyrl.training.run.device_choice import choose_device, is_worthwhile, why_unusable
-from steadyrl.training.run.rank_info import Place
+from steadyrl.training.run.rank_info import RankInfo
 
 VECTOR = EnvSpec("Vectors", 1, (4,), "float32", 1, DiscreteActions(2))
 LARGE = "agent.hidden=[1024,1024]"
-ALONE = Place()
+ALONE = RankInfo()
 
 
 @pytest.fixture
@@ -130,8 +130,8 @@ def test_a_card_that_does_not_answer_is_left(monkeypatch):
 def test_each_rank_tries_its_own_card_unless_there_are_too_few(monkeypatch):
     monkeypatch.setattr(device_choice, "PROBE", "import sys; sys.exit(sys.argv[1])")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert why_unusable("cuda", Place(5, 8, 1, 2)) == "cuda:1"
-    assert why_unusable("cuda", Place(5, 8, 1, 4)) is None
+    assert why_unusable("cuda", RankInfo(5, 8, 1, 2)) == "cuda:1"
+    assert why_unusable("cuda", RankInfo(5, 8, 1, 4)) is None
 
 
 def test_a_card_that_this_process_uses_is_not_tried_again(monkeypatch):

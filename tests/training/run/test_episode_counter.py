@@ -3,11 +3,11 @@ import math
 import pytest
 
 from steadyrl.envs.types import Episode
-from steadyrl.training.run.episode_counter import SHOWN, Episodes
+from steadyrl.training.run.episode_counter import SHOWN, EpisodeCounter
 
 
 def test_each_episode_is_shown_once_and_the_returns_while_there_are_new_ones():
-    episodes = Episodes(1000)
+    episodes = EpisodeCounter(1000)
     assert episodes.show() == ([], []) and episodes.scalars() == {}
     assert episodes.return_mean is None
     episodes.append(10, Episode(0, 1.0, 10))
@@ -20,7 +20,7 @@ def test_each_episode_is_shown_once_and_the_returns_while_there_are_new_ones():
 
 
 def test_of_many_between_two_lines_the_newest_are_shown():
-    episodes = Episodes(1000)
+    episodes = EpisodeCounter(1000)
     for step in range(500):
         episodes.append(step, Episode(0, float(step), 1))
     shown, returns = episodes.show()
@@ -29,30 +29,30 @@ def test_of_many_between_two_lines_the_newest_are_shown():
 
 
 def test_a_short_history_shows_what_it_has():
-    episodes = Episodes(3)
+    episodes = EpisodeCounter(3)
     for step in range(9):
         episodes.append(step, Episode(0, float(step), 1))
     assert episodes.show() == ([(6, 6.0), (7, 7.0), (8, 8.0)], [6.0, 7.0, 8.0])
 
 
 def test_numbers_of_the_environment_are_means_over_those_who_reported_them():
-    episodes = Episodes(1000, ("is_success", "never"))
+    episodes = EpisodeCounter(1000, ("is_success", "never"))
     for success in (0.0, 1.0, 1.0):
         episodes.append(1, Episode(0, 2.0, 1, {"is_success": success}))
     episodes.append(1, Episode(0, 2.0, 1))
     scalars = episodes.scalars()
     assert scalars["rollout/info/is_success"] == pytest.approx(2 / 3)
     assert math.isnan(scalars["rollout/info/never"])  # which is not logged
-    other = Episodes(1000, ("is_success", "never"))
+    other = EpisodeCounter(1000, ("is_success", "never"))
     other.load_state_dict(episodes.state_dict())
     assert other.scalars()["rollout/info/is_success"] == scalars["rollout/info/is_success"]
 
 
 def test_what_was_not_shown_when_a_run_was_saved_is_shown_when_it_goes_on():
-    saved = Episodes(1000)
+    saved = EpisodeCounter(1000)
     saved.append(10, Episode(0, 1.0, 10))
     saved.show()
     saved.append(20, Episode(0, 2.0, 10))
-    other = Episodes(1000)
+    other = EpisodeCounter(1000)
     other.load_state_dict(saved.state_dict())
     assert other.show() == saved.show() == ([(20, 2.0)], [1.0, 2.0])

@@ -5,6 +5,7 @@ from opened import job
 
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.loop import loop
+from steadyrl.training.run.collector import build_collector
 from steadyrl.training.setup import open_run
 
 
@@ -17,7 +18,7 @@ def failure_of(folder, where, late, *overrides):
         *overrides,
     )
     with pytest.raises(EnvironmentFailedError) as caught, open_run(told) as (run, env, agent):
-        loop(run, env, agent, agent.actor(env.spec.num_envs, explore=True))
+        loop(run, build_collector(run, env, agent))
     return str(caught.value)
 
 

@@ -43,7 +43,7 @@ ENDS = [
 def test_what_is_due_is_learned_before_it_is_evaluated(
     tmp_path, evaluations, total, every, burst, steps, updates
 ):
-    score = train(
+    result = train(
         job(
             tmp_path,
             f"total_steps={total}",
@@ -56,7 +56,8 @@ def test_what_is_due_is_learned_before_it_is_evaluated(
     assert evaluated_steps(tmp_path / "run") == steps
     assert [count for count, _ in evaluations] == updates
     assert evaluations[-1] == (summary["updates"], summary["weights_sha256"])
-    assert score == pytest.approx(summary["eval_return_mean"])
+    assert result.score == pytest.approx(summary["eval_return_mean"])
+    assert (result.exit_code, result.summary.steps) == (0, summary["steps"])
 
 
 def test_learning_before_a_report_is_learning_at_its_time(tmp_path):

@@ -87,20 +87,20 @@ def played(folder, overrides, rows):
     told, lines = job(folder, *overrides, quick=False), Lines()
     made = []
     with build(told) as (env, agent):
-        inside = agent.collect
+        inside = agent.collect_block
 
-        def collect(decision, run, steps):
+        def collect_block(decision, run, steps):
             env._most = rows
             found = inside(decision, run, steps) if rows else None
             made.append(found is not None)
             return found
 
-        agent.collect = collect
+        agent.collect_block = collect_block
         env.reset()
         run = opened(told, agent, lines)
         for until in (431, told.settings.run.total_steps):
             train(run, env, agent, until)
-        run.finish()
+        run.complete()
         return lines, [each.state_dict() for each in (agent, env)], run.summary, sum(made)
 
 

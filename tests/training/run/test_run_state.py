@@ -27,7 +27,7 @@ def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, overr
         env.reset()
         run = opened(told, agent, whole)
         train(run, env, agent, 1600)
-        run.finish()
+        run.complete()
     assert len(whole) >= 12
     for cut in (390, 777):
         parts = Lines()
@@ -67,7 +67,7 @@ def test_a_run_that_logs_without_end_slows_down_and_forgets_nothing(tmp_path, mo
         env.reset()
         run = opened(told, agent, lines)
         train(run, env, agent, 1600)
-        run.finish()
+        run.complete()
     logged = [line for line in lines if "rollout/return_mean" in line[1]]
     assert len(logged) <= 5 + run.summary.wall_seconds + 1
     assert [step for step, values, *_ in lines if "eval/return_mean" in values] == [

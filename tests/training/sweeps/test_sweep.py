@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from types import SimpleNamespace
 
 from steadyrl.training.cli.main import main
 
@@ -16,7 +17,7 @@ def test_the_configuration_of_a_job_goes_when_the_job_is_over(tmp_path, monkeypa
         gc.collect()
         alive.append(sum(each() is not None for each in kept))
         kept.append(weakref.ref(job.hydra["config"]))
-        return float(job.settings.run.seed)
+        return SimpleNamespace(exit_code=0, score=float(job.settings.run.seed))
 
     main(train)
     assert alive == [0, 0, 0, 0]

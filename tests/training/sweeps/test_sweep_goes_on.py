@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,7 @@ def sweep(tmp_path, monkeypatch, capsys):
                     raise fate
                 summary = {"status": fate, "eval_return_mean": float(seed)}
                 (directory.path / SUMMARY).write_text(json.dumps(summary))
-            return float(seed)
+            return SimpleNamespace(exit_code=0, score=float(seed))
 
         given = ["train.py", "-m", "hydra.sweep.dir=all", *arguments]
         monkeypatch.setattr(sys, "argv", given)

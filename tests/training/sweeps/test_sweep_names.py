@@ -4,6 +4,7 @@ import glob
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -52,7 +53,12 @@ def swept(monkeypatch, *arguments):
     """Return the directories of a sweep's runs, and what they were told."""
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", *arguments])
     jobs = []
-    main(lambda job: jobs.append((job.directory, job.settings)) or 0.0)
+
+    def train(job):
+        jobs.append((job.directory, job.settings))
+        return SimpleNamespace(exit_code=0, score=0.0)
+
+    main(train)
     return jobs
 
 
