@@ -25,11 +25,11 @@ def train(job: Job) -> RunResult:
 
 
 def loop(run: Run, collector: StepCollector) -> None:
-    """Collect steps and learn from them until the run is done or is to stop."""
+    """Collect steps and learn from them until the run is done."""
     collector.finish_pending_step()  # one that an interruption left half done
     while not run.done:
         collected = collector.collect()
-        if collected is not None:  # None: the run is to stop, and the step stays pending
+        if collected is not None:  # None: a signal came, and the step is saved as pending
             run.on_steps(collected)
 
 

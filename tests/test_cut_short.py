@@ -222,7 +222,7 @@ def test_a_row_that_ended_is_hurried_no_more(alarms: list[float]) -> None:
     with StopSignals() as signals:
         signals.begin()
         signal.raise_signal(signal.SIGTERM)
-        signals.reached()
+        signals.cancel_timeout()
         assert alarms == [3.5, 0]
 
 

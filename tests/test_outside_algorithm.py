@@ -17,7 +17,7 @@ from steadyrl.agents.update_cost import update_cost
 from steadyrl.core.errors import SettingError
 from steadyrl.training.cli.arguments import read
 from steadyrl.training.cli.main import main
-from steadyrl.training.run.device_choice import WORTHWHILE_FLOP, is_worthwhile
+from steadyrl.training.run.hardware import WORTHWHILE_FLOP, is_worthwhile
 from steadyrl.training.setup import build
 
 OUTSIDE = ROOT / "tests" / "outside_algorithm"

@@ -18,9 +18,17 @@ import warm
 from command import QUICK
 
 from steadyrl.envs.row_clock import RowClock
-from steadyrl.training.run.signals import RANKS_SECONDS, ROW_SECONDS, Patience, StopSignals
+from steadyrl.training.run.signals import RANKS_SECONDS, STEP_SECONDS, Patience, StopSignals
 from steadyrl.training.run.watcher import Watcher
-from steadyrl.training.run.watcher_process import ALLOWED, BEGUN, ROW, SLACK, TOGETHER, WORDS, Stuck
+from steadyrl.training.run.watcher_process import (
+    ALLOWED,
+    BEGUN,
+    SLACK,
+    STEP,
+    TOGETHER,
+    WORDS,
+    Stuck,
+)
 
 SLOW = ("env.id=slow_env:Slow-v0", "env.backend=sync", "env.kwargs.file=told", "eval.every=0",
         "total_steps=1e6", "run_dir=run")  # fmt: skip
@@ -35,12 +43,12 @@ def patient(chosen: Any = "auto", *, envs: int = 1, slowest: float = 0.0, runnin
 
 
 def test_how_long_a_row_may_still_take() -> None:
-    assert patient() == patient(slowest=0.01, running=0.005) == ROW_SECONDS
+    assert patient() == patient(slowest=0.01, running=0.005) == STEP_SECONDS
     assert patient(slowest=10.0) == 20.0
     assert patient(slowest=50.0) == 60.0  # at most what one environment is allowed
     assert patient(slowest=50.0, envs=64) == 100.0
     assert patient(running=25.0) == 25.0  # the very first one
-    assert patient(slowest=1.0, running=3600.0) == ROW_SECONDS  # it hangs
+    assert patient(slowest=1.0, running=3600.0) == STEP_SECONDS  # it hangs
     assert patient(0.5, slowest=10.0) == 0.5
 
 
@@ -86,18 +94,20 @@ def test_the_timer_goes_by_what_rows_took_and_waits_for_a_disk(
 def numbers(**given: int) -> memoryview:
     words = memoryview(bytearray(8 * WORDS)).cast("Q")
     for name, value in {"BEGUN": 1, "ALLOWED": 3000, **given}.items():
-        words[{"ROW": ROW, "ALLOWED": ALLOWED, "TOGETHER": TOGETHER, "BEGUN": BEGUN}[name]] = value
+        words[{"STEP": STEP, "ALLOWED": ALLOWED, "TOGETHER": TOGETHER, "BEGUN": BEGUN}[name]] = (
+            value
+        )
     return words
 
 
 def test_only_the_row_that_a_signal_met_is_stuck() -> None:
-    words = numbers(ROW=7)
+    words = numbers(STEP=7)
     stuck = Stuck(words)
     stuck.signalled(100.0)
     assert stuck.deadline == 103.0 + SLACK
-    words[ROW] = 0  # it saves, or learns: that is not what is waited for
+    words[STEP] = 0  # it saves, or learns: that is not what is waited for
     assert not stuck.confirmed(105.0)
-    words[ROW] = 8
+    words[STEP] = 8
     assert not stuck.confirmed(110.0)
     assert stuck.confirmed(115.0)
 
@@ -115,7 +125,7 @@ def test_before_a_run_has_begun_whatever_never_ends_is_stuck() -> None:
 def test_a_second_signal_leaves_a_second_but_not_among_ranks(
     together: int, deadline: float
 ) -> None:
-    stuck = Stuck(numbers(ROW=7, ALLOWED=60_000, TOGETHER=together))
+    stuck = Stuck(numbers(STEP=7, ALLOWED=60_000, TOGETHER=together))
     stuck.signalled(100.0)
     stuck.signalled(102.0)
     assert stuck.deadline == deadline
@@ -177,7 +187,7 @@ def test_a_time_of_ones_own_is_kept(tmp_path: Path, run: Any) -> None:
     os.kill(process.pid, signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode == 143, out + err
-    assert "the row under way takes too long: stopping without it" in err
+    assert "the current step did not finish in time: stopping without saving it" in err
 
 
 def test_a_step_that_never_comes_back_from_c_ends_and_so_does_the_watcher(
@@ -192,7 +202,7 @@ def test_a_step_that_never_comes_back_from_c_ends_and_so_does_the_watcher(
     os.kill(process.pid, signal.SIGTERM)
     out, err = process.communicate()
     assert process.returncode == -signal.SIGKILL, out + err
-    assert "never comes back from native code" in err
+    assert "does not return from native code" in err
     psutil.wait_procs([watcher])
 
 

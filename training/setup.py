@@ -34,9 +34,9 @@ from steadyrl.training.logging.sinks import Card
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.policies.policy import facts_of, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
-from steadyrl.training.run.device_choice import choose_device
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
+    choose_device,
     device_name,
     prepare_arithmetic,
     prepare_device,
@@ -110,7 +110,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         together = rank_info().size > 1
-        watcher = stack.enter_context(Watcher(signals.longest(), together=together))
+        watcher = stack.enter_context(Watcher(signals.step_limit(), together=together))
         stack.enter_context(to_terminal(screen, silent=rank_info().rank > 0))
         job = on_device(job)
         settings = job.settings.run
@@ -127,7 +127,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             env.spec.refuse_another("evaluation", evaluator.spec)
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
-        watcher.watch(envs, signals.longest)
+        watcher.watch(envs, signals.step_limit)
         # Last, so that what cannot be built leaves no directory behind.
         if job.continues is None:
             signals.begin()

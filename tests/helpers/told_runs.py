@@ -39,7 +39,7 @@ def opened(job, agent, lines):
         stop=Stop(),
         after_row=lambda step, score, best, asked: None,
         save_requested=False,
-        reached=lambda: None,
+        cancel_timeout=lambda: None,
         write_policy=lambda name, step, score: None,
         finish=lambda step, score: None,
         next=None,

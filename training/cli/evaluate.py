@@ -109,8 +109,7 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
 
     from steadyrl.agents.registry import Sample, finished_policy
     from steadyrl.training.policies.policy import plain_spec
-    from steadyrl.training.run.device_choice import choose_device
-    from steadyrl.training.run.hardware import prepare_arithmetic, thread_count
+    from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
     from steadyrl.training.setup import spawn
 
     run = chosen(args, settings)

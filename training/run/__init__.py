@@ -1,1 +1,1 @@
-"""What a run does around each step: counting, saving, evaluating, ending. Read `run.py` first."""
+"""A training run: collect, count, evaluate, log, save, end. Read `collector.py`, then `run.py`."""

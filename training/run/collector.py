@@ -1,8 +1,8 @@
-"""Collect experience: one timestep of N environments per call, or a block of them in compiled code.
+"""Collect experience: one timestep of N environments per call, or blocks of them in compiled code.
 
-A timestep always goes: act, evaluate and log, send the actions, update (DQN), receive the step,
-observe it, update (PPO). So a run learns the same bits with every backend, whether it evaluates or
-not, and after an interruption.
+The order within a timestep is fixed: act, evaluate and log, send the actions, update (DQN), receive
+the step, observe it, update (PPO). So a run learns the same bits with every backend, however often
+it evaluates, and after any interruption.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from steadyrl.training.run.run import Collected, Run
 
 
 class StepCollector:
-    """Collect one timestep of N environments per call."""
+    """Collects one timestep of N environments per call."""
 
     def __init__(self, run: Run, env: VectorEnv, agent: Agent, actor: Actor) -> None:
         self.run, self.env, self.agent, self.actor = run, env, agent, actor
@@ -30,68 +30,69 @@ class StepCollector:
         if pending is not None:
             decision, step = pending
             steps = self.run.sync_ranks(step)
-            self.run.on_steps(self._observe(decision, step, steps, None))
+            self.run.on_steps(self._finish_step(decision, step, steps, None))
 
     def collect(self, max_steps: int = sys.maxsize) -> Collected | None:
-        """Collect one timestep, however few steps are asked for; update where that is due.
+        """Collect one timestep and do the updates that are due; `max_steps` bounds blocks only.
 
-        None where the run is to stop before all that is due is done: the step is pending then.
+        None: the run is to stop, and the step is pending because earlier work is not done.
         """
         decision, metrics = self._begin_step()
         return self._end_step(decision, metrics)
 
     def _begin_step(self) -> tuple[Decision, Metrics | None]:
-        """Act, evaluate and log what is due, send the actions; return what updates came to."""
+        """Act, evaluate and log, send the actions; update during the step if the agent can."""
         decision = self.actor.act(self.env.observation, self.env.starts)
         if self.run.report_due:
-            # Once the actions are decided on: evaluating more or less often changes none of them.
+            # Its updates come after acting, as they would below: it changes no action.
             self.run.evaluate_and_log()
         self.env.send(decision.action.numpy(force=True))
-        # DQN needs earlier steps only, and learns from them while the environments work on this.
+        # DQN learns from earlier steps while the environments work on this one.
         metrics = self.agent.update() if self.agent.can_update_during_step else None
         return decision, metrics
 
     def _end_step(self, decision: Decision, metrics: Metrics | None) -> Collected | None:
-        """Receive the step and observe it, unless something that comes first was cut short."""
+        """Receive the step and finish it, unless the run is to stop with earlier work not done."""
         run, step = self.run, self.env.receive()
         steps = run.sync_ranks(step)
         if run.stopped and (run.report_due or self.agent.has_pending_updates):
-            run.stash_pending_step(decision, step, metrics)
+            run.stash_pending_step(decision, step, metrics)  # resumed after that work
             return None
-        return self._observe(decision, step, steps, metrics)
+        return self._finish_step(decision, step, steps, metrics)
 
-    def _observe(
+    def _finish_step(
         self, decision: Decision, step: Step, steps: int, metrics: Metrics | None
     ) -> Collected:
-        """Let the agent store the step; update, if it could not before."""
+        """Observe the step, and update if the agent could not do so during it."""
         self.agent.observe(decision, step)
-        return self._updated(steps, tuple((steps, each) for each in step.episodes), metrics)
+        return self._collected(steps, tuple((steps, each) for each in step.episodes), metrics)
 
-    def _updated(
+    def _collected(
         self, steps: int, episodes: tuple[tuple[int, Episode], ...], metrics: Metrics | None
     ) -> Collected:
+        """Do the updates that had to wait for these steps; return what was collected."""
         if not self.agent.can_update_during_step:
             metrics = self.agent.update()  # PPO, once its rollout is full
         return Collected(steps, episodes, metrics)
 
 
 class BlockCollector(StepCollector):
-    """Collect many timesteps per call, in compiled code, wherever the agent can.
+    """Collects a block of timesteps per call, in compiled code, whenever the agent can.
 
-    Each is stored as it is made. A block ends where learning, a report or a checkpoint is due.
+    The compiled code acts, steps and stores until an update, a report or a checkpoint is due.
     """
 
     @override
     def collect(self, max_steps: int = sys.maxsize) -> Collected | None:
-        """Collect up to `max_steps` steps, or one timestep where there can be no block."""
+        """Collect a block of about `max_steps` steps at most; one timestep if there can be none."""
         decision, metrics = self._begin_step()
         block = self._collect_block(decision, max_steps)
         if block is None:
             return self._end_step(decision, metrics)
-        return self._updated(*block, metrics)
+        return self._collected(*block, metrics)
 
     def _collect_block(self, decision: Decision, max_steps: int) -> Rows | None:
-        """Take the step that was begun, and many more; None if the agent cannot, for now."""
+        """Finish the step that was begun, and take more; None if the agent cannot at the moment."""
         if self.run.stopped:
             return None
         steps = min(max_steps, self.run.steps_until_next_event)
@@ -99,7 +100,7 @@ class BlockCollector(StepCollector):
 
 
 def build_collector(run: Run, env: VectorEnv, agent: Agent) -> StepCollector:
-    """Return what collects for a run; where it profiles, calls of its parts are measured."""
+    """Return the collector for these environments; with `memory.profile` on, measure its calls."""
     actor = agent.actor(env.spec.num_envs, explore=True)
     collecting = (
         *((env, "send"), (env, "receive"), (actor, "act")),

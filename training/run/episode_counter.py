@@ -1,4 +1,4 @@
-"""The scores of finished episodes: means over the last of them, and those not shown yet."""
+"""Returns and lengths of finished training episodes: running means, and those not logged yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from steadyrl.envs.types import Episode
 
 # `rollout/return_mean` is over this many episodes, as published learning curves are.
 IN_MEAN = 100
-# At most so many of the episodes between two log lines are shown one by one.
-SHOWN = 20
+# At most this many of the episodes between two log lines are logged one by one.
+LOGGED = 20
 
 
 class EpisodeCounter(Stateful):
@@ -28,8 +28,8 @@ class EpisodeCounter(Stateful):
         self._infos = {name: History(min(IN_MEAN, history)) for name in info_metrics}
         self._returns = History(min(IN_MEAN, history))
         self._lengths = History(min(IN_MEAN, history))
-        self._steps = History(min(SHOWN, history))
-        self._new = 0  # since they were shown
+        self._steps = History(min(LOGGED, history))
+        self._new = 0  # episodes not logged yet
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ class EpisodeCounter(Stateful):
             raise ValueError("steps and lengths: hold a number that counts no steps")
 
     def append(self, step: int, episode: Episode) -> None:
-        """Count an episode that ended with this step."""
+        """Add an episode that ended at this step."""
         self._returns.append(episode.return_)
         self._lengths.append(episode.length)
         for name, value in episode.info.items():
@@ -53,16 +53,16 @@ class EpisodeCounter(Stateful):
 
     @property
     def count(self) -> int:
-        """How many episodes the means are over."""
+        """Episodes that the means are over."""
         return len(self._returns)
 
     @property
     def return_mean(self) -> float | None:
-        """Return the mean return, None before the first episode's end."""
+        """Mean return; None before the first episode ends."""
         return self._returns.mean if len(self._returns) else None
 
     def scalars(self) -> dict[str, float]:
-        """Return the means that are logged; none before the first episode's end."""
+        """Return the means to log by tag; empty before the first episode ends."""
         if not len(self._returns):
             return {}
         return {
@@ -70,8 +70,8 @@ class EpisodeCounter(Stateful):
             "rollout/length_mean": self._lengths.mean,
         } | {f"rollout/info/{name}": values.mean for name, values in self._infos.items()}
 
-    def show(self) -> tuple[list[tuple[int, float]], list[float]]:
-        """Return step and return of the newest not shown yet; and all returns if there are any."""
+    def pop_new(self) -> tuple[list[tuple[int, float]], list[float]]:
+        """Return (step, return) of the episodes not logged yet, and all returns if any are new."""
         if not self._new:
             return [], []
         returns, steps = list(self._returns), [int(step) for step in self._steps]

@@ -1,4 +1,4 @@
-"""How a run ends: exit code, last messages, summary."""
+"""How a run ends: status, summary, last log lines, errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("steadyrl")
 
-# Ways to end that a signal does not excuse.
+# Errors that keep their exit code even if a signal was received before.
 OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 
 
 @contextmanager
 def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
-    """Give every way out its status, and write the summary on all of them."""
+    """Set the summary's status however the run ends, and write the summary."""
     try:
         with services.world.telling():
             yield
@@ -45,11 +45,11 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     except BaseException as error:
         log.debug("the run failed", exc_info=True)
         if services.signals.received is not None and not isinstance(error, OWN_ENDS):
-            # Ctrl-C reaches compilers and simulators too: what broke then was asked to.
+            # Ctrl-C also reaches compilers and simulators, which may fail by it.
             run.fail("interrupted")
         else:
             run.fail("failed")
-            services.saver.last_good()  # what is being written may be what it is continued from
+            services.saver.last_good()  # waits for the checkpoint being written
             if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
                 where = f"the traceback is in {services.log_file}"
                 raise EnvironmentFailedError(f"{error}; {where}") from error
@@ -58,25 +58,25 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
         services.progress.close()
         with services.signals.shielded():
             lost = _write_summary(run, services) if services.world.rank == 0 else {}
-    _report(run, services.directory.path)
-    _refuse_lost(run, services, lost)
+    _log_end(run, services.directory.path)
+    _raise_if_unsaved(run, services, lost)
 
 
 def _write_summary(run: Run, services: RunServices) -> dict[str, str]:
-    """Write how the run ended; return what of its end could not be written, and why."""
+    """Write the summary; return the files of the run's end that were not written, and why."""
     lost = services.saver.lost
     if services.logger.lost is not None:
         lost["the last metrics"] = services.logger.lost
     if lost and run.summary.status == "finished":
-        run.summary.status = "failed"  # so that whoever reads it does not take it for done
+        run.summary.status = "failed"  # scripts that read it must not take the run for complete
     reason = run.summary.save(services.directory.path)
     return lost if reason is None else {**lost, SUMMARY: reason}
 
 
-def _refuse_lost(run: Run, services: RunServices, lost: dict[str, str]) -> None:
-    """Together: let the run end with its own code where its end is not on the disk.
+def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> None:
+    """On all ranks: raise UnsavedError if the run's last files could not be written.
 
-    Of one that was interrupted, that is the checkpoint it would go on from.
+    An interrupted run only needs a checkpoint to resume from; without one it gets the exit code.
     """
     saver, path = services.saver, services.directory.path
     if run.summary.status == "interrupted" and saver.continues and CHECKPOINT not in lost:
@@ -94,7 +94,7 @@ def _refuse_lost(run: Run, services: RunServices, lost: dict[str, str]) -> None:
     raise error
 
 
-def _report(run: Run, path: Path) -> None:
+def _log_end(run: Run, path: Path) -> None:
     s = run.summary
     evaluated = (
         "" if s.eval_return_mean is None else f", evaluated return {score(s.eval_return_mean)}"

@@ -1,4 +1,4 @@
-"""Which device, how many threads, and that they stay so."""
+"""Choose the device and the number of threads, and set up torch for them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,41 @@ import ctypes
 import importlib.util
 import logging
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steadyrl.agents.networks.settings import is_large_image
-from steadyrl.core.errors import SettingError
+from steadyrl.agents.registry import AgentSettings, Compiling
+from steadyrl.core.errors import SettingError, one_line
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.config.settings import RunSettings
+from steadyrl.training.run.rank_info import RankInfo, rank_info
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("steadyrl")
 
+# A core does some 5e10 FLOP/s: a smaller update takes it less than 2 ms. A GPU would lose more by
+# launches, copies, and environments and updates that are not machine code.
+WORTHWHILE_FLOP = 100_000_000
+
+# In a new process: one that has initialised CUDA cannot fork workers any more.
+PROBE = """
+import sys, torch
+try:
+    torch.ones(1, device=sys.argv[1]).add_(1).item()
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}".splitlines()[0])
+"""
+PROBE_SECONDS = 120
+
 
 def validate_machine(settings: RunSettings) -> None:
-    """Refuse what this machine does not have, before torch (slow to import) is asked."""
+    """Raise SettingError for what this machine does not have; without importing torch."""
     threads, cores = settings.threads, os.cpu_count() or 1
     if isinstance(threads, int) and threads > cores:
         raise SettingError("threads", threads, f"this machine has {cores} cores; use threads=auto")
@@ -41,15 +60,15 @@ def has_driver() -> bool:
 
 
 def device_error(device: str, reason: str) -> SettingError:
-    """Return the refusal of a card."""
+    """Return the error for a device that cannot be used."""
     return SettingError("device", device, f"{reason}; use device=cpu or device=auto")
 
 
 def device_name(device: str) -> str:
-    """Return the torch name of the device to train on, or refuse one that is not there."""
+    """Return the torch name of a device; raise SettingError if it is not available."""
     import torch
 
-    # Ask the driver's library, not the driver: workers are forked after this.
+    # NVML does not initialise CUDA, after which no workers could be forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     available = device != "cpu" and torch.cuda.is_available()
     if not available:
@@ -62,36 +81,102 @@ def device_name(device: str) -> str:
     count = torch.cuda.device_count()
     if index and int(index) >= count:
         last = f"cuda:{count - 1}" if count > 1 else "cuda"
-        raise SettingError("device", device, f"there is no such card; the last one is {last}")
+        raise SettingError("device", device, f"no such GPU; the last one is {last}")
     return device if kind == "cuda" else "cuda"
 
 
+def choose_device(run: RunSettings, agent: AgentSettings, spec: EnvSpec) -> str:
+    """Return the torch name of the device to train on.
+
+    `auto` takes a GPU that works and pays, and otherwise logs why the CPU is used. A GPU named in
+    the configuration that does not work raises SettingError.
+    """
+    import torch
+
+    name, asked = device_name(run.device), run.device
+    if asked == "auto" and has_driver() and not torch.backends.cuda.is_built():
+        if is_worthwhile(run, agent, spec):
+            log.info("training on the CPU: torch %s is built without CUDA", torch.__version__)
+        return "cpu"
+    if name == "cpu":
+        return name
+    if asked == "auto" and not is_worthwhile(run, agent, spec):
+        log.info("training on the CPU: faster for small networks (device=cuda forces the GPU)")
+        return "cpu"
+    reason = why_unusable(name, rank_info())
+    if reason is None:
+        return name
+    if asked != "auto":
+        raise device_error(asked, f"the GPU cannot be used ({reason})")
+    log.warning("training on the CPU: the GPU cannot be used (%s)", reason)
+    return "cpu"
+
+
+def is_worthwhile(run: RunSettings, agent: AgentSettings, spec: EnvSpec) -> bool:
+    """Return whether a GPU is faster than the CPU, or required by other settings."""
+    if run.precision == "tf32" or (isinstance(agent, Compiling) and agent.compile == "cudagraph"):
+        return True
+    from steadyrl.agents.update_cost import update_cost  # with torch
+
+    cost = update_cost(agent, spec)
+    return cost.convolves or cost.flop >= WORTHWHILE_FLOP
+
+
+def why_unusable(name: str, here: RankInfo) -> str | None:
+    """Return why a GPU cannot compute (an old driver, no kernels for it); None if it can."""
+    import torch
+
+    if torch.cuda.is_initialized():  # by an earlier run of this process
+        return None
+    if here.size > 1:
+        if here.local_size > torch.cuda.device_count():
+            return None  # another check reports this
+        name = f"cuda:{here.local_rank}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE, name],
+            cwd=Path(torch.__file__).parents[1],  # so that it imports the same torch
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_SECONDS,
+            start_new_session=True,  # Ctrl-C is for the run alone
+        )
+    except subprocess.TimeoutExpired:
+        return f"a test on it did not end within {PROBE_SECONDS} s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return one_line(lines[-1]) if lines else f"a test on it exited with {done.returncode}"
+
+
 def prepare_device(settings: RunSettings, device: torch.device) -> None:
-    """Let a device compute as precisely, and as repeatably, as the settings say."""
+    """Set precision and determinism of a device as configured."""
     import torch
 
     if settings.deterministic:
-        # Before the first product: cuBLAS reads it once.
+        # cuBLAS reads it once, at the first matrix product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_deterministic_debug_mode("error" if settings.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type != "cuda":
         if settings.precision == "tf32":
-            log.warning("precision=tf32 has no effect on a CPU, whose products are float32")
+            log.warning("precision=tf32 has no effect on a CPU, which multiplies in float32")
         return
     if device.index is not None:
         torch.cuda.set_device(device)
     allowed = settings.precision != "float32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-    # Shapes stay: trying out convolutions once pays, but which one wins is up to the clock.
+    # Shapes are static, so benchmarking convolutions pays, but its choice depends on timing.
     torch.backends.cudnn.benchmark = not settings.deterministic
     torch.backends.cudnn.deterministic = settings.deterministic
 
 
 def thread_count(threads: str | int, spec: EnvSpec, ranks: int = 1) -> int:
-    """Return the number of torch threads: small matrices lose more to waiting than they gain.
+    """Return the number of torch threads: one, unless large images are convolved.
 
-    So many `ranks` of a machine share its cores.
+    Small matrices lose more by synchronising threads than they gain. `ranks` of one machine share
+    its cores.
     """
     if isinstance(threads, int):
         return threads
@@ -99,10 +184,10 @@ def thread_count(threads: str | int, spec: EnvSpec, ranks: int = 1) -> int:
 
 
 def prepare_arithmetic(threads: int) -> None:
-    """Set torch's threads, and have numbers below 1e-38 count as 0.
+    """Set torch's threads, and flush subnormal numbers (below 1e-38) to 0.
 
-    The moments of weights that no longer matter fade into that range, where a CPU takes many times
-    as long for each operation: a run would become slower the longer it learns.
+    Adam's moments of weights without gradient decay into that range, where a CPU takes many times
+    as long for each operation: runs would slow down as they learn.
     """
     import torch
 
@@ -111,7 +196,7 @@ def prepare_arithmetic(threads: int) -> None:
 
 
 def validate_torch_defaults(env: str) -> None:
-    """Refuse an environment that has told torch what tensors are like in this whole process."""
+    """Raise EnvironmentFailedError if an environment changed torch's default dtype or device."""
     import torch
 
     kinds = {

@@ -1,4 +1,4 @@
-"""A job: composed configuration, checked settings, and what the environment offers."""
+"""A job: the composed configuration, validated settings, and the environment's spaces."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from steadyrl.training.run.rank_info import rank_info
 
 
 class Planned(Protocol):
-    """A job that a sweep keeps account of."""
+    """A job of a sweep."""
 
     run_dir: str
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run to go on with."""
+        """Whether there is a run to resume."""
 
 
 def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
-    """Return what the environment offers, and the settings that say whether there are masks."""
+    """Return the environment's spaces, and the settings with `action_masks` resolved."""
     env = settings.run.env
     if not (isinstance(settings.agent, Masking) and settings.agent.takes_masks):
         if env.action_masks == "true":
-            reason = f"agent {settings.agent.name} knows nothing of masks"
+            reason = f"agent {settings.agent.name} does not support action masks"
             raise SettingError("env.action_masks", "true", reason)
         env = env.with_masks(False)
     try:
@@ -63,14 +63,14 @@ def probed(settings: Settings) -> tuple[Settings, EnvSpec]:
 
 LONGEST = 180  # bytes; most file systems take 255 for a name
 
-LAST = "seed"  # runs that differ in nothing else stand side by side
+LAST = "seed"  # so that runs that differ in their seed only are listed side by side
 
 
 def run_name(job: int, overrides: Sequence[str], typed: Sequence[str]) -> str:
-    """Return agent-ppo__seed-1__job-3 for a job of a sweep that has these overrides.
+    """Return a directory name such as agent-ppo__seed-1__job-3 for a job with these overrides.
 
-    `typed` is what was typed for all jobs: what it gives one value is the same for all, and left
-    out. Sweepers may come back to what they had, which only the number tells apart.
+    `typed`: the sweep's command line; keys it gives one value are the same for all jobs and left
+    out. A sweeper may try the same values again, hence the job's number.
     """
     same = fixed_keys(typed)
     differing = [text for text in overrides if _key(text) not in same]
@@ -79,7 +79,7 @@ def run_name(job: int, overrides: Sequence[str], typed: Sequence[str]) -> str:
 
 
 def fixed_keys(typed: Iterable[str]) -> set[str]:
-    """Return the keys, or groups, to which overrides give one value."""
+    """Return the keys and groups to which the overrides give a single value."""
     parsed = OverridesParser.create().parse_overrides(list(typed))
     return {
         _key(override.input_line or "") for override in parsed if not override.is_sweep_override()
@@ -91,21 +91,21 @@ def _key(override: str) -> str:
 
 
 def _short(named: list[str]) -> list[str]:
-    """Leave out of a name what is too much, from its end."""
+    """Drop overrides from the end until the name is short enough."""
     while sum(len(each) + 2 for each in named) > LONGEST:
         named = named[:-1]
     return named
 
 
 def _plain(override: str) -> str:
-    """Return an override as a part of a name that shells, patterns and `resume=…` read as it is."""
+    """Return an override as part of a file name that shells and `resume=…` need not quote."""
     key, _, value = override.lstrip("+~").partition("=")
     bare = re.sub(r"[\[\]{}()'\"\s\\+]", "", value)
     return re.sub(r"[^\w.-]", "-", f"{key.replace('/', '.')}-{bare}", flags=re.ASCII)
 
 
 def compose_one(overrides: list[str]) -> DictConfig:
-    """Return the configuration of a single run, without what Hydra does for sweeps."""
+    """Compose the configuration of a single run, without Hydra's launchers and sweepers."""
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = hydra.compose("config", overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
@@ -116,10 +116,10 @@ def compose_one(overrides: list[str]) -> DictConfig:
 def accept(
     config: DictConfig, of_all_jobs: Sequence[str] = (), of_sweep: Planned | None = None
 ) -> Job:
-    """Check a composed configuration before anything slow is imported or written.
+    """Validate a composed configuration, before anything slow is imported or written.
 
-    `of_all_jobs` is what was typed, for all jobs of a sweep together; `of_sweep` is this one, where
-    the sweep keeps account of it: what it began before, it continues.
+    `of_all_jobs`: the command line of the whole sweep. `of_sweep`: this job of a sweep, which is
+    resumed if it was begun before.
     """
     values = _resolved(config)
     settle(values)
@@ -129,9 +129,9 @@ def accept(
             values["resume"] = AUTO
     typed = _typed()
     settings = _settings(values)
-    if settings.run.seeds is not None:  # and somebody else than train.py asks for one
+    if settings.run.seeds is not None:  # by another caller than the command
         raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
-    # Before any code of an environment runs, which may change the working directory.
+    # Resolved first: an environment's code may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
     refuse_links(directory)
     if rank_info().rank == 0:
@@ -144,7 +144,7 @@ def accept(
             settings = load_settings(values)
     validate_machine(settings.run)
     settings, spec = probed(settings)
-    _refuse_unfit_share(settings, spec)
+    _validate_agent(settings, spec)
     return Job(settings, spec, values, _hydra_files(config), directory, changes)
 
 
@@ -155,8 +155,8 @@ def _settings(values: dict[str, Any]) -> Settings:
         raise CommandError(explain(error, _typed(), CONFIGS, multirun=False)) from error
 
 
-def _refuse_unfit_share(settings: Settings, spec: EnvSpec) -> None:
-    """Let the agent refuse what it would have to do, alone or as one of several ranks."""
+def _validate_agent(settings: Settings, spec: EnvSpec) -> None:
+    """Let the agent validate its settings for one rank's share of the steps."""
     here, total = rank_info(), settings.run.total_steps
     share = -(-total // here.size)
     try:
@@ -169,7 +169,7 @@ def _refuse_unfit_share(settings: Settings, spec: EnvSpec) -> None:
 
 
 def _typed() -> list[str]:
-    """Return the overrides as they were typed: what is in them was resolved once already."""
+    """Return the overrides as typed, without resolving them again."""
     typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     assert isinstance(typed, list)
     return typed
@@ -178,7 +178,7 @@ def _typed() -> list[str]:
 def _resolved(config: DictConfig) -> dict[str, Any]:
     try:
         values = OmegaConf.to_container(config, resolve=True)
-    except Exception as error:  # resolvers are foreign code
+    except Exception as error:  # resolvers run users' code
         key = error.full_key if isinstance(error, OmegaConfBaseException) else None
         reason = str(error).splitlines()[0] if str(error) else describe(error)
         raise CommandError(f"{key or 'the configuration'}: {reason}") from error

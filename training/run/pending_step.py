@@ -56,7 +56,7 @@ class PendingStep(Stateful):
             step.tensor(name, (envs,), torch.bool)
         step.tensor("reward", (envs,), torch.float32)
         if not isinstance(step.raw("episodes"), list):
-            raise ValueError("pending.step.episodes: are no list")
+            raise ValueError("pending.step.episodes: is not a list")
         for name in Decision._fields:
             if decision.raw(name) is not None or name in ("obs", "action"):
                 numbers = decision.raw(name)
@@ -84,5 +84,5 @@ def _episode(saved: Saved, envs: int) -> Episode:
     env, length_ = saved.whole("env", 0, envs - 1), saved.whole("length")
     info = saved.raw("info")
     if not isinstance(info, dict):
-        raise ValueError("episode.info: is no mapping")
+        raise ValueError("episode.info: is not a mapping")
     return Episode(env, saved.real("return_"), length_, {k: real(v) for k, v in info.items()})

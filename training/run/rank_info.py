@@ -1,6 +1,6 @@
-"""Whether this process is one of several, as torchrun says it in the environment.
+"""Rank and world size of this process, from the environment variables that torchrun sets.
 
-Nothing slow is imported, because refusals come first.
+Nothing slow is imported: a wrong configuration is refused before torch is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class RankInfo(NamedTuple):
-    """Which of how many ranks this process is, and which of those on its machine."""
+    """Rank and number of ranks, overall and on this machine."""
 
     rank: int = 0
     size: int = 1
@@ -27,7 +27,7 @@ class RankInfo(NamedTuple):
 
 
 def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
-    """Return where this process stands; alone where nobody launched several."""
+    """Return this process's ranks; one of one if it was not launched by torchrun."""
     size = environment.get("WORLD_SIZE", "1")
     if size == "1":
         return RankInfo()
@@ -41,8 +41,8 @@ def rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
 
 
 def end_with_launcher() -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, so that no rank outlives it."""
+    """Let the kernel send SIGTERM when the launcher dies, so that no rank outlives it."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before it was asked
+    if os.getppid() != parent:  # it died before prctl
         os.kill(os.getpid(), signal.SIGTERM)

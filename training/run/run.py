@@ -38,18 +38,18 @@ Result = TypeVar("Result")
 
 
 class Collected(NamedTuple):
-    """What one call of a collector came to: steps and episodes of all ranks, metrics of updates."""
+    """What one call of a collector brings to the run."""
 
-    steps: int  # valid environment steps
-    episodes: tuple[tuple[int, Episode], ...]  # that ended, each after so many of these steps
-    metrics: Metrics | None  # None: no update
+    steps: int  # valid environment steps, of all ranks
+    episodes: tuple[tuple[int, Episode], ...]  # this rank's, each after so many of these steps
+    metrics: Metrics | None  # of the updates meanwhile, if any
 
 
 class RunResult(NamedTuple):
-    """What training came to."""
+    """What `train` returns."""
 
     summary: Summary
-    exit_code: int  # for the command: not 0 where a signal ended the run
+    exit_code: int  # 0, or the signal's, or 9 if its checkpoint could not be written
 
     @property
     def score(self) -> float | None:
@@ -58,7 +58,7 @@ class RunResult(NamedTuple):
 
 
 class Run(SavedRun):
-    """Counts what the collector brings, and evaluates, logs, saves and stops when that is due."""
+    """Counts collected steps; evaluates, logs, saves and stops when due."""
 
     state_names = (
         "steps",
@@ -148,7 +148,7 @@ class Run(SavedRun):
 
     @property
     def steps_until_next_event(self) -> int:
-        """Steps until a report, a checkpoint or the end is due; 0 or less: at every timestep."""
+        """Steps until a report, a checkpoint or the end; 0 or less while every timestep counts."""
         report, save = self._next_event, self._services.saver.next
         return (report if save is None else min(report, save)) - self.steps
 
@@ -190,17 +190,18 @@ class Run(SavedRun):
             for after, episode in collected.episodes:
                 self._episodes.append(before + after, episode)
             self.summary.episodes += len(collected.episodes)
-        signals = self._services.signals
-        requested, signals.save_requested = signals.save_requested, False
+        requested, signals = False, self._services.signals
+        if signals.save_requested:  # looked at first: a signal may come at any time
+            requested, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
         signals.saving = True  # which may take as long as the disk takes
         self._services.saver.after_row(self.steps, score, best=self._is_best, asked=requested)
         signals.saving = self._is_best = False
 
     def evaluate_and_log(self) -> None:
-        """Do the updates due by now, then evaluate, log and record a video, each where it is due.
+        """Do the updates due by now; then evaluate, log and record a video, as far as they are due.
 
-        If a signal interrupts it, what is left stays due.
+        If a signal interrupts, what is left stays due.
         """
         self._update_agent()
         self._report()
@@ -220,7 +221,7 @@ class Run(SavedRun):
         self._record_video()
 
     def _update_agent(self) -> None:
-        """Do the updates that are due: some only if an interruption or a report left them."""
+        """Do the updates that are due."""
         self._on_update(self._agent.update())
 
     def _on_update(self, metrics: Metrics | None) -> None:
@@ -243,7 +244,7 @@ class Run(SavedRun):
 
     def complete(self) -> None:
         """Evaluate and log a last time, unless the run is to stop; save; fill in the summary."""
-        self._services.signals.reached()
+        self._services.signals.cancel_timeout()
         finished = (
             self.steps >= self._total and self._memory_error is None and self._final_evaluation()
         )
@@ -299,7 +300,7 @@ class Run(SavedRun):
     def _write(self, scalars: dict[str, float]) -> None:
         self._services.directory.refuse_lost()
         seconds = self._stopwatch.seconds
-        self._services.logger.write(self.steps, scalars, seconds, *self._episodes.show())
+        self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
         self.logged_step = self.steps
 
     def _evaluate(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The parts around a run that it reports through and listens to, and how it ends by them."""
+"""The services of a run: logger, evaluator, checkpoints, signals, memory watch, ranks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class RunEvaluator(Protocol):
-    """Who evaluates."""
+    """Evaluates the greedy policy."""
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
-        """Return the agent's greedy score, or None when stopped before it is known."""
+        """Return the greedy policy's returns; None if stopped before all episodes ended."""
 
 
 class RunServices(NamedTuple):
-    """What a run reports through and listens to."""
+    """What a run logs, evaluates, saves and records with, and what can stop it."""
 
     directory: RunDirectory
     logger: Logger
@@ -43,5 +43,5 @@ class RunServices(NamedTuple):
 
     @property
     def log_file(self) -> Path:
-        """Where this process writes its log."""
+        """The log file of this rank."""
         return self.directory.path / log_name(self.world.rank)

@@ -1,4 +1,4 @@
-"""How long a row may still take once a signal asks the run to end: longer where rows are slow."""
+"""Stop a run by signals: after the current step if that is soon enough, at once if not."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SIGNAL_EXIT = 128  # what a shell adds to the number of the signal that ended a process
 
-ROW_SECONDS = 3.5  # that a row may still take, where rows are quick
+STEP_SECONDS = 3.5  # that the current step may still take, where steps are fast
 
-RANKS_SECONDS = 20.0  # the same where ranks have to agree; torchrun kills after 30
+RANKS_SECONDS = 20.0  # the same among ranks, which have to agree; torchrun kills after 30
 
-LAST_SECONDS = 0.8  # for closing, once nothing is waited for any more
+LAST_SECONDS = 0.8  # for cleaning up, once the current step is given up
 
-# Python cannot pass an exception on out of a weak reference's callback: it is raised again.
-AGAIN_SECONDS = 0.02
+# Python drops an exception raised in a weak reference's callback: raised again after this time.
+RETRY_SECONDS = 0.02
 
 
 class StoppedError(KeyboardInterrupt):
-    """The process was asked to end at once."""
+    """The process is to end at once."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class StoppedError(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let a signal end the whole process without a traceback, with the code of that signal."""
+    """Let a signal end the process without a traceback, with exit code 128 + signal."""
     _handle(_stop_at_once)
     _handle(_nothing_to_save, (signal.SIGUSR1,))
     sys.unraisablehook = _leave_if_stopped
@@ -55,66 +55,66 @@ def ended_by_signals() -> Iterator[None]:
             raise
         exit_with(no_room_to_start(error))
     except SystemExit as ended:
-        from steadyrl.training.run.rank_info import rank_info  # loads more than this module may
+        from steadyrl.training.run.rank_info import rank_info  # imports more than this module may
 
         code = ended.code
-        # A rank that fails leaves connections behind on which the interpreter would stumble.
+        # The connections of a failed rank would block the interpreter's exit.
         if isinstance(code, int) and (code > SIGNAL_EXIT or (code and rank_info().size > 1)):
             _leave(code)
         raise
     finally:
-        # The interpreter takes its time to end; nobody wants a traceback of that.
+        # A signal while the interpreter exits should print no traceback.
         _handle(_exit)
 
 
 def _leave_if_stopped(lost: Any) -> None:
-    """End the process where an exception that should have done so could not be passed on."""
+    """End the process if a StoppedError was raised where Python cannot propagate it."""
     if isinstance(lost.exc_value, StoppedError):
         _leave(lost.exc_value.exit_code)
     sys.__unraisablehook__(lost)
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process without waiting for compilers and the like, which may take seconds."""
+    """Exit at once: compilers and other threads may take seconds to end."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever reads it may be gone
+        with suppress(OSError, ValueError):  # a closed pipe
             stream.flush()
     os._exit(code)
 
 
 class StopSignals:
-    """Once a run has begun, the first signal is noted; a second one ends it at once.
+    """Stop the run after the current step at the first signal, at once at the second.
 
-    A row that is not over in time, because an environment hangs, counts as a second signal; how
-    long that is, `patience` says.
+    A step that does not finish within `patience()` seconds (an environment hangs) counts as a
+    second signal. Before `begin`, the first signal ends the process at once.
     """
 
     def __init__(self) -> None:
-        self._noted: int | None = None
-        self.save_requested = False  # by SIGUSR1; whoever saves takes it back
-        self.stop = Stop()  # what learning obeys
-        self.patience: Callable[[], float] = lambda: ROW_SECONDS  # that a row may still take
-        self.saving = False  # no row is under way but a disk is, which takes as long as it takes
+        self._first: int | None = None  # signal
+        self.save_requested = False  # by SIGUSR1; reset by whoever saves
+        self.stop = Stop()  # checked between gradient steps
+        self.patience: Callable[[], float] = lambda: STEP_SECONDS  # for the current step
+        self.saving = False  # a checkpoint is being written, which has no time limit
         self._overdue = False
         self._waiting: int | None = None
-        self._begun = self._shielded = self._again = False
+        self._begun = self._shielded = self._retry = False
         self._before: dict[int, Any] = {}
         self._unraisable = sys.unraisablehook
 
     @property
     def received(self) -> int | None:
-        """The signal that ends the run; among ranks, once all have agreed to end."""
+        """The signal that stops the run; among ranks, once all have agreed to stop."""
         if not self.stop.requested:
             return None
-        return self._noted or signal.SIGTERM  # which only another rank received
+        return self._first or signal.SIGTERM  # received by another rank only
 
     def begin(self) -> None:
-        """Note signals from now on: there is something to lose."""
+        """From now on, finish the current step and save before ending."""
         self._begun = True
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """Let a second signal wait until a short piece of work is done."""
+        """Delay a second signal until a short critical section is done."""
         self._shielded = True
         try:
             yield
@@ -123,20 +123,20 @@ class StopSignals:
             if self._waiting is not None:
                 raise StoppedError(self._waiting)
 
-    def reached(self) -> None:
-        """Say that the row under way is over: from now on only a second signal ends the run."""
-        if self._noted is not None:
+    def cancel_timeout(self) -> None:
+        """Cancel the time limit once the current step is done: only a second signal counts now."""
+        if self._first is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def __enter__(self) -> StopSignals:
         self._before = _handle(self._receive)
         self._before |= _handle(self._save, (signal.SIGUSR1,))
-        self._before |= _handle(self._hurry, (signal.SIGALRM,))
-        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._pass_on
+        self._before |= _handle(self._on_timeout, (signal.SIGALRM,))
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.reached()
+        self.cancel_timeout()
         sys.unraisablehook = self._unraisable
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -144,14 +144,14 @@ class StopSignals:
     def _receive(self, number: int) -> None:
         if not self._begun:
             _stop_at_once(number)
-        elif self._noted is None:
-            self._noted = number
+        elif self._first is None:
+            self._first = number
             if not self.stop.together:
-                _say("stopping after this row; again to stop now")
-            self._wait()
+                _print_line("stopping after this step; signal again to stop at once")
+            self._start_timeout()
             self.stop.request()
         elif self.stop.together:
-            pass  # from the launcher once more, which got it too
+            pass  # the launcher got the signal too, and forwards it
         elif self._shielded:
             self._waiting = number
         else:
@@ -159,47 +159,47 @@ class StopSignals:
             self._overdue = True
             raise StoppedError(number)
 
-    def longest(self) -> float:
-        """Return the seconds that the row under way is given once a signal came."""
+    def step_limit(self) -> float:
+        """Return the seconds that the current step may take after a signal."""
         seconds = self.patience()
         return max(RANKS_SECONDS, seconds) if self.stop.together else seconds
 
-    def _wait(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self.longest())
+    def _start_timeout(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self.step_limit())
 
     def _save(self, number: int) -> None:
         if self._begun:
             self.save_requested = True
-            _say("saving after this row")
+            _print_line("saving a checkpoint after this step")
 
-    def _pass_on(self, lost: Any) -> None:
-        if isinstance(lost.exc_value, CutShortError) and self._noted is not None:
-            self._again = True
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+    def _raise_again(self, lost: Any) -> None:
+        if isinstance(lost.exc_value, CutShortError) and self._first is not None:
+            self._retry = True
+            signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
         else:
             self._unraisable(lost)
 
-    def _hurry(self, number: int) -> None:
-        """End what takes too long: first by an exception, then whatever it does."""
-        assert self._noted is not None
-        if self._again:
-            self._again = False
-            self._wait()
+    def _on_timeout(self, number: int) -> None:
+        """Stop a step that takes too long: first by an exception, then by exiting."""
+        assert self._first is not None
+        if self._retry:
+            self._retry = False
+            self._start_timeout()
             self.stop.request()
             return
         if self.saving and not self._overdue:
-            self._wait()
+            self._start_timeout()
             return
         if self._overdue:
-            os._exit(SIGNAL_EXIT + self._noted)
+            os._exit(SIGNAL_EXIT + self._first)
         self._overdue = True
         signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS)
-        _say("the row under way takes too long: stopping without it")
-        raise StoppedError(self._noted)
+        _print_line("the current step did not finish in time: stopping without saving it")
+        raise StoppedError(self._first)
 
 
 def _stop_at_once(number: int) -> None:
-    _say("stopping")
+    _print_line("stopping")
     raise StoppedError(number)
 
 
@@ -212,13 +212,13 @@ def _exit(number: int) -> None:
 
 
 def _handle(action: Callable[[int], None], numbers: Iterable[int] = SIGNALS) -> dict[int, Any]:
-    """Let signals lead to `action` in this process; return the handlers there were."""
+    """Handle signals by `action` in this process; return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
-        return {}  # a launcher that runs jobs in threads stops them by its own means
+        return {}  # a launcher that runs jobs in threads stops them itself
     owner = os.getpid()
 
     def act(number: int, frame: FrameType | None) -> None:
-        # A process forked from this one has these handlers too at first, and no run to stop.
+        # A forked process inherits these handlers, and has no run to stop.
         if os.getpid() == owner:
             action(number)
 
@@ -231,22 +231,22 @@ def _handle(action: Callable[[int], None], numbers: Iterable[int] = SIGNALS) -> 
 
 
 def is_ignored(number: int) -> bool:
-    """Tell whether a closed terminal is to end nothing, as `nohup` has it."""
+    """Return whether the signal is a closed terminal's under `nohup`."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
-def _say(line: str) -> None:
-    """Write a line as a signal handler may: print could be in the middle of one already."""
+def _print_line(line: str) -> None:
+    """Write a line to stderr; safe in a signal handler, where `print` may be interrupted itself."""
     with suppress(OSError):
-        begin = "\n" if os.isatty(2) else ""  # a progress bar may be on the line
+        begin = "\n" if os.isatty(2) else ""  # after a progress bar
         os.write(2, f"{begin}{line}\n".encode())
 
 
-TIMES = 2.0  # of the slowest row so far, because rows differ
+TIMES = 2.0  # the slowest step so far, because steps differ
 
 
 class Patience:
-    """Goes by the slowest row so far, or by what one under way has taken, and the step timeout."""
+    """How long to wait for the current step: from the slowest so far and `env.step_timeout`."""
 
     def __init__(self, settings: RunSettings, envs: Sequence[VectorEnv]) -> None:
         chosen = settings.stop_timeout
@@ -254,13 +254,13 @@ class Patience:
         self._step_timeout, self._envs = settings.env.step_timeout, envs
 
     def seconds(self) -> float:
-        """Return how long the run should wait for the row under way."""
+        """Return how many seconds to wait for the current step."""
         if self._chosen is not None:
             return self._chosen
-        return max(ROW_SECONDS, *(self._of(env) for env in self._envs))
+        return max(STEP_SECONDS, *(self._of(env) for env in self._envs))
 
     def _of(self, env: VectorEnv) -> float:
         expected = min(TIMES * env.clock.slowest, self._step_timeout * env.spec.num_envs)
         running = env.clock.running
-        # A first step of a minute may have half a minute left; one that takes an hour hangs.
+        # A slow step may need as long again, unless it is beyond the step timeout: then it hangs.
         return max(expected, running if running < self._step_timeout else 0.0)

@@ -1,8 +1,8 @@
-"""A small process that ends this one where a signal finds it stuck in an environment's native code.
+"""A process that kills this one if a signal finds it stuck in an environment's native code.
 
-Python runs signal handlers between two of its own instructions. Code that never returns to it, say
-a simulator that waits while it holds the interpreter, leaves no thread a chance either. The kernel
-still writes the signal's number to a file (`signal.set_wakeup_fd`), which the other process reads.
+Python runs signal handlers between two bytecodes, so native code that never returns (a simulator
+that blocks and holds the GIL) blocks handlers and all threads. The signal's number is still written
+to a file descriptor (`signal.set_wakeup_fd`), which the other process reads.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ QUIT_SECONDS = 2.0
 
 
 class Watcher:
-    """The other process while a run lasts; nothing where there can be none.
+    """Runs the watcher process while a run lasts; does nothing where there can be none.
 
-    It learns of signals by a socket, whose packets say which process wrote them, and of the row
-    under way by memory that both see. It ends with this process, which it knows by a handle.
+    It receives signal numbers by a socket, whose packets name the sending process, sees the current
+    step in shared memory, and ends with this process, which it knows by a pidfd.
     """
 
     def __init__(self, patience: float, *, together: bool) -> None:
-        """Start it; without waiting for it to be there."""
+        """Start the process; do not wait until it is ready."""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._before = -1  # to whom signals' numbers went
+        self._before = -1  # the previous wakeup fd
         size = 8 * WORDS
         self._patience: Callable[[], float] = bool
         able = sys.platform == "linux" and hasattr(os, "pidfd_open")
@@ -50,7 +50,7 @@ class Watcher:
             shared = os.memfd_create("steadyrl-watcher")
             os.ftruncate(shared, size)
         except OSError as error:
-            log.debug("no process watches this one: %s", error)
+            log.debug("the watcher process cannot be started: %s", error)
             self._numbers = memoryview(bytearray(size)).cast("Q")
             return
         self._numbers = memoryview(mmap.mmap(shared, size)).cast("Q")
@@ -59,7 +59,7 @@ class Watcher:
         try:
             self._start(shared)
         except OSError as error:
-            log.debug("no process watches this one: %s", error)
+            log.debug("the watcher process cannot be started: %s", error)
         finally:
             os.close(shared)
 
@@ -88,7 +88,7 @@ class Watcher:
         self._before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
 
     def watch(self, envs: Sequence[VectorEnv], patience: Callable[[], float]) -> None:
-        """Let rows of these environments take so long once a signal came."""
+        """Watch these environments' steps, which may take `patience()` seconds after a signal."""
         self._patience = patience
         for env in envs:
             env.clock.show_in(self._numbers)
@@ -96,7 +96,7 @@ class Watcher:
         self._slower()
 
     def begun(self) -> None:
-        """Say that there is something to lose: from now on only environments are watched."""
+        """Mark the run as begun: from now on only environments' steps are watched."""
         self._numbers[BEGUN] = 1
 
     def _slower(self) -> None:
@@ -109,11 +109,11 @@ class Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End the process."""
         if self._socket is None or self._process is None:
             return
         found = signal.set_wakeup_fd(-1)
-        # What an environment has asked for meanwhile stays.
+        # A wakeup fd that an environment has set meanwhile stays.
         stays = self._before if found == self._socket.fileno() else found
         with suppress(OSError, ValueError):  # it may be closed by now
             signal.set_wakeup_fd(stays)
@@ -121,6 +121,6 @@ class Watcher:
             self._socket.send(QUIT)
         try:
             self._process.wait(QUIT_SECONDS)
-        except subprocess.TimeoutExpired:  # it is stopped, or has not come to run yet
+        except subprocess.TimeoutExpired:  # suspended, or not started yet
             self._process.kill()
             self._process.wait()

@@ -1,6 +1,6 @@
-"""The process that `watcher.py` starts: it waits, and ends a run that cannot end itself.
+"""The process that `watcher.py` starts: it kills a run that cannot end itself.
 
-Started as a file, with nothing of the project, so that it is there in milliseconds.
+Run as a file without importing the project, so that it is ready in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import struct
 import sys
 import time
 
-# Numbers of 64 bits in the shared memory: the row under way, or 0; milliseconds that it may take;
-# whether several processes are one run, and get signals twice; whether the run has begun.
-ROW, ALLOWED, TOGETHER, BEGUN, WORDS = range(5)
+# 64-bit words of the shared memory: number of the current step, or 0; milliseconds it may take;
+# whether there are several ranks, which get signals twice; whether the run has begun.
+STEP, ALLOWED, TOGETHER, BEGUN, WORDS = range(5)
 QUIT = b"quit"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SLACK = 2.0  # seconds that the run itself has to end what takes too long
-AGAIN = 1.0  # seconds that a second signal leaves it
-SAID = b"\nthe row under way never comes back from native code: killed; the last checkpoint stays\n"
+SLACK = 2.0  # more seconds, in which the run may still end by itself
+SECOND = 1.0  # seconds that are left after a second signal
+KILLED = b"\nthe current step does not return from native code: killed; the last checkpoint stays\n"
 
 
 class Stuck:
-    """Whether a run is where it was when a signal came, though it had time to end."""
+    """Finds out whether a run is still in the step in which a signal came, after its time limit."""
 
     def __init__(self, numbers: memoryview) -> None:
         self._numbers = numbers
@@ -34,17 +34,17 @@ class Stuck:
         self.deadline: float | None = None
 
     def signalled(self, now: float) -> None:
-        """Count a signal that came to the run."""
+        """Count a signal to the run."""
         self._signals += 1
         if self._signals == 1:
             self._look(now)
         elif not self._numbers[TOGETHER] and self.deadline is not None:
-            self.deadline = min(self.deadline, now + AGAIN + SLACK)
+            self.deadline = min(self.deadline, now + SECOND + SLACK)
 
     def confirmed(self, now: float) -> bool:
-        """Return whether it is stuck, once its time is over; if not, it has as much again."""
-        before, (begun, row) = self._where, self._now()
-        if (begun, row) == before and (row or not begun):
+        """Return whether the run is stuck, once its time is over; if not, start a new limit."""
+        before, (begun, step) = self._where, self._now()
+        if (begun, step) == before and (step or not begun):
             return True
         self._look(now)
         return False
@@ -54,11 +54,11 @@ class Stuck:
         self.deadline = now + self._numbers[ALLOWED] / 1000 + SLACK
 
     def _now(self) -> tuple[int, int]:
-        return self._numbers[BEGUN], self._numbers[ROW]
+        return self._numbers[BEGUN], self._numbers[STEP]
 
 
 def watch(channel: socket.socket, numbers: memoryview, trainer: int, process: int) -> bool:
-    """Wait until the run ends by itself (False) or has to be ended (True)."""
+    """Wait until the run ends by itself (return False) or must be killed (return True)."""
     stuck = Stuck(numbers)
     ready = select.poll()
     ready.register(channel, select.POLLIN)
@@ -74,7 +74,7 @@ def watch(channel: socket.socket, numbers: memoryview, trainer: int, process: in
             data, extra, *_ = channel.recvmsg(64, 256)
             if data in (b"", QUIT):
                 return False
-            # A process that the run has forked has the same end, and is not meant.
+            # A forked process of the run writes to the same socket: not the run's signal.
             writers = [struct.unpack("3i", content)[0] for *_, content in extra]
             if data[0] in ENDING and writers == [process]:
                 stuck.signalled(time.monotonic())
@@ -83,15 +83,15 @@ def watch(channel: socket.socket, numbers: memoryview, trainer: int, process: in
 
 
 def main(channel: int, shared: int, trainer: int, process: int) -> None:
-    """Watch until the end."""
-    for number in ENDING:  # of the run, which may come to its whole group
+    """Watch until the run ends."""
+    for number in ENDING:  # which may be sent to the run's process group
         signal.signal(number, signal.SIG_IGN)
     numbers = memoryview(mmap.mmap(shared, 8 * WORDS)).cast("Q")
     with socket.socket(fileno=channel) as ours:
         if watch(ours, numbers, trainer, process):
-            # By its handle: the number of a process may be another's by now.
+            # By pidfd: the process id may belong to another process by now.
             signal.pidfd_send_signal(trainer, signal.SIGKILL)
-            os.write(2, SAID)
+            os.write(2, KILLED)
 
 
 if __name__ == "__main__":

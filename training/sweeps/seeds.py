@@ -232,7 +232,7 @@ def one_graph(jobs: list[Job], many: int) -> list[Job]:
     import torch  # slow, like what follows
 
     from steadyrl.agents.engine.engine import compile_mode
-    from steadyrl.training.run.device_choice import choose_device
+    from steadyrl.training.run.hardware import choose_device
 
     run, spec = new[0].settings.run, new[0].spec
     device, large = torch.device(choose_device(run, agent, spec)), is_large_image(spec.seen_shape)

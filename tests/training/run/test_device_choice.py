@@ -14,8 +14,8 @@ from steadyrl.agents.update_cost import UNKNOWN_BATCH, UpdateCost, update_cost
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec
 from steadyrl.training import setup as opening
-from steadyrl.training.run import device_choice, hardware
-from steadyrl.training.run.device_choice import choose_device, is_worthwhile, why_unusable
+from steadyrl.training.run import hardware
+from steadyrl.training.run.hardware import choose_device, is_worthwhile, why_unusable
 from steadyrl.training.run.rank_info import RankInfo
 
 VECTOR = EnvSpec("Vectors", 1, (4,), "float32", 1, DiscreteActions(2))
@@ -36,9 +36,8 @@ def machine(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(device_choice, "why_unusable", why)
-    for module in (device_choice, hardware):
-        monkeypatch.setattr(module, "has_driver", lambda: True)
+    monkeypatch.setattr(hardware, "why_unusable", why)
+    monkeypatch.setattr(hardware, "has_driver", lambda: True)
     return found
 
 
@@ -71,7 +70,7 @@ def test_a_card_that_does_not_work_is_left_out_by_auto_in_one_line(machine):
     machine.answer = "RuntimeError: The NVIDIA driver on your system is too old"
     assert chosen("device=auto", LARGE) == "cpu"
     (line,) = machine.messages()
-    assert line == f"training on the CPU, the card cannot be used: {machine.answer}"
+    assert line == f"training on the CPU: the GPU cannot be used ({machine.answer})"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
@@ -111,24 +110,24 @@ def test_the_probe_runs_in_a_process_of_its_own_and_its_last_line_is_the_reason(
     [
         ("pass", None),
         ("import sys; print('a remark', file=sys.stderr); sys.exit('a reason')", "a reason"),
-        ("import os; os._exit(3)", "a test of it ended with 3"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "a test of it ended with -9"),
+        ("import os; os._exit(3)", "a test on it exited with 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "a test on it exited with -9"),
         ("import sys; sys.exit(sys.argv[1])", "cuda"),
     ],
 )
 def test_whatever_the_probe_does_is_told(monkeypatch, program, reason):
-    monkeypatch.setattr(device_choice, "PROBE", program)
+    monkeypatch.setattr(hardware, "PROBE", program)
     assert why_unusable("cuda", ALONE) == reason
 
 
 def test_a_card_that_does_not_answer_is_left(monkeypatch):
-    monkeypatch.setattr(device_choice, "PROBE", "import signal; signal.pause()")
-    monkeypatch.setattr(device_choice, "PROBE_SECONDS", 0.1)
-    assert why_unusable("cuda", ALONE) == "it did not answer within 0.1 s"
+    monkeypatch.setattr(hardware, "PROBE", "import signal; signal.pause()")
+    monkeypatch.setattr(hardware, "PROBE_SECONDS", 0.1)
+    assert why_unusable("cuda", ALONE) == "a test on it did not end within 0.1 s"
 
 
 def test_each_rank_tries_its_own_card_unless_there_are_too_few(monkeypatch):
-    monkeypatch.setattr(device_choice, "PROBE", "import sys; sys.exit(sys.argv[1])")
+    monkeypatch.setattr(hardware, "PROBE", "import sys; sys.exit(sys.argv[1])")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert why_unusable("cuda", RankInfo(5, 8, 1, 2)) == "cuda:1"
     assert why_unusable("cuda", RankInfo(5, 8, 1, 4)) is None
@@ -136,7 +135,7 @@ def test_each_rank_tries_its_own_card_unless_there_are_too_few(monkeypatch):
 
 def test_a_card_that_this_process_uses_is_not_tried_again(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(device_choice, "PROBE", "import sys; sys.exit('a reason')")
+    monkeypatch.setattr(hardware, "PROBE", "import sys; sys.exit('a reason')")
     assert why_unusable("cuda", ALONE) is None
 
 

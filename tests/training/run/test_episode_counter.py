@@ -3,19 +3,19 @@ import math
 import pytest
 
 from steadyrl.envs.types import Episode
-from steadyrl.training.run.episode_counter import SHOWN, EpisodeCounter
+from steadyrl.training.run.episode_counter import LOGGED, EpisodeCounter
 
 
 def test_each_episode_is_shown_once_and_the_returns_while_there_are_new_ones():
     episodes = EpisodeCounter(1000)
-    assert episodes.show() == ([], []) and episodes.scalars() == {}
+    assert episodes.pop_new() == ([], []) and episodes.scalars() == {}
     assert episodes.return_mean is None
     episodes.append(10, Episode(0, 1.0, 10))
     episodes.append(10, Episode(1, 3.0, 20))
-    assert episodes.show() == ([(10, 1.0), (10, 3.0)], [1.0, 3.0])
-    assert episodes.show() == ([], [])
+    assert episodes.pop_new() == ([(10, 1.0), (10, 3.0)], [1.0, 3.0])
+    assert episodes.pop_new() == ([], [])
     episodes.append(30, Episode(0, 5.0, 30))
-    assert episodes.show() == ([(30, 5.0)], [1.0, 3.0, 5.0])
+    assert episodes.pop_new() == ([(30, 5.0)], [1.0, 3.0, 5.0])
     assert episodes.scalars() == {"rollout/return_mean": 3.0, "rollout/length_mean": 20.0}
 
 
@@ -23,8 +23,8 @@ def test_of_many_between_two_lines_the_newest_are_shown():
     episodes = EpisodeCounter(1000)
     for step in range(500):
         episodes.append(step, Episode(0, float(step), 1))
-    shown, returns = episodes.show()
-    assert shown == [(step, float(step)) for step in range(500 - SHOWN, 500)]
+    shown, returns = episodes.pop_new()
+    assert shown == [(step, float(step)) for step in range(500 - LOGGED, 500)]
     assert returns == [float(step) for step in range(400, 500)]
 
 
@@ -32,7 +32,7 @@ def test_a_short_history_shows_what_it_has():
     episodes = EpisodeCounter(3)
     for step in range(9):
         episodes.append(step, Episode(0, float(step), 1))
-    assert episodes.show() == ([(6, 6.0), (7, 7.0), (8, 8.0)], [6.0, 7.0, 8.0])
+    assert episodes.pop_new() == ([(6, 6.0), (7, 7.0), (8, 8.0)], [6.0, 7.0, 8.0])
 
 
 def test_numbers_of_the_environment_are_means_over_those_who_reported_them():
@@ -51,8 +51,8 @@ def test_numbers_of_the_environment_are_means_over_those_who_reported_them():
 def test_what_was_not_shown_when_a_run_was_saved_is_shown_when_it_goes_on():
     saved = EpisodeCounter(1000)
     saved.append(10, Episode(0, 1.0, 10))
-    saved.show()
+    saved.pop_new()
     saved.append(20, Episode(0, 2.0, 10))
     other = EpisodeCounter(1000)
     other.load_state_dict(saved.state_dict())
-    assert other.show() == saved.show() == ([(20, 2.0)], [1.0, 2.0])
+    assert other.pop_new() == saved.pop_new() == ([(20, 2.0)], [1.0, 2.0])

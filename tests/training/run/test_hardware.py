@@ -76,8 +76,8 @@ def test_a_card_may_be_named_by_its_number(cards, device, count, name):
     ("device", "count", "reason"),
     [
         ("cuda:1", 0, "no CUDA device"),
-        ("cuda:1", 1, "there is no such card; the last one is cuda"),
-        ("cuda:7", 4, "there is no such card; the last one is cuda:3"),
+        ("cuda:1", 1, "no such GPU; the last one is cuda"),
+        ("cuda:7", 4, "no such GPU; the last one is cuda:3"),
     ],
 )
 def test_a_card_that_is_not_there_is_refused(cards, device, count, reason):
@@ -131,7 +131,7 @@ def test_a_cpu_says_that_it_has_no_tf32(as_it_was, caplog):
         prepare_device(Told("bf16"), torch.device("cpu"))
         assert caplog.messages == []
         prepare_device(Told("tf32"), torch.device("cpu"))
-    assert caplog.messages == ["precision=tf32 has no effect on a CPU, whose products are float32"]
+    assert caplog.messages == ["precision=tf32 has no effect on a CPU, which multiplies in float32"]
 
 
 def test_the_plan_tells_of_the_device_too(monkeypatch):

@@ -10,7 +10,7 @@ from command import QUICK, ROOT, environment
 from command import run as run_afresh
 from warm import run, start
 
-NOTED = "stopping after this row; again to stop now"
+NOTED = "stopping after this step; signal again to stop at once"
 INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
 
