@@ -156,7 +156,7 @@ def build_agent(
     """Build the agent that `settings` describe."""
     numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
     place = None if teacher is None else TAUGHT[settings.name]
-    if isinstance(settings, PPOSettings) and settings.rnd_coef:
+    if isinstance(settings, PPOSettings) and settings.rnd.coef:
         place = CURIOUS[teacher is not None]
     if teacher is not None:
         numbers["teacher"] = teacher

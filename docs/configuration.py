@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from steadyrl.agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
+from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN  # noqa: E402
 from steadyrl.training.config.schema import show  # noqa: E402
 from steadyrl.training.config.settings import RunSettings  # noqa: E402
 
@@ -32,11 +33,11 @@ python train.py agent=ppo env=acrobot agent.learning_rate=1e-3 total_steps=200_0
 python train.py experiment=cartpole_dqn --cfg job
 ```
 
-A group is chosen by the name of its file (`agent=ppo`, `env=acrobot`, `agent.network=impala`,
+A group is chosen by the name of its file (`agent=ppo`, `env=acrobot`,
 `experiment=cartpole_dqn`; `--help` lists them), a key by its full name. Whole numbers also read
 `1e6` and `500_000`. What does not exist, has another type or is out of range is refused in a line.
 An `experiment` sets what was tuned for one environment, and what is typed wins over it. The
-defaults below are those of the files named; other environments differ in some.
+defaults below are those of the files named; `configs/env/*.yaml` say what is another there.
 
 ```bash
 python train.py -m seed=0,1 agent=dqn,ppo total_steps=20_000
@@ -44,6 +45,12 @@ python train.py -m seed=0,1 agent=dqn,ppo total_steps=20_000
 
 makes one run for each pair, in `outputs/sweeps/<date>_<time>/`, called by what tells them apart:
 `agent-ppo__seed-1__job-3/` ([SWEEPS.md](SWEEPS.md)).
+"""
+NAMES = """## Old names, and those of other trainers
+
+What is typed by another name is refused in a line that says the key. The table is the one that this
+line comes from (`training/config/names.py`). Counts here are in environment steps whatever the
+number of environments, which elsewhere they need not be.
 """
 BASICS = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
 NO_KEYS = ("defaults", "hydra")  # Hydra's own
@@ -145,12 +152,10 @@ def sections() -> Iterator[tuple[str, Path, Any, str, str]]:
     """Yield every file with keys: its heading, its path, whose keys, and where they are."""
     configs = ROOT / "configs"
     yield "The run", configs / "config.yaml", RunSettings, "", ""
-    yield "Environment", configs / "env" / "cartpole.yaml", RunSettings, "env.", "env."
+    yield "Environment", configs / "env_defaults.yaml", RunSettings, "env.", "env."
     for name, algorithm in ALGORITHMS.items():
         heading = f"Agent `{name}`"
         yield heading, configs / "agent" / f"{name}.yaml", algorithm.settings, "agent.", ""
-    network = configs / "agent" / "network" / "auto.yaml"
-    yield "Network, of every agent", network, ALGORITHMS["dqn"].settings, "agent.", ""
     yield "Memory", configs / "memory" / "default.yaml", RunSettings, "memory.", "memory."
 
 
@@ -160,7 +165,16 @@ def page() -> str:
     for heading, path, cls, prefix, inside in sections():
         source = path.relative_to(ROOT)
         parts.append(f"## {heading}\n\n`{source}`\n\n{table(path, cls, prefix, inside)}\n")
+    parts.append(names())
     return "\n".join(parts)
+
+
+def names() -> str:
+    """Return the table of old names and of those of other trainers."""
+    head = ["| name | of | here | agent |", "|---|---|---|---|"]
+    before = [f"| `{old}` | {BEFORE} | `{new}` | |" for old, new in (RENAMED | REWRITTEN).items()]
+    others = [f"| `{n.name}` | {n.of} | `{n.key}` | {n.agent or ''} |" for n in OTHERS]
+    return "\n".join([NAMES, *head, *before, *others, ""])
 
 
 if __name__ == "__main__":

@@ -26,9 +26,15 @@ CASES = {
     "agent=ppo agent.grad_accumulation=1e9": ["agent.grad_accumulation=", "at most"],
     "agent=ppo agent.hidden=[1e9]": ["agent.hidden=", "at most"],
     "agent.updates_per_train=1e9": ["agent.updates_per_train=", "at most"],
-    "agent.teacher_temperature=1e-30": ["agent.teacher_temperature=1e-30", "at least 1e-6"],
-    "agent.distribution=c51 agent.v_min=0 agent.v_max=1e-42": ["agent.v_min=0", "coincide"],
-    "agent.v_min=999999.99 agent.v_max=1e6": ["agent.v_min=", "51 atoms"],
+    "agent.teacher.temperature=1e-30": ["agent.teacher.temperature=1e-30", "at least 1e-6"],
+    "agent.distribution.kind=c51 agent.distribution.v_min=0 agent.distribution.v_max=1e-42": [
+        "agent.distribution.v_min=0",
+        "coincide",
+    ],
+    "agent.distribution.v_min=999999.99 agent.distribution.v_max=1e6": [
+        "agent.distribution.v_min=",
+        "51 atoms",
+    ],
     "agent.n_step=1e9": ["agent.n_step=", "at most"],
     "agent=ppo total_steps=511": ["total_steps=511", "one rollout of 512 steps", "rollout_steps"],
     "agent=ppo env.num_envs=8 total_steps=4088": ["total_steps=4088", "4,096"],

@@ -31,8 +31,8 @@ BOTH = {
     "frame_stack": {"1": (), "2": ("env.frame_stack=2",)},
     "teacher": {
         "none": (),
-        "looks on": ("agent.teacher=pole_teacher:Anywhere",),
-        "leads": ("agent.teacher=pole_teacher:Anywhere", "agent.teacher_leads=0.6"),
+        "looks on": ("agent.teacher.policy=pole_teacher:Anywhere",),
+        "leads": ("agent.teacher.policy=pole_teacher:Anywhere", "agent.teacher.acts=0.6"),
     },
     "grad_accumulation": {"1": (), "2": ("agent.grad_accumulation=2",)},
     "layer_norm": {"off": (), "on": ("agent.network.layer_norm=true",)},
@@ -43,33 +43,37 @@ BOTH = {
 
 
 def switch(*keys):
-    return {key: {"off": (), "on": (f"agent.{key}=true",)} for key in keys}
+    """Return switches by the first part of their keys."""
+    return {key.partition(".")[0]: {"off": (), "on": (f"agent.{key}=true",)} for key in keys}
 
 
 SWITCHES = {
     "dqn": {
-        **switch("double", "dueling", "munchausen", "noisy", "clip_reward"),
+        **switch("double", "dueling", "munchausen.enabled", "noisy.enabled", "clip_reward"),
         "prioritized": {"off": (), "on": ("agent.replay.prioritized=true",)},
         "n_step": {"1": ("agent.n_step=1",), "3": ("agent.n_step=3",)},
         "distribution": {
             "none": (),
-            "c51": ("agent.distribution=c51", "agent.v_min=0", "agent.v_max=20", "agent.atoms=11"),
-            "quantile": ("agent.distribution=quantile", "agent.atoms=7"),
+            "c51": (
+                "agent.distribution.kind=c51", "agent.distribution.v_min=0",
+                "agent.distribution.v_max=20", "agent.distribution.atoms=11",
+            ),
+            "quantile": ("agent.distribution.kind=quantile", "agent.distribution.atoms=7"),
         },
         "loss": {"huber": (), "squared": ("agent.loss=squared",)},
         "target": {"whole": (), "in part": ("agent.target_tau=0.1",)},
         **BOTH,
     },
     "ppo": {
-        **switch("value_norm", "normalize_obs", "normalize_reward", "clip_value", "clip_reward"),
+        **switch("popart", "normalize_obs", "normalize_reward", "clip_value", "clip_reward"),
         "recurrent": {
-            kind: (f"agent.recurrent={kind}", "agent.sequence_length=5")
+            kind: (f"agent.recurrent.cell={kind}", "agent.recurrent.sequence_length=5")
             for kind in ("none", "gru", "lstm")
         },
-        "rnd": {"off": (), "on": ("agent.rnd_coef=1",)},
+        "rnd": {"off": (), "on": ("agent.rnd.coef=1",)},
         "target_kl": {"off": (), "on": ("agent.target_kl=0.001",)},
         "entropy": {"none": (), "falls": (
-            "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=true",
+            "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=linear",
         )},
         "minibatches": {"parts": (), "rows": ("agent.batch_size=20",)},
         "trunks": {"any": (), "shared": ("agent.shared_trunk=true",)},
@@ -100,7 +104,7 @@ AGENTS = {
     ),
     "ppo": (
         "agent=ppo", "agent.rollout_steps=32", "agent.epochs=2", "agent.minibatches=3",
-        "agent.anneal_learning_rate=false",
+        "agent.anneal_learning_rate=constant",
     ),
 }  # fmt: skip
 SMALL = ("env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.hidden=[16]")

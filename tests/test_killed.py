@@ -21,13 +21,18 @@ DQN = (
     "agent.updates_per_train=1",
 )  # fmt: skip
 RAINBOW = (
-    "agent.noisy=true", "agent.distribution=c51", "agent.dueling=true", "agent.munchausen=true",
+    "agent.noisy.enabled=true", "agent.distribution.kind=c51", "agent.dueling=true",
+    "agent.munchausen.enabled=true",
 )  # fmt: skip
 PPO = (
     "agent=ppo", "agent.normalize_obs=true", "agent.normalize_reward=true",
     "agent.rollout_steps=64", "agent.epochs=2", "agent.minibatches=4",
 )  # fmt: skip
-MEMORY = ("agent.recurrent=lstm", "agent.recurrent_size=8", "agent.sequence_length=7")
+MEMORY = (
+    "agent.recurrent.cell=lstm",
+    "agent.recurrent.size=8",
+    "agent.recurrent.sequence_length=7",
+)
 IMAGES = ("env=minatar_breakout", "agent.normalize_obs=false")
 SHORT = ("total_steps=1200", "eval.every=500", "checkpoint.every=100", "log.every=200")
 LONG = ("total_steps=20000", "eval.every=6000", "checkpoint.every=150", "log.every=500")
@@ -67,7 +72,7 @@ def hold_killed_against_whole(
         pytest.param(DQN, id="dqn"),
         pytest.param((*PPO, "env.backend=async"), id="ppo in processes"),
         pytest.param(
-            (*PPO, *MEMORY, "agent.value_norm=true"),
+            (*PPO, *MEMORY, "agent.popart=true"),
             id="ppo that remembers",
             marks=pytest.mark.slow,
         ),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, settings_type
 from steadyrl.core.errors import SettingError
@@ -80,7 +81,11 @@ def test_environment(env, agent):
 
 @pytest.mark.parametrize("agent", ALGORITHMS)
 def test_a_network_that_is_chosen_learns(agent):
-    keys = ("agent/network=impala", "agent.network.layer_norm=true", "agent.activation=silu")
+    keys = (
+        "agent.network.encoder=impala",
+        "agent.network.layer_norm=true",
+        "agent.network.activation=silu",
+    )
     job = accepted(f"agent={agent}", "env=minatar_breakout", *keys, "agent.hidden=[8]", *FEW[agent])
     play(job, rows=9)
 
@@ -95,6 +100,17 @@ def test_experiment(experiment):
     play(job)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
     assert "# Held against" in text
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_an_environment_repeats_no_default(env):
+    default, own = (
+        OmegaConf.to_container(OmegaConf.load(CONFIGS / name))
+        for name in ("env_defaults.yaml", f"env/{env}.yaml")
+    )
+    assert own.keys() <= default.keys()
+    assert [key for key, value in own.items() if default[key] == value] == []
+    assert "id" in own
 
 
 def test_there_are_presets():

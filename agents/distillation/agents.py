@@ -29,7 +29,7 @@ from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.build import recipe_of, start_rollout
 from steadyrl.agents.ppo.settings import PPOSettings
-from steadyrl.agents.settings import TeacherSettings
+from steadyrl.agents.settings import TaughtSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import EnvSpec, Rows, RunRows, Step
 
@@ -37,7 +37,7 @@ from steadyrl.envs.types import EnvSpec, Rows, RunRows, Step
 class Taught(Agent):
     """What agents with a teacher have alike: its turns at acting, and what is told of it."""
 
-    _settings: TeacherSettings
+    _settings: TaughtSettings
     _teaching: Teaching
     _head: Head
     _steps: int
@@ -50,7 +50,7 @@ class Taught(Agent):
     def _learn_from(
         self, teacher: Teacher, head: Head, spec: EnvSpec, seed: int, total_steps: int
     ) -> None:
-        share, self._head = self._settings.teacher_shares(total_steps), head
+        share, self._head = self._settings.teacher.acting(total_steps), head
         self._teaching = Teaching(
             teacher,
             head,
@@ -64,7 +64,7 @@ class Taught(Agent):
     @override
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         actor = super().actor(num_envs, explore=explore)  # type: ignore[safe-super]
-        if not explore or not self._settings.teacher_leads:
+        if not explore or not self._settings.teacher.acts:
             return actor
         return Led(actor, self._teaching, self._head)
 
@@ -77,7 +77,7 @@ class Taught(Agent):
     @override
     def scalars(self) -> dict[str, Any]:
         numbers = {"train/teacher_coef": self.teacher_coef}
-        if self._settings.teacher_leads:
+        if self._settings.teacher.acts:
             numbers["train/teacher_share"] = self._teaching.share
         return super().scalars() | numbers
 
@@ -99,13 +99,13 @@ class TaughtDQN(Taught, DQN):
         teacher: Teacher,
     ) -> None:
         super().__init__(settings, spec, device=device, seed=seed, total_steps=total_steps)
-        self._coefs = settings.teacher_coefs(total_steps)
+        self._coefs = settings.teacher.coefs(total_steps)
         self._learn_from(teacher, build_head(spec.action, device), spec, seed, total_steps)
         self._lesson = empty_lesson(self._head, settings.batch_size, device)
 
     @override
     def _recipe(self, device: torch.device, masks: Masks | None) -> Recipe:
-        own, temperature = super()._recipe(device, masks), self._settings.teacher_temperature
+        own, temperature = super()._recipe(device, masks), self._settings.teacher.temperature
         assert isinstance(own.loss, partial)
         return with_teacher(
             own, partial(taught_td_loss, temperature=temperature, **own.loss.keywords)
@@ -174,7 +174,7 @@ class TaughtPPO(Taught, PPO):
     @property
     @override
     def teacher_coef(self) -> float:
-        return self._now(self._settings.teacher_coefs)
+        return self._now(self._settings.teacher.coefs)
 
     @property
     @override

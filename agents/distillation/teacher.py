@@ -35,7 +35,7 @@ class TeacherError(ExpectedError):
     exit_code = 2
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"agent.teacher={name}: {reason}")
+        super().__init__(f"agent.teacher.policy={name}: {reason}")
 
 
 class Teacher(ABC):

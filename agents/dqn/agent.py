@@ -301,7 +301,7 @@ class DQN(Agent):
             "train/learning_rate": self.learning_rate,
             "buffer/fill": len(self._replay) / self._settings.replay.capacity,
         }
-        if not self._settings.noisy:
+        if not self._settings.noisy.enabled:
             numbers["train/epsilon"] = self.epsilon
         if self._settings.replay.prioritized:
             numbers["train/beta"] = self.beta

@@ -38,23 +38,20 @@ ADAM_EPSILON = 1e-8
 
 def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
     """Return what the network says of each action, and how that is learned."""
-    s = settings
-    if s.distribution == "c51":
-        return CategoricalHead(s.atoms, s.v_min, s.v_max, device)
-    if s.distribution == "quantile":
-        return QuantileHead(s.atoms, device)
-    return ScalarHead(huber=s.loss == "huber")
+    returns = settings.distribution
+    if returns.kind == "c51":
+        return CategoricalHead(returns.atoms, returns.v_min, returns.v_max, device)
+    if returns.kind == "quantile":
+        return QuantileHead(returns.atoms, device)
+    return ScalarHead(huber=settings.loss == "huber")
 
 
 def build_munchausen(settings: DQNSettings) -> Munchausen | None:
     """Return what makes the maxima soft, where they are."""
-    if not settings.munchausen:
+    m = settings.munchausen
+    if not m.enabled:
         return None
-    return Munchausen(
-        alpha=settings.munchausen_alpha,
-        temperature=settings.munchausen_temperature,
-        lowest=settings.munchausen_lowest,
-    )
+    return Munchausen(alpha=m.alpha, temperature=m.temperature, lowest=m.log_policy_min)
 
 
 def recipe(
@@ -79,7 +76,7 @@ def recipe(
 def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
     """Build the network without its memory."""
     assert isinstance(spec.action, DiscreteActions)
-    noisy = partial(NoisyLinear, sigma=settings.noisy_sigma)
+    noisy = partial(NoisyLinear, sigma=settings.noisy.sigma)
     with torch.device("meta"):
         return QNetwork(
             spec.seen_shape,
@@ -88,9 +85,9 @@ def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = H
             settings.hidden,
             settings.dueling,
             build_head(settings).shape,
-            activation=settings.activation,
+            activation=settings.network.activation,
             network=settings.network,
-            linear=noisy if settings.noisy else nn.Linear,
+            linear=noisy if settings.noisy.enabled else nn.Linear,
             masks=Masks.of(spec, device),
         )
 
@@ -102,7 +99,7 @@ def start_network(
     module = build_network(settings, spec, device)
     # Asked for twice: weights, gradient and optimiser, and the target's.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
-    require("the loss of agent.atoms", loss_bytes(settings, spec))
+    require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))
     with_memory(module, torch.device("cpu"))
     module.start_(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(module, device)
@@ -135,13 +132,14 @@ def mode_of(settings: DQNSettings, spec: EnvSpec, device: torch.device, total_st
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
     """Return what a distribution's loss takes: every atom of a row is held against every goal."""
-    if settings.distribution == "none":
+    if settings.distribution.kind == "none":
         return 0
     assert isinstance(spec.action, DiscreteActions)
-    goals = settings.atoms * (spec.action.n if settings.munchausen else 1)
+    atoms = settings.distribution.atoms
+    goals = atoms * (spec.action.n if settings.munchausen.enabled else 1)
     # Differences, their losses, shares and products, and what their gradients take.
     rows = -(-settings.batch_size // settings.grad_accumulation)  # a piece at a time
-    return 8 * 4 * rows * settings.atoms * goals
+    return 8 * 4 * rows * atoms * goals
 
 
 def greedy(
@@ -184,7 +182,7 @@ def acting(
     network, device = online.module, online.weights.device
     assert isinstance(network, QNetwork)
     mirror = None
-    if not network.noise_size and settings.teacher is None:  # which are where the network is
+    if not network.noise_size and settings.teacher.policy is None:  # which are where the network is
         obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         rows = settings.train_every / spec.num_envs
         mirror = mirrored(online, updates, (q_on_host, network), obs, rows=rows)

@@ -32,7 +32,7 @@ class Exploring(NamedTuple):
     coins: NDArray[np.float64]  # [R, N]
     choices: NDArray[np.int64]  # [R, N]
     curve: int
-    epsilons: NDArray[np.float64]  # [4] of the schedule: start, end, steps, warm-up
+    epsilons: NDArray[np.float64]  # [5] of the schedule: start, end, steps, warm-up, delay
     clip_reward: bool
     places: NDArray[np.int64]  # [2] steps until now, the next row of what was drawn
 
@@ -63,13 +63,15 @@ def go_on(advance: int, held_stage: Any, held: Any) -> None:
 
 @compiled
 def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
-    """Return what `Schedule.at` does, for one that stays at its start before it falls."""
-    start, end, steps, warmup = epsilons
+    """Return what `Schedule.at` does."""
+    start, end, steps, warmup, delay = epsilons
     epsilon: float = start
-    if now >= warmup and curve == LINEAR:
-        epsilon = linearly(start, end, steps, now - warmup)
-    elif now >= warmup and curve == COSINE:
-        epsilon = as_cosine(start, end, steps, now - warmup)
+    if now < warmup:
+        epsilon = start * min(1.0, now / warmup)
+    elif curve == LINEAR:
+        epsilon = linearly(start, end, steps, max(0.0, now - warmup - delay))
+    elif curve == COSINE:
+        epsilon = as_cosine(start, end, steps, max(0.0, now - warmup - delay))
     return epsilon
 
 
@@ -116,7 +118,7 @@ def explorer(
         actor.coins,
         actor.choices,
         CURVES[epsilons.shape],
-        np.array([epsilons.start, epsilons.end, epsilons.steps, epsilons.warmup]),
+        np.array([epsilons.start, epsilons.end, epsilons.steps, epsilons.warmup, epsilons.delay]),
         settings.clip_reward,
         np.zeros(2, np.int64),
     )

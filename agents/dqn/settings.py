@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from steadyrl.agents.learner.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
-from steadyrl.agents.networks.settings import Activation, NetworkSettings
-from steadyrl.agents.settings import TeacherSettings
+from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
+from steadyrl.agents.networks.settings import NetworkSettings
+from steadyrl.agents.settings import TaughtSettings, TeacherSettings
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import (
     SettingError,
@@ -30,15 +30,86 @@ class Schedules(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNSettings(TeacherSettings):
+class DistributionSettings:
+    """Return distributions: atoms on a fixed support (C51), or quantiles."""
+
+    kind: Literal["none", "c51", "quantile"]
+    atoms: int
+    v_min: float
+    v_max: float
+
+    def __post_init__(self) -> None:
+        at_most(self, 10_000, "atoms")
+        if self.atoms < 2:
+            raise SettingError("atoms", self.atoms, "must be at least 2")
+        at_most(self, 1e6, "v_max")
+        if not -1e6 <= self.v_min < self.v_max:
+            reason = f"must lie below v_max={self.v_max:g}, and be -1e6 at least"
+            raise SettingError("v_min", self.v_min, reason)
+        apart = (self.v_max - self.v_min) / (self.atoms - 1)
+        if apart < max(1e-30, 1e-6 * max(-self.v_min, self.v_max)):  # float32 has 7 digits
+            reason = f"is so near to v_max={self.v_max:g} that {self.atoms} atoms between coincide"
+            raise SettingError("v_min", self.v_min, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MunchausenSettings:
+    """Munchausen DQN: soft maxima, and a part of the scaled log-policy as reward."""
+
+    enabled: bool
+    alpha: float
+    temperature: float
+    log_policy_min: float
+
+    def __post_init__(self) -> None:
+        at_most(self, 1e6, "temperature")
+        fraction(self, "alpha")
+        _refuse_freezing(self, "temperature")
+        if not -1e6 <= self.log_policy_min <= 0:
+            reason = "must lie between -1e6 and 0"
+            raise SettingError("log_policy_min", self.log_policy_min, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisySettings:
+    """NoisyNet exploration."""
+
+    enabled: bool
+    sigma: float
+
+    def __post_init__(self) -> None:
+        positive(self, "sigma")
+        at_most(self, 1_000, "sigma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNTeacherSettings(TeacherSettings):
+    """A teacher of Q-values, which are compared as a softmax."""
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _refuse_freezing(self, "temperature")
+        at_most(self, 1_000, "temperature")
+
+
+def _refuse_freezing(settings: object, name: str) -> None:
+    """Refuse temperatures at which a softmax overflows."""
+    value = getattr(settings, name)
+    if not value >= 1e-6:
+        raise SettingError(name, value, "must be at least 1e-6")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNSettings(TaughtSettings):
     """Deep Q-learning; all counts are in valid environment steps."""
 
     name: Literal["dqn"]
     network: NetworkSettings
     hidden: tuple[int, ...]
-    activation: Activation
     learning_rate: float
-    anneal_learning_rate: Anneal
+    anneal_learning_rate: Shape
     learning_rate_end: float
     learning_rate_warmup: float
     gamma: float
@@ -51,17 +122,10 @@ class DQNSettings(TeacherSettings):
     double: bool
     dueling: bool
     loss: Literal["huber", "squared"]
-    distribution: Literal["none", "c51", "quantile"]
-    atoms: int
-    v_min: float
-    v_max: float
-    munchausen: bool
-    munchausen_alpha: float
-    munchausen_temperature: float
-    munchausen_lowest: float
-    teacher_temperature: float
-    noisy: bool
-    noisy_sigma: float
+    distribution: DistributionSettings
+    munchausen: MunchausenSettings
+    noisy: NoisySettings
+    teacher: DQNTeacherSettings
     clip_reward: bool
     learning_starts: int
     train_every: int
@@ -71,14 +135,14 @@ class DQNSettings(TeacherSettings):
     epsilon_start: float
     epsilon_end: float
     epsilon_fraction: float
-    anneal_epsilon: Anneal
+    anneal_epsilon: Shape
     epsilon_warmup: float
+    epsilon_delay: float
 
     takes_masks = True
 
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
-        self.refuse_odd_teacher()
         names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
         positive(self, *names, "target_every", "target_tau", "grad_accumulation")
         zero_or_more(self, "learning_starts", "max_grad_norm")
@@ -86,10 +150,6 @@ class DQNSettings(TeacherSettings):
         at_most(self, 1_000, "learning_rate", "learning_rate_end")
         scheduled(self, "learning_rate")
         self._refuse_contradictory_epsilon()
-        self._refuse_odd_distributions()
-        positive(self, "noisy_sigma")
-        self._refuse_freezing("teacher_temperature")
-        at_most(self, 1_000, "noisy_sigma", "teacher_temperature")
         at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
         at_most(self, 1e30, "max_grad_norm")
         if self.replay.capacity < self.batch_size:
@@ -98,48 +158,24 @@ class DQNSettings(TeacherSettings):
                 self.replay.capacity,
                 f"must hold at least one batch (batch_size={self.batch_size})",
             )
+        kind = self.distribution.kind
+        if kind != "none" and self.loss == "squared":
+            reason = f"is not for agent.distribution.kind={kind}, which has a loss of its own"
+            raise SettingError("loss", self.loss, reason)
 
     def _refuse_contradictory_epsilon(self) -> None:
-        fraction(self, "epsilon_warmup")
-        if self.epsilon_warmup + self.epsilon_fraction > 1:
+        fraction(self, "epsilon_warmup", "epsilon_delay")
+        if self.epsilon_warmup + self.epsilon_delay + self.epsilon_fraction > 1:
+            name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
             reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"
-            raise SettingError("epsilon_warmup", self.epsilon_warmup, reason)
-        if shape_of(self.anneal_epsilon) == "constant" and self.epsilon_end != self.epsilon_start:
+            raise SettingError(name, getattr(self, name), reason)
+        if self.anneal_epsilon == "constant" and self.epsilon_end != self.epsilon_start:
             raise SettingError(
                 "epsilon_end",
                 self.epsilon_end,
                 f"is never reached from epsilon_start={self.epsilon_start:g} with "
-                f"agent.anneal_epsilon={str(self.anneal_epsilon).lower()}: make both the same, or "
-                "anneal",
+                "agent.anneal_epsilon=constant: make both the same, or anneal",
             )
-
-    def _refuse_odd_distributions(self) -> None:
-        at_most(self, 10_000, "atoms")
-        if self.atoms < 2:
-            raise SettingError("atoms", self.atoms, "must be at least 2")
-        at_most(self, 1e6, "v_max", "munchausen_temperature")
-        if not -1e6 <= self.v_min < self.v_max:
-            reason = f"must lie below v_max={self.v_max:g}, and be -1e6 at least"
-            raise SettingError("v_min", self.v_min, reason)
-        apart = (self.v_max - self.v_min) / (self.atoms - 1)
-        if apart < max(1e-30, 1e-6 * max(-self.v_min, self.v_max)):  # float32 has 7 digits
-            reason = f"is so near to v_max={self.v_max:g} that {self.atoms} atoms between coincide"
-            raise SettingError("v_min", self.v_min, reason)
-        if self.distribution != "none" and self.loss == "squared":
-            reason = (
-                f"is not for agent.distribution={self.distribution}, which has a loss of its own"
-            )
-            raise SettingError("loss", self.loss, reason)
-        fraction(self, "munchausen_alpha")
-        self._refuse_freezing("munchausen_temperature")
-        if not -1e6 <= self.munchausen_lowest <= 0:
-            reason = "must lie between -1e6 and 0"
-            raise SettingError("munchausen_lowest", self.munchausen_lowest, reason)
-
-    def _refuse_freezing(self, name: str) -> None:
-        value = getattr(self, name)
-        if not value >= 1e-6:
-            raise SettingError(name, value, "must be at least 1e-6")
 
     def learning_rates(self, total_steps: int) -> Schedule:
         """Return Adam's step size over a run."""
@@ -151,16 +187,16 @@ class DQNSettings(TeacherSettings):
         return Schedule(
             self.epsilon_start,
             self.epsilon_end,
-            shape_of(self.anneal_epsilon),
+            self.anneal_epsilon,
             self.epsilon_fraction * total_steps,
             self.epsilon_warmup * total_steps,
-            held=True,
+            self.epsilon_delay * total_steps,
         )
 
     def schedules(self, total_steps: int) -> Schedules:
-        """Return all of them; those of learning rate and ε fall as asked, that of β linearly."""
-        of = self.replay
-        beta = Schedule(of.beta_start, of.beta_end, "linear", total_steps)
+        """Return the schedules of learning rate, ε and β."""
+        r = self.replay
+        beta = over_the_run(r.anneal_beta, r.beta_start, r.beta_end, r.beta_warmup, total_steps)
         rate, epsilon = self.learning_rates(total_steps), self.epsilons(total_steps)
         return Schedules(rate, epsilon, beta, total_steps)
 

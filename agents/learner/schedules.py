@@ -11,22 +11,17 @@ from typing import Literal, NamedTuple
 from steadyrl.core.errors import SettingError, fraction, zero_or_more
 
 Shape = Literal["constant", "linear", "cosine"]
-# What `agent.anneal_…` reads: true is linear, false constant.
-Anneal = bool | Shape
 
 
 class Schedule(NamedTuple):
-    """A number that stays at `start`, or falls (or rises) to `end` within `steps`.
-
-    Before that comes a warm-up, in which it rises linearly from 0, or, held, is at `start` already.
-    """
+    """A number that rises linearly from 0 to `start`, stays there, then goes to `end`."""
 
     start: float
     end: float
     shape: Shape
-    steps: float
-    warmup: float = 0.0  # steps
-    held: bool = False
+    steps: float  # from `start` to `end`
+    warmup: float = 0.0  # steps in which it rises from 0
+    delay: float = 0.0  # steps after the warm-up in which it stays at `start`
 
     def at(self, now: int, ahead: int = 0) -> float:
         """Return the number after `now` steps.
@@ -35,11 +30,11 @@ class Schedule(NamedTuple):
         number is not 0.
         """
         if now < self.warmup:
-            return self.start if self.held else self.start * min(1.0, (now + ahead) / self.warmup)
+            return self.start * min(1.0, (now + ahead) / self.warmup)
         if self.shape == "constant":
             return self.start
         between = linear if self.shape == "linear" else cosine
-        return between(self.start, self.end, self.steps, now - self.warmup)
+        return between(self.start, self.end, self.steps, max(0.0, now - self.warmup - self.delay))
 
 
 def linear(start: float, end: float, steps: float, now: float) -> float:
@@ -56,19 +51,12 @@ def cosine(start: float, end: float, steps: float, now: float) -> float:
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * now / steps))
 
 
-def shape_of(anneal: Anneal) -> Shape:
-    """Return the shape that `agent.anneal_…` asks for."""
-    if isinstance(anneal, bool):
-        return "linear" if anneal else "constant"
-    return anneal
-
-
 def over_the_run(
-    anneal: Anneal, start: float, end: float, warmup: float, total_steps: int
+    shape: Shape, start: float, end: float, warmup: float, total_steps: int
 ) -> Schedule:
     """Return what rises to `start` over a share of the run and reaches `end` at the run's end."""
     rising = warmup * total_steps
-    return Schedule(start, end, shape_of(anneal), total_steps - rising, rising)
+    return Schedule(start, end, shape, total_steps - rising, rising)
 
 
 def scheduled(settings: object, *names: str) -> None:
@@ -82,11 +70,9 @@ def scheduled(settings: object, *names: str) -> None:
         fraction(settings, warmup)
         if getattr(settings, warmup) == 1:
             raise SettingError(warmup, 1, "must be below 1: nothing of the run would be left")
-        anneal = getattr(settings, f"anneal_{name}")
-        if shape_of(anneal) == "constant" and getattr(settings, end):
-            said = str(anneal).lower()
+        if getattr(settings, f"anneal_{name}") == "constant" and getattr(settings, end):
             raise SettingError(
                 end,
                 getattr(settings, end),
-                f"is never reached with agent.anneal_{name}={said}: make that linear or cosine",
+                f"is never reached with agent.anneal_{name}=constant: make that linear or cosine",
             )

@@ -16,8 +16,8 @@ from steadyrl.agents.networks.noisy import NoisyLinear
 from steadyrl.agents.networks.settings import (
     PLAIN,
     Activation,
+    Encoder,
     NetworkSettings,
-    Trunk,
     is_large_image,
 )
 
@@ -142,6 +142,7 @@ def minatar_layers(channels: int, height: int, width: int) -> list[nn.Module]:
 
 
 CONVOLUTIONS = {"nature": nature_layers, "impala": impala_layers, "minatar": minatar_layers}
+TRUNKS = {"mlp": Dense}
 
 
 def build_trunk(
@@ -156,17 +157,18 @@ def build_trunk(
 
     `linear` builds the dense ones.
     """
-    trunk = network.trunk_for(observation_shape)
-    layers = _before_dense(trunk, observation_shape)
+    encoder = network.encoder_for(observation_shape)
+    layers = _before_trunk(encoder, observation_shape)
     features = math.prod(observation_shape)
-    if trunk != "mlp":
+    if encoder != "mlp":
         features = _features(layers, observation_shape)
     if dtype == "uint8" and len(observation_shape) == 3:
-        layers.insert(0, Scale(together=trunk != "mlp"))
-    if trunk != "mlp" and is_large_image(observation_shape):
+        layers.insert(0, Scale(together=encoder != "mlp"))
+    if encoder != "mlp" and is_large_image(observation_shape):
         layers.insert(0, PixelsTogether())
-    dense = Dense(features, hidden, activation, layer_norm=network.layer_norm, linear=linear)
-    return nn.Sequential(*layers, dense) if layers else dense, hidden[-1]
+    build = TRUNKS[network.trunk]
+    trunk = build(features, hidden, activation, layer_norm=network.layer_norm, linear=linear)
+    return nn.Sequential(*layers, trunk) if layers else trunk, hidden[-1]
 
 
 def _features(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> int:
@@ -189,7 +191,7 @@ def _features(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> 
     return channels * math.prod(sides)
 
 
-def _before_dense(trunk: Trunk, observation_shape: Sequence[int]) -> list[nn.Module]:
-    if trunk == "mlp":
+def _before_trunk(encoder: Encoder, observation_shape: Sequence[int]) -> list[nn.Module]:
+    if encoder == "mlp":
         return [] if len(observation_shape) == 1 else [nn.Flatten()]
-    return [*CONVOLUTIONS[trunk](*observation_shape), nn.Flatten()]
+    return [*CONVOLUTIONS[encoder](*observation_shape), nn.Flatten()]

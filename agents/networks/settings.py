@@ -10,7 +10,8 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import EnvSpec
 
 Activation = Literal["relu", "tanh", "elu", "silu"]
-Trunk = Literal["mlp", "nature", "impala", "minatar"]
+Encoder = Literal["mlp", "nature", "impala", "minatar"]
+Trunk = Literal["mlp"]
 Init = Literal["auto", "orthogonal", "uniform"]
 
 # Below this side length the Nature layers' strides leave nothing of the image.
@@ -22,8 +23,8 @@ def is_large_image(observation_shape: Sequence[int]) -> bool:
     return len(observation_shape) == 3 and min(observation_shape[1:]) >= NATURE_MIN_SIDE
 
 
-def fitting(observation_shape: Sequence[int]) -> tuple[Trunk, ...]:
-    """Return the trunks that take such observations, first the one that is chosen for them."""
+def fitting(observation_shape: Sequence[int]) -> tuple[Encoder, ...]:
+    """Return the encoders that take such observations, first the one that is chosen for them."""
     if len(observation_shape) != 3:
         return ("mlp",)
     if is_large_image(observation_shape):
@@ -33,31 +34,35 @@ def fitting(observation_shape: Sequence[int]) -> tuple[Trunk, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """The layers before `agent.hidden`, and how all of them start."""
+    """The encoder of observations, the layers of `agent.hidden` after it, and how both start."""
 
-    trunk: Literal["auto"] | Trunk
+    encoder: Literal["auto"] | Encoder
+    trunk: Trunk
+    activation: Activation
     layer_norm: bool
     init: Init
 
-    def trunk_for(self, observation_shape: Sequence[int]) -> Trunk:
-        """Return the trunk for such observations."""
-        return fitting(observation_shape)[0] if self.trunk == "auto" else self.trunk
+    def encoder_for(self, observation_shape: Sequence[int]) -> Encoder:
+        """Return the encoder for such observations."""
+        return fitting(observation_shape)[0] if self.encoder == "auto" else self.encoder
 
     def refuse_unfit(self, spec: EnvSpec) -> None:
-        """Refuse a trunk that the environment's observations do not go through."""
+        """Refuse an encoder that the environment's observations do not go through."""
         shape = spec.seen_shape
-        if self.trunk == "auto" or self.trunk in fitting(shape):
+        if self.encoder == "auto" or self.encoder in fitting(shape):
             return
         size = "x".join(str(side) for side in shape)
+        seen = f"images of {size}" if len(shape) == 3 else f"vectors of {size}"
         needs = f"images of {NATURE_MIN_SIDE}x{NATURE_MIN_SIDE} or more"
         raise SettingError(
-            "agent.network",
-            self.trunk,
-            f"needs {needs if self.trunk == 'nature' else 'images'}, but {spec.id} is observed as "
-            f"{f'images of {size}' if len(shape) == 3 else f'vectors of {size}'}, which fit "
-            f"{', '.join(sorted(fitting(shape)))}",
+            "agent.network.encoder",
+            self.encoder,
+            f"needs {needs if self.encoder == 'nature' else 'images'}, but {spec.id} is observed "
+            f"as {seen}, which fit {', '.join(sorted(fitting(shape)))}",
         )
 
 
 # The choice of algorithms that have no such keys.
-PLAIN = NetworkSettings(trunk="auto", layer_norm=False, init="auto")
+PLAIN = NetworkSettings(
+    encoder="auto", trunk="mlp", activation="relu", layer_norm=False, init="auto"
+)

@@ -38,11 +38,11 @@ def build_network(
 ) -> ActorCritic:
     """Build the network without its memory."""
     kind: Callable[..., ActorCritic] = ActorCritic
-    if settings.recurrent != "none":
+    if settings.recurrent.cell != "none":
         kind = partial(
             RecurrentActorCritic,
-            recurrent=settings.recurrent,
-            size=settings.recurrent_size,
+            recurrent=settings.recurrent.cell,
+            size=settings.recurrent.size,
             longest=settings.length,
         )
     with torch.device("meta"):
@@ -51,13 +51,13 @@ def build_network(
             spec.dtype,
             head,
             hidden=settings.hidden,
-            activation=settings.activation,
+            activation=settings.network.activation,
             shared=settings.shared_trunk,
             normalise=settings.normalizes_obs(spec),
             log_std=settings.log_std_init,
             network=settings.network,
             masks=Masks.of(spec, device),
-            value_norm=settings.value_norm,
+            value_norm=settings.popart,
         )
 
 
@@ -79,7 +79,7 @@ def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_st
 
 def picks_rows(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
     """Return whether a step picks its rows itself: a graph that reads the host's memory does."""
-    return mode == "compiled" and device.type == "cpu" and settings.recurrent == "none"
+    return mode == "compiled" and device.type == "cpu" and settings.recurrent.cell == "none"
 
 
 def recipe_of(
@@ -92,7 +92,7 @@ def recipe_of(
     batch: type[Any] = RolloutBatch,
 ) -> Recipe:
     """Return how the learner takes a step by `loss` on minibatches of at most `rows` rows."""
-    if settings.recurrent != "none":
+    if settings.recurrent.cell != "none":
         return sequence_recipe(settings, head, rows, loss)
     return recipe(settings, head, rows, loss, batch if picks else None)
 
@@ -191,7 +191,7 @@ def reading(
     """Return what is read on the host, where that is quicker than to act on the device."""
     network = flat.module
     assert isinstance(network, ActorCritic)
-    if isinstance(network, RecurrentActorCritic) or settings.teacher is not None:
+    if isinstance(network, RecurrentActorCritic) or settings.teacher.policy is not None:
         return None
     obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
     kinds = policy_on_host, network.deciding

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from steadyrl.agents.learner.schedules import Anneal, Schedule, over_the_run, scheduled, shape_of
-from steadyrl.agents.networks.settings import Activation, NetworkSettings
-from steadyrl.agents.settings import TeacherSettings
+from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
+from steadyrl.agents.networks.settings import NetworkSettings
+from steadyrl.agents.settings import TaughtSettings
 from steadyrl.core.errors import (
     WIDEST_LAYER,
     SettingError,
@@ -26,18 +26,48 @@ SOONER, LONGEST_GRAPH = 16, 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings(TeacherSettings):
+class RNDSettings:
+    """Random network distillation: a bonus for states that are new."""
+
+    coef: float
+    fraction: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        zero_or_more(self, "coef")
+        at_most(self, 1e6, "coef")
+        fraction(self, "fraction", "gamma")
+
+    def coefs(self, total_steps: int) -> Schedule:
+        """Return the weight of the intrinsic advantages over a run."""
+        return Schedule(self.coef, 0.0, "linear", self.fraction * total_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentSettings:
+    """A recurrent cell between trunk and heads, and the sequences it learns from."""
+
+    cell: Literal["none", "gru", "lstm"]
+    size: int
+    sequence_length: int
+
+    def __post_init__(self) -> None:
+        positive(self, "size", "sequence_length")
+        at_most(self, WIDEST_LAYER, "size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings(TaughtSettings):
     """Proximal policy optimisation; `rollout_steps` are rows, each with all environments."""
 
     name: Literal["ppo"]
     network: NetworkSettings
     hidden: tuple[int, ...]
-    activation: Activation
     shared_trunk: bool | None
     log_std_init: float
     scale_actions: bool
     learning_rate: float
-    anneal_learning_rate: Anneal
+    anneal_learning_rate: Shape
     learning_rate_end: float
     learning_rate_warmup: float
     gamma: float
@@ -47,12 +77,12 @@ class PPOSettings(TeacherSettings):
     minibatches: int
     batch_size: int | None
     clip: float
-    anneal_clip: Anneal
+    anneal_clip: Shape
     clip_end: float
     clip_warmup: float
     clip_value: bool
     entropy_coef: float
-    anneal_entropy_coef: Anneal
+    anneal_entropy_coef: Shape
     entropy_coef_end: float
     entropy_coef_warmup: float
     value_coef: float
@@ -60,14 +90,10 @@ class PPOSettings(TeacherSettings):
     target_kl: float | None
     normalize_obs: bool | None
     normalize_reward: bool | None
-    value_norm: bool
+    popart: bool
     clip_reward: bool
-    rnd_coef: float
-    rnd_fraction: float
-    rnd_gamma: float
-    recurrent: Literal["none", "gru", "lstm"]
-    recurrent_size: int
-    sequence_length: int
+    rnd: RNDSettings
+    recurrent: RecurrentSettings
     grad_accumulation: int
     compile: Literal["false", "true", "cudagraph", "auto"]
 
@@ -75,19 +101,17 @@ class PPOSettings(TeacherSettings):
 
     def __post_init__(self) -> None:
         hidden_layers(self.hidden)
-        self.refuse_odd_teacher()
         positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
-        positive(self, "grad_accumulation", "recurrent_size", "sequence_length")
+        positive(self, "grad_accumulation")
         for name in ("batch_size", "target_kl"):
             if getattr(self, name) is not None:
                 positive(self, name)
-        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm", "rnd_coef")
-        fraction(self, "gamma", "gae_lambda", "rnd_fraction", "rnd_gamma")
+        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm")
+        fraction(self, "gamma", "gae_lambda")
         scheduled(self, "learning_rate", "clip", "entropy_coef")
         at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
         at_most(self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef")
-        at_most(self, 1e6, "grad_accumulation", "rnd_coef")
-        at_most(self, WIDEST_LAYER, "recurrent_size")
+        at_most(self, 1e6, "grad_accumulation")
         at_most(self, 1e30, "max_grad_norm", "target_kl")
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
@@ -148,16 +172,18 @@ class PPOSettings(TeacherSettings):
             raise SettingError("agent.normalize_obs", True, reason)
 
     def _refuse_parts_of_sequences(self, rows: int) -> None:
-        if self.recurrent == "none":
+        if self.recurrent.cell == "none":
             return
         sequences = self._sequences(rows)
         if self.batch_size is not None and self.batch_size < self.length:
-            reason = f"is less than a sequence of {self.length} rows (agent.sequence_length)"
+            reason = (
+                f"is less than a sequence of {self.length} rows (agent.recurrent.sequence_length)"
+            )
             raise SettingError("agent.batch_size", self.batch_size, reason)
         if self.batch_size is None and self.minibatches > sequences:
             reason = f"a rollout has {sequences:,} sequences of {self.length} rows"
             raise SettingError(
-                "agent.minibatches", self.minibatches, f"{reason} (agent.sequence_length)"
+                "agent.minibatches", self.minibatches, f"{reason} (agent.recurrent.sequence_length)"
             )
 
     def learning_rates(self, total_steps: int) -> Schedule:
@@ -176,24 +202,20 @@ class PPOSettings(TeacherSettings):
         end, warmup = self.entropy_coef_end, self.entropy_coef_warmup
         return over_the_run(self.anneal_entropy_coef, self.entropy_coef, end, warmup, total_steps)
 
-    def rnd_coefs(self, total_steps: int) -> Schedule:
-        """Return what novelty counts for over a run."""
-        return Schedule(self.rnd_coef, 0.0, "linear", self.rnd_fraction * total_steps)
-
     @property
     def entropy_coef_varies(self) -> bool:
         """Whether what the entropy counts for is another from update to update."""
-        return shape_of(self.anneal_entropy_coef) != "constant" or self.entropy_coef_warmup > 0
+        return self.anneal_entropy_coef != "constant" or self.entropy_coef_warmup > 0
 
     @property
     def length(self) -> int:
         """Rows of a sequence that is learned from as a whole; without memory each is alone."""
-        alone = self.recurrent == "none"
-        return 1 if alone else min(self.sequence_length, self.rollout_steps)
+        alone = self.recurrent.cell == "none"
+        return 1 if alone else min(self.recurrent.sequence_length, self.rollout_steps)
 
     def minibatches_of(self, rows: int) -> int:
         """Return into how many minibatches a rollout of so many rows is cut."""
-        if self.recurrent == "none":
+        if self.recurrent.cell == "none":
             return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)
         sequences = self._sequences(rows)
         if self.batch_size is None:
@@ -203,7 +225,7 @@ class PPOSettings(TeacherSettings):
     def largest_minibatch(self, rows: int) -> int:
         """Return the rows of the largest; with memory all have as many, some of which only fill."""
         parts = self.minibatches_of(rows)
-        if self.recurrent == "none":
+        if self.recurrent.cell == "none":
             return -(-rows // parts)
         sequences = -(-self._sequences(rows) // parts)
         pieces = min(self.grad_accumulation, sequences)

@@ -69,7 +69,7 @@ class CuriousPPO(PPO):
     @property
     def rnd_coef(self) -> float:
         """What novelty counts for in the update at the end of the rollout under way."""
-        return self._now(self._settings.rnd_coefs)
+        return self._now(self._settings.rnd.coefs)
 
     @override
     def _finish_rollout(self) -> None:

@@ -172,7 +172,7 @@ class Curiosity(Stateful):
         self.learner = Learner(recipe, FlatNetwork(learned, device), mode)
         self._module, self._statistics = learned, learned.normaliser
         self._target = FlatNetwork(fixed, device)
-        self.rewards = RewardNormaliser(spec.num_envs, settings.rnd_gamma, episodic=False)
+        self.rewards = RewardNormaliser(spec.num_envs, settings.rnd.gamma, episodic=False)
         every = (settings.rollout_steps + 1, spec.num_envs)
         dtype = getattr(torch, spec.dtype)
         self._told = Told(
@@ -226,7 +226,7 @@ class Curiosity(Stateful):
         reward *= self.rewards.scale
         self.rewards.fade(FADING)
         advantage = reward.copy()
-        endless_advantages(reward, value, valid, s.rnd_gamma, s.gae_lambda, advantage)
+        endless_advantages(reward, value, valid, s.rnd.gamma, s.gae_lambda, advantage)
         worth = torch.from_numpy(advantage).to(told.value.device)
         torch.add(worth, told.value[:-1], out=told.return_)
         rollout.advantage.add_(worth, alpha=coef)

@@ -170,7 +170,7 @@ def race_sb3(told: Mapping[str, Any]) -> float:
     if "activation" in policy:
         layers = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
         policy["activation_fn"] = layers[policy.pop("activation")]
-    if len(env.observation_space.shape) == 3 and told["trunk"] in ("auto", "minatar"):
+    if len(env.observation_space.shape) == 3 and told["encoder"] in ("auto", "minatar"):
         policy |= _with_filters(policy, shared=told["shared"])
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
     model.learn(told["total_timesteps"])

@@ -128,7 +128,7 @@ def contestants(
     if installed("stable_baselines3", SB3):
         theirs = for_sb3(settings)
         if nothing_more:
-            theirs |= {"normalize": None, "policy": {}, "model": {}, "trunk": "mlp"}
+            theirs |= {"normalize": None, "policy": {}, "model": {}, "encoder": "mlp"}
         runners[SB3] = lambda seed: peer("sb3", {**theirs, "seed": seed})
     env = settings.run.env.id.partition("-")[0]
     if isinstance(settings.agent, PPOSettings) and env in REJAX_ENVS and installed("rejax", REJAX):
@@ -168,7 +168,10 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
     agent, run = settings.agent, settings.run
     assert isinstance(agent, PPOSettings | DQNSettings)
     normalize = None
-    policy: dict[str, Any] = {"net_arch": list(agent.hidden), "activation": agent.activation}
+    policy: dict[str, Any] = {
+        "net_arch": list(agent.hidden),
+        "activation": agent.network.activation,
+    }
     if isinstance(agent, PPOSettings):
         policy |= {
             "log_std_init": agent.log_std_init,
@@ -194,7 +197,7 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
         "episodes": run.eval.episodes,
         "longest": run.eval.max_episode_steps,
         "normalize": normalize,
-        "trunk": agent.network.trunk,
+        "encoder": agent.network.encoder,
         "shared": isinstance(agent, PPOSettings) and agent.shared_trunk is not False,
         "policy": policy,
         "model": model,
@@ -236,7 +239,7 @@ def _dqn_for_sb3(agent: DQNSettings) -> dict[str, Any]:
 
 def annealed(start: float, how: object) -> float | list[float]:
     """Return a number that stays, or, in a list, one that falls to 0."""
-    return [start] if how in (True, "linear") else start
+    return [start] if how == "linear" else start
 
 
 def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
@@ -259,7 +262,10 @@ def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
         "vf_coef": agent.value_coef,
         "max_grad_norm": agent.max_grad_norm,
         "normalize_observations": _normalizes_obs(agent),
-        "agent_kwargs": {"activation": agent.activation, "hidden_layer_sizes": list(agent.hidden)},
+        "agent_kwargs": {
+            "activation": agent.network.activation,
+            "hidden_layer_sizes": list(agent.hidden),
+        },
     }
 
 

@@ -223,6 +223,8 @@ def build(
         alpha=ALPHA,
         beta_start=BETA,
         beta_end=1.0,
+        anneal_beta="linear",
+        beta_warmup=0.0,
         device="cpu",
     )
     return build_replay(

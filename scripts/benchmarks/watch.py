@@ -143,7 +143,14 @@ def compare_saving(args: argparse.Namespace) -> None:
 def save_replay(args: argparse.Namespace) -> None:
     """Save a filled replay twice while it is added to; trace pauses, and memory every 5 ms."""
     settings = ReplaySettings(
-        capacity=args.rows, prioritized=True, alpha=0.6, beta_start=0.4, beta_end=1.0, device="cpu"
+        capacity=args.rows,
+        prioritized=True,
+        alpha=0.6,
+        beta_start=0.4,
+        beta_end=1.0,
+        anneal_beta="linear",
+        beta_warmup=0.0,
+        device="cpu",
     )
     replay = build_replay(
         settings, frame_shape=(1, 84, 84), dtype="uint8", frame_stack=4, num_envs=1, n_step=3,

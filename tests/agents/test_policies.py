@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, learn
 
 from steadyrl.agents.dqn.agent import DQN
@@ -37,7 +38,7 @@ def test_ppo_on_vectors(name, shared):
     env = Episodes(scale=3.0)
     learn(agent, env, env.reset(), 3)
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES[name])
-    actor = finished_policy(replace(SETTINGS, **changes), spec, saved(agent), device=CPU)
+    actor = finished_policy(changed(SETTINGS, **changes), spec, saved(agent), device=CPU)
     mine = decisions(agent.actor(7, explore=False), (4,), "float32")
     assert torch.equal(decisions(actor, (4,), "float32"), mine)
     assert len(mine.flatten(0, 1).unique(dim=0)) > 1

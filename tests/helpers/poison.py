@@ -49,11 +49,11 @@ CASES = {
         *("env=cartpole", *PPO, *SHORT),
         *("agent.normalize_obs=true", "agent.normalize_reward=true"),
     ),
-    "dqn-table": ("env.id=FrozenLake-v1", *DQN, *SHORT, "agent.noisy=true"),
-    "ppo-box": ("env.id=Pendulum-v1", *PPO, *SHORT, "agent.value_norm=true"),
+    "dqn-table": ("env.id=FrozenLake-v1", *DQN, *SHORT, "agent.noisy.enabled=true"),
+    "ppo-box": ("env.id=Pendulum-v1", *PPO, *SHORT, "agent.popart=true"),
     "dqn-image": ("env.id=MinAtar/Breakout-v1", *DQN, *SHORT, "env.frame_stack=2"),
     "ppo-image": ("env.id=MinAtar/Seaquest-v1", *PPO, *SHORT),
-    "ppo-memory": ("env.id=MinAtar/Asterix-v1", *PPO, *SHORT, "agent.recurrent=gru"),
+    "ppo-memory": ("env.id=MinAtar/Asterix-v1", *PPO, *SHORT, "agent.recurrent.cell=gru"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A teacher of one's own, as `agent.teacher=pole_teacher:Pole`."""
+"""A teacher of one's own, as `agent.teacher.policy=pole_teacher:Pole`."""
 
 
 class Pole:

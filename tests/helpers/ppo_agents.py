@@ -1,14 +1,14 @@
 """PPO agents and steps for tests."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
+from changed import changed
 
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.ppo.agent import PPO
-from steadyrl.agents.ppo.settings import PPOSettings
+from steadyrl.agents.ppo.settings import PPOSettings, RecurrentSettings, RNDSettings
 from steadyrl.agents.rnd.agent import CuriousPPO
+from steadyrl.agents.settings import TeacherSettings
 from steadyrl.envs.types import (
     BoxActions,
     DiscreteActions,
@@ -30,14 +30,13 @@ SPACES = {
 
 SETTINGS = PPOSettings(
     name="ppo",
-    network=PLAIN,
+    network=changed(PLAIN, activation="tanh"),
     hidden=(16,),
-    activation="tanh",
     shared_trunk=None,
     log_std_init=0.0,
     scale_actions=True,
     learning_rate=1e-3,
-    anneal_learning_rate=True,
+    anneal_learning_rate="linear",
     learning_rate_end=0.0,
     learning_rate_warmup=0.0,
     gamma=0.9,
@@ -47,12 +46,12 @@ SETTINGS = PPOSettings(
     minibatches=4,
     batch_size=None,
     clip=0.2,
-    anneal_clip=False,
+    anneal_clip="constant",
     clip_end=0.0,
     clip_warmup=0.0,
     clip_value=False,
     entropy_coef=0.01,
-    anneal_entropy_coef=False,
+    anneal_entropy_coef="constant",
     entropy_coef_end=0.0,
     entropy_coef_warmup=0.0,
     value_coef=0.5,
@@ -60,18 +59,11 @@ SETTINGS = PPOSettings(
     target_kl=None,
     normalize_obs=False,
     normalize_reward=False,
-    value_norm=False,
+    popart=False,
     clip_reward=False,
-    rnd_coef=0.0,
-    rnd_fraction=1.0,
-    rnd_gamma=0.99,
-    recurrent="none",
-    recurrent_size=8,
-    sequence_length=5,
-    teacher=None,
-    teacher_coef=1.0,
-    teacher_fraction=0.5,
-    teacher_leads=0.0,
+    rnd=RNDSettings(coef=0.0, fraction=1.0, gamma=0.99),
+    recurrent=RecurrentSettings(cell="none", size=8, sequence_length=5),
+    teacher=TeacherSettings(policy=None, coef=1.0, fraction=0.5, acts=0.0),
     grad_accumulation=1,
     compile="false",
 )
@@ -82,8 +74,8 @@ def build(
     **changes,
 ):  # fmt: skip
     spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action, mask=mask)
-    kind = CuriousPPO if changes.get("rnd_coef") else PPO
-    return kind(replace(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
+    kind = CuriousPPO if changes.get("rnd__coef") else PPO
+    return kind(changed(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
 
 
 class Episodes:

@@ -137,7 +137,14 @@ def load():
 
     Plugins.instance()
     settings = ReplaySettings(
-        capacity=10, prioritized=True, alpha=0.6, beta_start=0.4, beta_end=1.0, device="cpu"
+        capacity=10,
+        prioritized=True,
+        alpha=0.6,
+        beta_start=0.4,
+        beta_end=1.0,
+        anneal_beta="linear",
+        beta_warmup=0.0,
+        device="cpu",
     )
     for dtype in (np.float32, np.uint8):
         replay = build_replay(

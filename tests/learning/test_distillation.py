@@ -19,7 +19,7 @@ def test_students_reach_the_gate_in_under_a_fifth_of_the_steps(tmp_path):
         if told["eval_return_mean"] >= GATE:
             break
     assert told["steps"] >= 1_000_000 and told["eval_return_mean"] >= GATE
-    asked = (*PRESET, f"agent.teacher={teacher}", "total_steps=150000")
+    asked = (*PRESET, f"agent.teacher.policy={teacher}", "total_steps=150000")
     scores = [
         run(tmp_path / seed, *asked, f"seed={seed}", quick=False)[1]["eval_return_mean"]
         for seed in ("10", "11", "12")

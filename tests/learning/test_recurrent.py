@@ -10,7 +10,7 @@ CARTPOLE = (
     "total_steps=200000",
     "agent.rollout_steps=128",
     "agent.epochs=10",
-    "agent.sequence_length=32",
+    "agent.recurrent.sequence_length=32",
     "agent.gamma=0.99",
     "agent.gae_lambda=0.95",
     "agent.normalize_reward=true",
@@ -25,7 +25,7 @@ BIT = (
     "agent.rollout_steps=128",
     "agent.batch_size=512",
     "agent.learning_rate=1e-3",
-    "agent.sequence_length=64",
+    "agent.recurrent.sequence_length=64",
     "agent.entropy_coef=0",
     "agent.normalize_obs=false",
     "agent.normalize_reward=false",
@@ -35,7 +35,7 @@ BIT = (
 
 def score(folder, memory, *overrides):
     folder.mkdir()
-    every = (*overrides, f"agent.recurrent={memory}", "device=cpu")
+    every = (*overrides, f"agent.recurrent.cell={memory}", "device=cpu")
     return run(folder, *every, quick=False)[1]["eval_return_mean"]
 
 

@@ -20,7 +20,7 @@ def test_the_hill_is_climbed_with_curiosity_and_never_without(tmp_path):
         for seed in range(3):
             folder = tmp_path / f"{coef}-{seed}"
             folder.mkdir()
-            asked = (*ASKED, f"agent.rnd_coef={coef}", f"seed={seed}")
+            asked = (*ASKED, f"agent.rnd.coef={coef}", f"seed={seed}")
             found.append(run(folder, *asked, quick=False)[1]["eval_return_mean"])
     assert mean(scores[1]) >= 60 and min(scores[1]) >= 40, scores
     assert max(scores[0]) <= 1, scores

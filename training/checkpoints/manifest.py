@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 from steadyrl.core.documents import from_json
 from steadyrl.core.errors import ExpectedError
 from steadyrl.core.files import open_plain, read_plain
-from steadyrl.training.checkpoints.formats import FORMAT, translate
+from steadyrl.training.checkpoints.formats import FORMAT
 
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST, MOST_VALUES = 16_000_000, 1_000_000  # bytes, and values in it
@@ -33,8 +33,8 @@ class CheckpointError(ExpectedError):
     exit_code = 3
 
 
-class NewerFormatError(CheckpointError):
-    """What was saved is whole, and by a newer version: nothing older is taken in its place."""
+class FormatError(CheckpointError):
+    """What was saved is whole, but by another version: nothing else is taken in its place."""
 
 
 class Saved(NamedTuple):
@@ -84,20 +84,16 @@ def entry_of(data: bytes) -> dict[str, Any]:
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """Return the manifest of a directory, if it is one and matches its own hash.
-
-    What it says is put into the words of today's format.
-    """
+    """Return the manifest of a directory, if it is one of today's format and matches its hash."""
     source = path / MANIFEST
     text = _read(source, LARGEST_MANIFEST)
     try:
         manifest = from_json(text, most=MOST_VALUES)
         saved_as, whole = manifest["format"], manifest["sha256"] == seal(manifest)
-        if whole and type(saved_as) is int and saved_as > FORMAT:
-            known = f"format {str(saved_as)[:20]}, and this one reads up to {FORMAT}"
-            raise NewerFormatError(
-                f"{source}: was written by a newer version ({known}): use that version"
-            )
+        if whole and type(saved_as) is int and saved_as > 0 and saved_as != FORMAT:
+            age = "a newer" if saved_as > FORMAT else "an older"
+            known = f"format {str(saved_as)[:20]}, and this one reads format {FORMAT}"
+            raise FormatError(f"{source}: was written by {age} version ({known}): use that version")
         files, whole = manifest["files"], whole and isinstance(manifest["facts"], dict)
         named = all(PART_FILE.fullmatch(name) for name in files)
         told = all(_is_entry(entry) for entry in files.values())
@@ -105,11 +101,12 @@ def manifest_of(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{source}: is damaged") from None
     if not whole:
         raise CheckpointError(f"{source}: is damaged: it does not match its own hash")
-    if type(saved_as) is not int or saved_as < 1:
+    if type(saved_as) is not int or saved_as != FORMAT:
         raise CheckpointError(f"{source}: does not say its format")
     if not (named and told):
         raise CheckpointError(f"{source}: names files that no checkpoint has")
-    return {**manifest, "format": FORMAT, "facts": translate(manifest["facts"], saved_as)}
+    found: dict[str, Any] = manifest
+    return found
 
 
 def manifest_facts(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from steadyrl.core.errors import SettingError
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
-    NewerFormatError,
+    FormatError,
     manifest_facts,
     saved_below,
 )
@@ -18,7 +18,7 @@ from steadyrl.training.checkpoints.run_directory import LAST, absolute
 from steadyrl.training.config.overrides import AUTO, continued, leaves
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
-from steadyrl.training.config.teacher_names import is_module
+from steadyrl.training.config.teacher_names import is_module, named
 
 if TYPE_CHECKING:
     from steadyrl.training.config.overrides import Continued
@@ -28,11 +28,11 @@ def refuse_foreign_teacher(
     checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]
 ) -> None:
     """Refuse a module that only a checkpoint asks for."""
-    name, typed = (each.get("agent", {}).get("teacher") for each in (config, fresh))
+    name, typed = named(config), named(fresh)
     if isinstance(name, str) and is_module(name) and name != typed:
         raise CheckpointError(
-            f"{checkpoint}: agent.teacher={show(name)} imports a module, which a checkpoint cannot "
-            "ask for: type agent.teacher=… with it too"
+            f"{checkpoint}: agent.teacher.policy={show(name)} imports a module, which a checkpoint "
+            "cannot ask for: type agent.teacher.policy=… with it too"
         )
 
 
@@ -53,7 +53,7 @@ def stored(
     for saved in saved_below(directory / "checkpoints"):
         try:
             return _continued(saved.path, resume, directory, fresh, typed)
-        except NewerFormatError:  # the one before would lose what came after it
+        except FormatError:  # the one before would lose what came after it
             raise
         except CheckpointError as error:  # the one before may do
             reasons.append(str(error))

@@ -43,9 +43,6 @@ FREE_FORM = ("env.kwargs.", "env.kwargs=")
 # Where an agent from outside the tree is named: its defaults join the group `agent`.
 AGENT_KEYS = ("agent", "agent.name")
 
-# A group inside of a group, which Hydra would have written with a slash.
-NETWORK = "agent.network"
-
 # Which extra brings a launcher, and what it is told besides: submitit ends jobs after an hour, and
 # what Slurm takes back is not queued again, unless it may.
 LAUNCHERS = {
@@ -159,8 +156,6 @@ def _arranged(override: str, *, multirun: bool) -> str:
             raise CommandError(f"{override}: needs the extra {extra}: {install}")
     if key == "hydra.run.dir" and not multirun:
         return f"run_dir={value}"
-    if key == NETWORK and value and not value.startswith("{"):
-        return f"{key.replace('.', '/')}={value}"
     if key.startswith("hydra.output_subdir"):
         raise CommandError(f"{override}: .hydra/ always lies in the run's own directory")
     return override

@@ -15,7 +15,8 @@ from hydra.errors import MissingConfigException
 
 from steadyrl.agents.registry import ALGORITHMS, from_outside, settings_type
 from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
-from steadyrl.training.config.schema import UnknownKeyError
+from steadyrl.training.config.names import RENAMED, elsewhere, of_block, renamed
+from steadyrl.training.config.schema import UnknownKeyError, show
 from steadyrl.training.config.settings import RunSettings
 
 
@@ -24,23 +25,6 @@ class CommandError(ExpectedError):
 
     exit_code = 2
 
-
-# What other trainers call our keys.
-OTHER_NAMES = {
-    "lr": "learning_rate",
-    "steps": "total_steps",
-    "timesteps": "total_steps",
-    "total_timesteps": "total_steps",
-    "n_envs": "env.num_envs",
-    "num_envs": "env.num_envs",  # training's, not those of evaluations
-    "buffer_size": "capacity",
-    "n_epochs": "epochs",
-    "n_steps": "rollout_steps",
-    "ent_coef": "entropy_coef",
-    "vf_coef": "value_coef",
-    "clip_range": "clip",
-    "net_arch": "hidden",
-}
 
 SEVERAL = {"seeds": "a list has brackets: 'seeds=[0,1,2]'"}
 
@@ -118,6 +102,11 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
     made_for = _agent_of_preset(preset, configs)
     chosen = str(typed["agent"].input_line) if "agent" in typed else ""
     agent = chosen.partition("=")[2] or made_for or next(iter(ALGORITHMS))
+    for o in parsed:
+        block = o.key_or_group
+        whole = block in RENAMED and not isinstance(o.value(), dict)
+        if whole and key.startswith(f"{block}."):
+            return f"{o.input_line}: {of_block(block, show(o.value()))}"
     mine = [o for o in parsed if _sets(o, key)]
     if mine:
         return f"{mine[0].input_line}: {unknown_key(key, agent)}"
@@ -146,13 +135,16 @@ def unknown_key(key: str, agent: str) -> str:
     owners = [name for name in keys if key in keys[name]]
     if owners and agent not in owners:
         return f"is a key of {' and '.join(owners)}, and the agent is {agent}"
-    last = key.rpartition(".")[2]
-    wanted = OTHER_NAMES.get(last, last)
+    now = renamed(key)
+    if now:
+        return f"no such key; it is {now} now"
+    wanted = elsewhere(key, agent) or key.rpartition(".")[2]
     for name in sorted(keys, key=lambda name: name != agent):
         same = [known for known in keys[name] if wanted in (known, known.rpartition(".")[2])]
         close = same or get_close_matches(key, keys[name], n=1, cutoff=0.6)
         if close and close != [key]:
-            return f"no such key; did you mean {close[0]}?"
+            whose = "" if close[0] in keys.get(agent, ours) else f", a key of {name}"
+            return f"no such key; did you mean {close[0]}{whose}?"
     return "no such key; --cfg job prints all there are"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from steadyrl.core.errors import SettingError, nearest
+from steadyrl.training.config.names import of_block
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ def convert(hint: Any, value: Any, path: str) -> Any:
     """Return `value` as the type `hint` asks for."""
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise SettingError(path, show(value), "is a group of keys, not a value")
+            raise SettingError(path, show(value), of_block(path, show(value)))
         return build(hint, value, path + ".")  # type: ignore[arg-type]
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):

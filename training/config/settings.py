@@ -195,9 +195,9 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     found = _yaml("config")
     del found["hydra"]
     found["memory"] = _yaml("memory", "default")
-    found["env"] = _yaml("env", "cartpole")  # what all environments have
+    found["env"] = _yaml("env_defaults") | _yaml("env", "cartpole")
     if name in ALGORITHMS:
-        found["agent"] = _yaml("agent", str(name)) | _yaml("agent", "network", "auto")
+        found["agent"] = _yaml("agent", str(name))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -13,7 +14,15 @@ def is_module(name: str) -> bool:
 
 def settle(config: dict[str, Any]) -> None:
     """Name a policy by where it is now, so that it is found from anywhere, and later."""
-    agent = config.get("agent")
-    name = agent.get("teacher") if isinstance(agent, dict) else None
+    name = named(config)
     if isinstance(name, str) and name.strip() and not is_module(name):
-        config["agent"]["teacher"] = os.path.abspath(os.path.expanduser(name))
+        config["agent"]["teacher"]["policy"] = os.path.abspath(os.path.expanduser(name))
+
+
+def named(config: Mapping[str, Any]) -> Any:
+    """Return `agent.teacher.policy` of a configuration that may hold anything, or None."""
+    for key in ("agent", "teacher"):
+        config = config.get(key) or {}
+        if not isinstance(config, Mapping):
+            return None
+    return config.get("policy")

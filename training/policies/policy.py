@@ -112,15 +112,19 @@ def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     network, spec = build(NetworkSettings, agent["network"], "agent.network."), facts["spec"]
     says: dict[str, Any] = {
-        "trunk": network.trunk_for(spec_of(spec).seen_shape),
+        "encoder": network.encoder_for(spec_of(spec).seen_shape),
+        "trunk": network.trunk,
         "layer_norm": network.layer_norm,
-        "activation": agent.get("activation"),
+        "activation": network.activation,
     }
     # What its last layer says: returns, logits or quantiles; actions in which units.
-    heads = ["distribution"]
-    heads += ["v_min", "v_max"] if agent.get("distribution") == "c51" else []
-    heads += ["scale_actions"] if spec["action"]["kind"] == "BoxActions" else []
-    return says | {key: agent[key] for key in heads if key in agent}
+    if "distribution" in agent:
+        returns = agent["distribution"]
+        bounds = ("v_min", "v_max") if returns["kind"] == "c51" else ()
+        says["distribution"] = {key: returns[key] for key in ("kind", *bounds)}
+    if spec["action"]["kind"] == "BoxActions" and "scale_actions" in agent:
+        says["scale_actions"] = agent["scale_actions"]
+    return says
 
 
 def agent_settings(config: Mapping[str, Any]) -> AgentSettings:

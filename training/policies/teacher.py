@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadyrl.agents.registry import AgentSettings
-from steadyrl.agents.settings import TeacherSettings
+from steadyrl.agents.settings import TaughtSettings
 from steadyrl.core.errors import SettingError, with_place
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.training.config.teacher_names import is_module
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 def find_teacher(settings: AgentSettings, spec: EnvSpec, device: torch.device) -> Teacher | None:
     """Return the teacher that the settings name, if they name one."""
-    if not isinstance(settings, TeacherSettings) or settings.teacher is None:
+    if not isinstance(settings, TaughtSettings) or settings.teacher.policy is None:
         return None
-    if is_module(settings.teacher):
-        return _object(settings.teacher, spec)
-    return _policy(settings.teacher, spec, device)
+    if is_module(settings.teacher.policy):
+        return _object(settings.teacher.policy, spec)
+    return _policy(settings.teacher.policy, spec, device)
 
 
 def _object(name: str, spec: EnvSpec) -> Teacher:
@@ -34,20 +34,20 @@ def _object(name: str, spec: EnvSpec) -> Teacher:
     from steadyrl.envs.wrappers import import_foreign
 
     module, _, attribute = name.rpartition(":")
-    found: Any = import_foreign(module, "agent.teacher", name)
+    found: Any = import_foreign(module, "agent.teacher.policy", name)
     if not hasattr(found, attribute):
-        raise SettingError("agent.teacher", name, f"{module} has no {attribute or 'name'}")
+        raise SettingError("agent.teacher.policy", name, f"{module} has no {attribute or 'name'}")
     found = getattr(found, attribute)
     if isinstance(found, type):
         try:
             found = found()
         except Exception as error:  # foreign code
             raise SettingError(
-                "agent.teacher", name, f"cannot be built: {with_place(error)}"
+                "agent.teacher.policy", name, f"cannot be built: {with_place(error)}"
             ) from error
     act = getattr(found, "act", None)
     if not callable(act):
-        raise SettingError("agent.teacher", name, "has no act(obs)")
+        raise SettingError("agent.teacher.policy", name, "has no act(obs)")
     return ObjectTeacher(name, spec.action, act)
 
 
@@ -67,9 +67,9 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
         offered = plain_spec(spec if sees_masks else spec.unmasked)
         refuse_other_spaces(Policy(found.path, found.facts), spec.id, offered, trained)
     except SettingError as error:
-        raise SettingError("agent.teacher", name, error.reason) from None
+        raise SettingError("agent.teacher.policy", name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):
-        raise SettingError("agent.teacher", name, "has weights that are not finite")
+        raise SettingError("agent.teacher.policy", name, "has weights that are not finite")
     network, actor, _ = acting(found, device)
     network.requires_grad_(False)
     logits = isinstance(network, ActorCritic) and isinstance(spec.action, DiscreteActions)

@@ -24,7 +24,6 @@ from steadyrl.core.documents import read_yaml
 from steadyrl.core.errors import NonFiniteError, SettingError, describe, one_line, told_lines
 from steadyrl.core.files import write_whole
 from steadyrl.envs.types import EnvironmentFailedError
-from steadyrl.training.checkpoints.formats import with_keys_of_before
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.run_directory import (
     CONFIG,
@@ -116,7 +115,7 @@ def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
             raise ValueError("holds no keys")
     except Exception as error:  # of the parser, of the disk: the file may hold anything
         raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
-    continued(with_keys_of_before(stored), _plain(own), typed)
+    continued(stored, _plain(own), typed)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def read_plan(path: Path) -> Plan:
     job = check_space(overrides, space)
     overrides.pop(-2)
     agent = job.config["agent"]
-    overrides += [f"agent.{key}=false" for key in CONSTANT if key in agent]
+    overrides += [f"agent.{key}=constant" for key in CONSTANT if key in agent]
     workers = values["workers"]
     if workers is None:
         workers = min(values["members"], usable_cores())

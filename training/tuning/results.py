@@ -99,7 +99,7 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
     from omegaconf import OmegaConf
 
     whole = job_of([*plan.overrides, *best]).config
-    groups = [t for t in plan.overrides if t.partition("=")[0] in ("agent", "env", "agent/network")]
+    groups = [t for t in plan.overrides if t.partition("=")[0] in ("agent", "env")]
     plain = dict(leaves(job_of(groups).config))
     values: dict[str, Any] = {}
     for key, found in leaves(whole):

@@ -33,8 +33,7 @@ def test_machine_code_decides_and_values_as_the_network_does(
 ):
     agent = build(
         action=SPACES[name],
-        activation=activation,
-        network=replace(PLAIN, layer_norm=layer_norm),
+        network=replace(PLAIN, activation=activation, layer_norm=layer_norm),
         hidden=(16, 8),
         shape=shape,
         shared_trunk=shared,
@@ -114,8 +113,8 @@ def test_a_graph_says_of_a_rollout_what_the_network_says():
     "changes",
     [
         {"shape": (1, 36, 36)},
-        {"shape": (1, 36, 36), "network": replace(PLAIN, trunk="minatar")},
-        {"shape": (1, 8, 8), "network": replace(PLAIN, trunk="impala")},
+        {"shape": (1, 36, 36), "network": replace(PLAIN, encoder="minatar")},
+        {"shape": (1, 8, 8), "network": replace(PLAIN, encoder="impala")},
         {"mask": 1},
     ],
 )
@@ -164,7 +163,7 @@ def test_values_of_actions_are_the_same_as_machine_code(activation):
 
 @pytest.mark.parametrize("trunk", ["minatar", "mlp"])
 def test_values_of_actions_on_boards_are_the_same_as_machine_code(trunk):
-    shape, settings = (3, 10, 10), replace(PLAIN, trunk=trunk)
+    shape, settings = (3, 10, 10), replace(PLAIN, encoder=trunk)
     network = QNetwork(shape, "uint8", 3, (16, 8), dueling=False, network=settings)
     network.start_(torch.Generator().manual_seed(0))
     lit = np.random.default_rng(1).random((50, *shape)) < 0.2

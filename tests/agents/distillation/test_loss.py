@@ -1,12 +1,12 @@
 """What a teacher's loss is and does: against loops, finite differences, and students without."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, learn
 
 from steadyrl.agents.distillation.agents import TaughtDQN, TaughtPPO
@@ -35,7 +35,9 @@ def student(
     kind, teach=by_sign, *, envs=3, action=SPACES["discrete"], total=2000, spec=None, **changes
 ):
     spec = spec or EnvSpec("Synthetic", envs, (4,), "float32", 1, action)
-    settings = replace(SETTINGS if kind is TaughtPPO else DQN_SETTINGS, teacher="t", **changes)
+    settings = changed(
+        SETTINGS if kind is TaughtPPO else DQN_SETTINGS, teacher__policy="t", **changes
+    )
     teacher = ObjectTeacher("t", action, teach)
     return kind(settings, spec, device=CPU, seed=0, total_steps=total, teacher=teacher)
 
@@ -115,7 +117,7 @@ def at_the_bounds(obs):
 @pytest.mark.parametrize("deviation", [-2.0, -4.0])
 def test_a_sure_student_that_is_led_elsewhere_learns_on(deviation, recurrent):
     action = BoxActions((-1.0, -1.0), (1.0, 1.0))
-    told = {"log_std_init": deviation, "teacher_leads": 0.9, "recurrent": recurrent}
+    told = {"log_std_init": deviation, "teacher__acts": 0.9, "recurrent__cell": recurrent}
     agent = student(TaughtPPO, at_the_bounds, action=action, **told)
     found = Loop(agent).play(10 * 16)  # NaN in the fourth, or a KL divergence of 10^12
     assert len(found) == 10
@@ -145,7 +147,7 @@ def test_a_perfect_teacher_is_soon_followed_and_without_its_loss_nobody_is(kind)
     seen = Episodes(envs=200, seed=9).reset()
 
     def agreement(coef):
-        changes = {"learning_rate": 1e-2, "teacher_coef": coef, "teacher_fraction": 1.0}
+        changes = {"learning_rate": 1e-2, "teacher__coef": coef, "teacher__fraction": 1.0}
         agent = student(kind, action=DiscreteActions(2), total=1000, **changes)
         env = Episodes()
         obs = env.reset()
@@ -169,7 +171,7 @@ def test_what_the_teacher_counts_for_falls_to_nothing_and_then_it_is_not_asked()
         asked.append(len(obs))
         return by_sign(obs)
 
-    agent = student(TaughtPPO, teach, total=16 * 3 * 10, teacher_coef=2.0, teacher_fraction=0.3)
+    agent = student(TaughtPPO, teach, total=16 * 3 * 10, teacher__coef=2.0, teacher__fraction=0.3)
     env, coefs, losses = Episodes(mean_length=1e9), [], []
     obs = env.reset()
     for _ in range(6):
@@ -193,7 +195,7 @@ def test_it_acts_first_and_less_and_less(name, normalised):
         return np.zeros(shape, np.int64) if name != "box" else np.full(shape, 1e-3)
 
     agent = student(
-        TaughtPPO, teach, action=action, teacher_leads=0.1, normalize_obs=normalised, total=960
+        TaughtPPO, teach, action=action, teacher__acts=0.1, normalize_obs=normalised, total=960
     )
     env = Episodes(scale=50)
     obs, first, shares = env.reset(), None, []
@@ -227,7 +229,7 @@ GIVEN = {
 @pytest.mark.parametrize("what", GIVEN)
 def test_what_a_teacher_gives_wrongly_is_refused_with_its_name(what):
     teacher = ObjectTeacher("mine:Bad", DiscreteActions(3), GIVEN[what])
-    with pytest.raises(TeacherError, match=f"agent.teacher=mine:Bad: .*{what}"):
+    with pytest.raises(TeacherError, match=f"agent.teacher.policy=mine:Bad: .*{what}"):
         teacher.tell(torch.zeros(5, 4))
     assert TeacherError.exit_code == 2
 
@@ -238,14 +240,14 @@ def test_actions_of_other_spaces_are_checked(name):
     fine = ObjectTeacher("t", SPACES[name], lambda obs: np.zeros(shape))
     assert fine.tell(torch.zeros(5, 4)).shape == shape
     for bad in (np.zeros((5, 9)), np.full(shape, np.inf if name == "box" else 7)):
-        with pytest.raises(TeacherError, match=r"agent\.teacher=t"):
+        with pytest.raises(TeacherError, match=r"agent\.teacher\.policy=t"):
             ObjectTeacher("t", SPACES[name], lambda obs, bad=bad: bad).tell(torch.zeros(5, 4))
 
 
 def test_what_cannot_be_taught_is_refused():
     for settings in (SETTINGS, DQN_SETTINGS):
         with pytest.raises(SettingError, match="torchrun"):
-            replace(settings, teacher="t").of_rank(0, 2)
-        for change in ({"teacher": " "}, {"teacher_coef": -1.0}, {"teacher_leads": 1.5}):
-            with pytest.raises(SettingError, match=next(iter(change))):
-                replace(settings, **change)
+            changed(settings, teacher__policy="t").of_rank(0, 2)
+        for change in ({"teacher__policy": " "}, {"teacher__coef": -1.0}, {"teacher__acts": 1.5}):
+            with pytest.raises(SettingError, match=next(iter(change)).partition("__")[2]):
+                changed(settings, **change)

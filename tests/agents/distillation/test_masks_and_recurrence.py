@@ -107,7 +107,7 @@ class MaskedLoop(Loop):
     [
         (TaughtPPO, {}),
         (TaughtPPO, {"normalize_obs": True}),
-        (TaughtPPO, {"recurrent": "lstm"}),
+        (TaughtPPO, {"recurrent__cell": "lstm"}),
         (TaughtDQN, {}),
     ],
 )
@@ -118,7 +118,7 @@ def test_nobody_is_led_to_or_taught_what_is_forbidden(kind, changes):
         asked.append(obs.shape[1])
         return stochastic(obs) if len(asked) % 2 else np.zeros(len(obs), np.int64)
 
-    told = {"teacher_leads": 0.9, "spec": MASKED, **changes}
+    told = {"teacher__acts": 0.9, "spec": MASKED, **changes}
     agent = student(kind, forbidden_too, action=MASKED.action, total=10_000, **told)
     MaskedLoop(agent).play(5 * ROWS)
     assert agent.updates > 3
@@ -135,8 +135,8 @@ def test_nobody_is_led_to_or_taught_what_is_forbidden(kind, changes):
 
 @pytest.mark.parametrize(("kind", "pieces"), [("gru", 1), ("lstm", 2)])
 def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, pieces):
-    told = {"teacher_leads": 0.9, "grad_accumulation": pieces, **WHOLE}
-    agent = student(TaughtPPO, stochastic, total=200, recurrent=kind, **told)
+    told = {"teacher__acts": 0.9, "grad_accumulation": pieces, **WHOLE}
+    agent = student(TaughtPPO, stochastic, total=200, recurrent__cell=kind, **told)
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
@@ -163,7 +163,7 @@ def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, piece
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_that_remembers_soon_follows(kind):
-    told = {"learning_rate": 1e-2, "teacher_fraction": 1.0, "recurrent": kind}
+    told = {"learning_rate": 1e-2, "teacher__fraction": 1.0, "recurrent__cell": kind}
     agent = student(TaughtPPO, total=3000, **told)
     found = Loop(agent).play(12 * ROWS)
     first, *_, last = (each["train/teacher_loss"] for each in found)
@@ -173,7 +173,7 @@ def test_a_student_that_remembers_soon_follows(kind):
 def test_rows_that_are_not_valid_teach_nothing_whatever_is_in_them():
     weights = []
     for broken in (False, True):
-        agent = student(TaughtPPO, stochastic, total=10_000, recurrent="lstm", epochs=3)
+        agent = student(TaughtPPO, stochastic, total=10_000, recurrent__cell="lstm", epochs=3)
         Loop(agent).play(ROWS, learn=False)
         if broken:
             ghosts = ~agent._rollout.flags[2]

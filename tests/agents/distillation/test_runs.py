@@ -26,19 +26,26 @@ DQN = (
     "agent.compile=false",
 )  # fmt: skip
 ALL = (
-    "agent.double=true", "agent.dueling=true", "agent.munchausen=true", "agent.noisy=true",
-    "agent.distribution=quantile", "agent.replay.prioritized=true", "agent.grad_accumulation=2",
+    "agent.double=true", "agent.dueling=true", "agent.munchausen.enabled=true",
+    "agent.noisy.enabled=true",
+    "agent.distribution.kind=quantile", "agent.replay.prioritized=true",
+    "agent.grad_accumulation=2",
 )  # fmt: skip
 SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
-LEADS = "agent.teacher_leads=0.5"
+LEADS = "agent.teacher.acts=0.5"
 DOORS = ("env.id=masked_envs:Doors-v0", "+env.kwargs.doors=9", "env.max_restarts=0")
-MASKED = (*DOORS, "agent.teacher=pole_teacher:Anywhere")  # who mostly names closed doors
+MASKED = (*DOORS, "agent.teacher.policy=pole_teacher:Anywhere")  # who mostly names closed doors
 TAUGHT = {
-    "ppo": (*PPO, "agent.normalize_obs=true", "agent.value_norm=true", LEADS),
-    "ppo that looks on": (*PPO, "agent.anneal_entropy_coef=true", "agent.entropy_coef=0.01"),
+    "ppo": (*PPO, "agent.normalize_obs=true", "agent.popart=true", LEADS),
+    "ppo that looks on": (*PPO, "agent.anneal_entropy_coef=linear", "agent.entropy_coef=0.01"),
     "dqn": (*DQN, LEADS),
     "dqn with all": (*DQN, *ALL),
-    "ppo that remembers": (*PPO, "agent.recurrent=gru", "agent.sequence_length=6", LEADS),
+    "ppo that remembers": (
+        *PPO,
+        "agent.recurrent.cell=gru",
+        "agent.recurrent.sequence_length=6",
+        LEADS,
+    ),
     "ppo with masks": (*PPO, *MASKED, LEADS),
     "dqn with masks": (*DQN, *MASKED, LEADS),
 }
@@ -53,7 +60,7 @@ def policy(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, policy, name):
-    told = job(tmp_path, f"agent.teacher={policy}", *TAUGHT[name], *SHORT, quick=False)
+    told = job(tmp_path, f"agent.teacher.policy={policy}", *TAUGHT[name], *SHORT, quick=False)
     run, second, whole, parts = in_one_and_in_two_parts(told, 110)
     assert parts == whole and run.summary.updates > 9
     assert "train/teacher_loss" in whole[-1][1]
@@ -64,8 +71,12 @@ def test_a_policy_is_found_from_anywhere_and_only_the_same_one_goes_on(
     tmp_path, policy, monkeypatch
 ):
     monkeypatch.chdir(policy.parent)
-    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher={policy.name}", quick=False)
-    assert told.config["agent"]["teacher"] == str(policy) == told.settings.agent.teacher
+    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={policy.name}", quick=False)
+    assert (
+        told.config["agent"]["teacher"]["policy"]
+        == str(policy)
+        == told.settings.agent.teacher.policy
+    )
     with build(told) as (_, agent):
         state = agent.state_dict()
         state["teaching"]["teacher"] = "0" * 64
@@ -74,9 +85,9 @@ def test_a_policy_is_found_from_anywhere_and_only_the_same_one_goes_on(
 
 
 def test_another_teacher_is_refused_when_a_run_goes_on(tmp_path, policy):
-    run, _, _ = warm.run(tmp_path, *PPO, *SHORT, f"agent.teacher={policy}", quick=False)
+    run, _, _ = warm.run(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={policy}", quick=False)
     resume = f"resume={run}"
-    for other in ("agent.teacher=null", "agent.teacher_coef=0.5"):
+    for other in ("agent.teacher.policy=null", "agent.teacher.coef=0.5"):
         with pytest.raises(SettingError, match="cannot change when a run is continued"):
             job(tmp_path, resume, other, quick=False)
     _, told, _ = warm.run(tmp_path, resume, "total_steps=400", quick=False)
@@ -84,22 +95,22 @@ def test_another_teacher_is_refused_when_a_run_goes_on(tmp_path, policy):
 
 
 def test_a_module_teaches_when_it_is_typed_and_never_by_a_checkpoint_alone(tmp_path):
-    pole = "agent.teacher=pole_teacher:Pole"
+    pole = "agent.teacher.policy=pole_teacher:Pole"
     slow = ("agent.learning_rate=3e-4", "agent.normalize_obs=false", "agent.normalize_reward=false")
-    leads = (*SHORT, *slow, pole, "agent.teacher_leads=1")
+    leads = (*SHORT, *slow, pole, "agent.teacher.acts=1")
     run, told, _ = warm.run(tmp_path, *PPO, *leads, quick=False)
     assert told["return_mean"] > 60  # it plays well, and mostly it is its turn
     longer = (f"resume={run}", "total_steps=400")
-    with pytest.raises(CheckpointError, match=r"type agent\.teacher=… with"):
+    with pytest.raises(CheckpointError, match=r"type agent\.teacher\.policy=… with"):
         job(tmp_path, *longer, quick=False)
     _, told, _ = warm.run(tmp_path, *longer, pole, quick=False)
     assert told["steps"] >= 400 and told["resumed_from_step"] >= 300
 
 
 def test_a_teacher_that_says_nothing_ends_the_run_in_a_line(tmp_path):
-    nan = "agent.teacher=pole_teacher:Nan"
+    nan = "agent.teacher.policy=pole_teacher:Nan"
     _, _, printed = warm.run(tmp_path, *PPO, *SHORT, nan, quick=False, code=2)
-    assert "error: agent.teacher=pole_teacher:Nan: gave what is not finite" in printed
+    assert "error: agent.teacher.policy=pole_teacher:Nan: gave what is not finite" in printed
 
 
 @pytest.mark.parametrize(
@@ -112,16 +123,22 @@ def test_a_teacher_that_says_nothing_ends_the_run_in_a_line(tmp_path):
     ],
 )
 def test_who_is_no_teacher_is_refused(tmp_path, teacher, reason):
-    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher={teacher}", quick=False)
+    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={teacher}", quick=False)
     with pytest.raises(ExpectedError, match=reason) as refused, build(told):
         pass
     assert refused.value.exit_code == 2
 
 
 def test_a_policy_of_other_spaces_is_refused_in_a_line(tmp_path, policy):
-    asked = (*PPO, *SHORT, "env=acrobot", f"agent.teacher={policy}", f"run_dir={tmp_path / 'run'}")
+    asked = (
+        *PPO,
+        *SHORT,
+        "env=acrobot",
+        f"agent.teacher.policy={policy}",
+        f"run_dir={tmp_path / 'run'}",
+    )
     _, _, printed = warm.run(tmp_path, *asked, quick=False, code=2)
-    assert "agent.teacher=" in printed and "observations" in printed and "actions" in printed
+    assert "agent.teacher.policy=" in printed and "observations" in printed and "actions" in printed
     assert not (tmp_path / "run").exists()
 
 
@@ -130,7 +147,7 @@ def test_a_policy_of_other_spaces_is_refused_in_a_line(tmp_path, policy):
 def test_a_policy_with_or_without_masks_teaches_what_is_allowed(tmp_path, agent, masked):
     asked = (*agent, *DOORS, "+env.kwargs.punish=true", *SHORT)
     run, _, _ = warm.run(tmp_path, *asked, f"env.action_masks={masked}", quick=False)
-    with build(job(tmp_path, *asked, f"agent.teacher={run}", quick=False)) as (env, student):
+    with build(job(tmp_path, *asked, f"agent.teacher.policy={run}", quick=False)) as (env, student):
         obs = torch.from_numpy(env.reset())
         lesson = torch.full((env.spec.num_envs, 9), torch.nan)
         student._teaching.tell_(obs, lesson)
@@ -142,7 +159,9 @@ def test_a_policy_with_or_without_masks_teaches_what_is_allowed(tmp_path, agent,
 def test_a_policy_with_masks_teaches_nobody_without(tmp_path):
     asked = (*PPO, *DOORS, "+env.kwargs.punish=true", *SHORT)
     run, _, _ = warm.run(tmp_path, *asked, quick=False)
-    told = job(tmp_path, *asked, f"agent.teacher={run}", "env.action_masks=false", quick=False)
+    told = job(
+        tmp_path, *asked, f"agent.teacher.policy={run}", "env.action_masks=false", quick=False
+    )
     with pytest.raises(SettingError, match="observations"), build(told):
         pass
 
@@ -152,7 +171,12 @@ def test_a_policy_with_masks_teaches_nobody_without(tmp_path):
 def test_a_compiled_student_learns_as_an_eager_one(tmp_path, policy, name):
     weights = []
     for compiled in ("false", "true"):
-        asked = (f"agent.teacher={policy}", *TAUGHT[name], *SHORT, f"agent.compile={compiled}")
+        asked = (
+            f"agent.teacher.policy={policy}",
+            *TAUGHT[name],
+            *SHORT,
+            f"agent.compile={compiled}",
+        )
         told = job(tmp_path, *asked, quick=False)
         with build(told) as (env, agent):
             env.reset()
@@ -167,6 +191,6 @@ def test_a_compiled_student_learns_as_an_eager_one(tmp_path, policy, name):
 def test_kills_change_nothing(tmp_path, policy, name):
     more = ("total_steps=8000", "eval.every=1000", "checkpoint.every=150", "log.every=500")
     fates = hold_killed_against_whole(
-        tmp_path, (f"agent.teacher={policy}", *TAUGHT[name], *more), kills=3
+        tmp_path, (f"agent.teacher.policy={policy}", *TAUGHT[name], *more), kills=3
     )
     assert len(fates) >= 3

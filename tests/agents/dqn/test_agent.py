@@ -5,9 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from changed import changed
 
 from steadyrl.agents.dqn.agent import DQN
-from steadyrl.agents.dqn.settings import DQNSettings
+from steadyrl.agents.dqn.settings import (
+    DistributionSettings,
+    DQNSettings,
+    DQNTeacherSettings,
+    MunchausenSettings,
+    NoisySettings,
+)
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import NonFiniteError, SettingError
@@ -19,9 +26,8 @@ SETTINGS = DQNSettings(
     name="dqn",
     network=PLAIN,
     hidden=(16,),
-    activation="relu",
     learning_rate=1e-3,
-    anneal_learning_rate=True,
+    anneal_learning_rate="linear",
     learning_rate_end=0.0,
     learning_rate_warmup=0.0,
     gamma=0.9,
@@ -35,27 +41,18 @@ SETTINGS = DQNSettings(
         alpha=0.6,
         beta_start=0.4,
         beta_end=1.0,
+        anneal_beta="linear",
+        beta_warmup=0.0,
         device="cpu",
     ),
     n_step=1,
     double=True,
     dueling=False,
     loss="huber",
-    distribution="none",
-    atoms=51,
-    v_min=-10.0,
-    v_max=10.0,
-    munchausen=False,
-    munchausen_alpha=0.9,
-    munchausen_temperature=0.03,
-    munchausen_lowest=-1.0,
-    noisy=False,
-    noisy_sigma=0.5,
-    teacher=None,
-    teacher_coef=1.0,
-    teacher_fraction=0.5,
-    teacher_leads=0.0,
-    teacher_temperature=1.0,
+    distribution=DistributionSettings(kind="none", atoms=51, v_min=-10.0, v_max=10.0),
+    munchausen=MunchausenSettings(enabled=False, alpha=0.9, temperature=0.03, log_policy_min=-1.0),
+    noisy=NoisySettings(enabled=False, sigma=0.5),
+    teacher=DQNTeacherSettings(policy=None, coef=1.0, fraction=0.5, acts=0.0, temperature=1.0),
     clip_reward=False,
     learning_starts=100,
     train_every=4,
@@ -67,12 +64,13 @@ SETTINGS = DQNSettings(
     epsilon_fraction=0.5,
     anneal_epsilon="linear",
     epsilon_warmup=0.0,
+    epsilon_delay=0.0,
 )
 
 
 def build(envs=1, total=1000, obs=4, actions=2, seed=0, **changes):
     replay = {k: changes.pop(k) for k in list(changes) if k in ReplaySettings.__dataclass_fields__}
-    settings = replace(SETTINGS, replay=replace(SETTINGS.replay, **replay), **changes)
+    settings = changed(SETTINGS, replay=replace(SETTINGS.replay, **replay), **changes)
     spec = EnvSpec("Chain", envs, (obs,), "float32", 1, DiscreteActions(actions))
     return DQN(settings, spec, device=CPU, seed=seed, total_steps=total)
 
@@ -269,7 +267,7 @@ def test_going_on_from_a_saved_state_is_bit_exact(prioritized, accumulate):
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 100])
-@pytest.mark.parametrize("changes", [{}, {"distribution": "c51", "dueling": True}])
+@pytest.mark.parametrize("changes", [{}, {"distribution__kind": "c51", "dueling": True}])
 def test_a_batch_that_is_cut_is_the_same_batch(pieces, changes):
     """Also where the pieces differ in size, or are more than the batch has transitions."""
     drawn = []
@@ -295,7 +293,12 @@ def test_a_batch_that_is_cut_is_the_same_batch(pieces, changes):
     torch.testing.assert_close(whole, pieced, rtol=1e-4, atol=1e-5)
 
 
-ALL_AT_ONCE = {"distribution": "quantile", "munchausen": True, "noisy": True, "dueling": True}
+ALL_AT_ONCE = {
+    "distribution__kind": "quantile",
+    "munchausen__enabled": True,
+    "noisy__enabled": True,
+    "dueling": True,
+}
 
 
 @pytest.mark.parametrize("pieces", [2, 3])

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from forked_ranks import together
 
 from steadyrl.agents.dqn.agent import DQN
@@ -31,7 +32,7 @@ WHOLE = replace(
 
 
 def agent_of(world, **changes):
-    settings = replace(WHOLE, **changes).of_rank(world.rank, world.size)
+    settings = changed(WHOLE, **changes).of_rank(world.rank, world.size)
     agent = DQN(settings, SPEC, device=CPU, seed=world.rank, total_steps=1000)
     agent.join(world)
     return agent
@@ -72,8 +73,8 @@ def recorded(world, **changes):
 
 @pytest.mark.parametrize(("size", "noisy"), [(2, False), (3, False), (2, True)])
 def test_ranks_learn_as_one_process_from_the_rows_of_all(size, noisy):
-    ranks = together(size, partial(recorded, noisy=noisy))
-    settings = replace(WHOLE, noisy=noisy)
+    ranks = together(size, partial(recorded, noisy__enabled=noisy))
+    settings = changed(WHOLE, noisy__enabled=noisy)
     online, target = (start_network(settings, SPEC, CPU, seed=0) for _ in range(2))
     one = Learner(recipe(settings), online, "eager", frozen=(target,))
     first = torch.from_numpy(ranks[0][0][0][4])

@@ -81,9 +81,14 @@ def learned_by_dqn(mode, monkeypatch, **changes):
             {"prioritized": True, "n_step": 3, "dueling": True, "double": True},
             marks=pytest.mark.slow,
         ),
-        {"prioritized": True, "noisy": True, "distribution": "c51", "grad_accumulation": 2},
+        {
+            "prioritized": True,
+            "noisy__enabled": True,
+            "distribution__kind": "c51",
+            "grad_accumulation": 2,
+        },
         pytest.param(
-            {"prioritized": True, "distribution": "quantile", "munchausen": True},
+            {"prioritized": True, "distribution__kind": "quantile", "munchausen__enabled": True},
             marks=pytest.mark.slow,
         ),
     ],
@@ -112,8 +117,13 @@ def learned_by_ppo(mode, monkeypatch, **changes):
     "changes",
     [
         {"minibatches": 5, "normalize_obs": True},
-        {"clip_value": True, "anneal_clip": True, "anneal_entropy_coef": True, "target_kl": 0.01},
-        {"recurrent": "gru", "sequence_length": 4, "minibatches": 2},
+        {
+            "clip_value": True,
+            "anneal_clip": "linear",
+            "anneal_entropy_coef": "linear",
+            "target_kl": 0.01,
+        },
+        {"recurrent__cell": "gru", "recurrent__sequence_length": 4, "minibatches": 2},
     ],
 )
 def test_recorded_ppo_learns_what_the_eager_one_does(device, monkeypatch, changes):

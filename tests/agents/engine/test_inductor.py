@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed import changed
 from torch._inductor.exc import CppCompileError
 
 from steadyrl.agents.dqn.build import recipe, start_network
@@ -65,7 +66,7 @@ def random_batch(n, g):
 
 def train(mode, updates, device=CPU, **changes):
     """Return the weights and the metrics after some updates on fixed batches."""
-    settings = replace(SETTINGS, **changes)
+    settings = changed(SETTINGS, **changes)
     online, target = (network(seed, settings, device) for seed in (0, 1))
     learner = Learner(recipe(settings), online, mode, frozen=(target,))
     noise = UpdateNoise(online.module.noise_size, device, seed=2)
@@ -83,9 +84,14 @@ def train(mode, updates, device=CPU, **changes):
     [
         {},
         {"dueling": True, "grad_accumulation": 2, "n_step": 3},
-        {"distribution": "c51", "dueling": True},
-        {"distribution": "quantile", "munchausen": True},
-        {"noisy": True, "distribution": "c51", "dueling": True, "grad_accumulation": 2},
+        {"distribution__kind": "c51", "dueling": True},
+        {"distribution__kind": "quantile", "munchausen__enabled": True},
+        {
+            "noisy__enabled": True,
+            "distribution__kind": "c51",
+            "dueling": True,
+            "grad_accumulation": 2,
+        },
     ],
 )
 def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog):
@@ -100,7 +106,7 @@ def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("noisy", [False, True])
 def test_a_cuda_graph_agrees_with_eager_ones(noisy):
-    runs = (train(mode, 200, CUDA, noisy=noisy) for mode in ("eager", "cudagraph"))
+    runs = (train(mode, 200, CUDA, noisy__enabled=noisy) for mode in ("eager", "cudagraph"))
     for eager, graph in zip(*runs, strict=True):
         torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
 

@@ -1,9 +1,8 @@
 """A step that is cut in two around what ranks share is the step, whatever runs its halves."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from changed import changed
 from ppo_agents import SETTINGS, SPACES, Episodes, learn
 
 from steadyrl.agents.learner.comm import World
@@ -25,7 +24,7 @@ class Echo(World):
 def trained(device, mode, world):
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     changes = {"compile": mode, "normalize_obs": True, "target_kl": 0.01, "epochs": 3}
-    agent = PPO(replace(SETTINGS, **changes), spec, device=device, seed=0, total_steps=10_000)
+    agent = PPO(changed(SETTINGS, **changes), spec, device=device, seed=0, total_steps=10_000)
     if world is not None:
         agent.join(world)
     env = Episodes()

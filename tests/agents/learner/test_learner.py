@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from changed import changed
 from torch import Tensor, nn
 
 from steadyrl.agents.dqn.build import recipe
@@ -46,7 +47,7 @@ def replay_batch(rows, seed):
 
 
 def dqn_learner(mode="eager", **changes):
-    settings = replace(SETTINGS, **changes)
+    settings = changed(SETTINGS, **changes)
     online, target = (FlatNetwork(q_network(seed), CPU) for seed in (0, 1))
     return Learner(recipe(settings), online, mode, frozen=(target,))
 

@@ -1,11 +1,11 @@
 """Updates with forward passes in bfloat16: what that is, how far it is from float32, what stays."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from changed import changed
 from ppo_agents import CPU, Episodes, act, collect
 from ppo_agents import build as build_ppo
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ def test_the_gradient_is_that_of_rounded_layers():
 
 
 def dqn_weights(precision, mode="eager", **changes):
-    settings = replace(SETTINGS, **changes)
+    settings = changed(SETTINGS, **changes)
     online, target = (q_network(seed, settings, CPU) for seed in (0, 1))
     learner = Learner(recipe(settings), online, mode, frozen=(target,))
     learner.compute_in(precision)
@@ -80,8 +80,8 @@ def dqn_weights(precision, mode="eager", **changes):
     "changes",
     [
         {},
-        {"dueling": True, "distribution": "c51"},
-        {"distribution": "quantile", "munchausen": True},
+        {"dueling": True, "distribution__kind": "c51"},
+        {"distribution__kind": "quantile", "munchausen__enabled": True},
     ],
 )
 def test_dqn_learns_nearly_the_same(changes):
@@ -109,7 +109,7 @@ def test_a_compiled_update_rounds_no_more_than_the_eager_one_does():
 def test_ppo_learns_nearly_the_same_from_what_its_update_sees(recurrent):
     learned = []
     for precision in ("float32", "bf16"):
-        agent, env = build_ppo(epochs=1, minibatches=1, recurrent=recurrent), Episodes()
+        agent, env = build_ppo(epochs=1, minibatches=1, recurrent__cell=recurrent), Episodes()
         agent.compute_in(precision)
         collect(agent, env, env.reset(), 16)
         metrics = agent.update()
@@ -127,7 +127,7 @@ def test_all_values_of_a_rollout_are_read_in_the_same_numbers(recurrent):
 
     Of memory, what the row before it says is another thing: there it is what the update reads.
     """
-    agent, env = build_ppo(epochs=1, minibatches=1, recurrent=recurrent), Episodes()
+    agent, env = build_ppo(epochs=1, minibatches=1, recurrent__cell=recurrent), Episodes()
     agent.compute_in("bf16")
     collect(agent, env, env.reset(), 15)
     obs = env.reset()

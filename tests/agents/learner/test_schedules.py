@@ -1,11 +1,14 @@
 """Schedules by configuration: closed forms, what contradicts, and how learners use them."""
 
 import math
-from dataclasses import replace
+import re
+from dataclasses import is_dataclass
 from itertools import pairwise
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+from changed import changed
 from hypothesis import given
 from hypothesis import strategies as st
 from ppo_agents import SETTINGS as PPO_SETTINGS
@@ -13,6 +16,7 @@ from ppo_agents import Episodes, collect, learn
 from ppo_agents import build as build_ppo
 
 from steadyrl.agents.learner.schedules import Schedule, over_the_run
+from steadyrl.agents.registry import ALGORITHMS, settings_type
 from steadyrl.core.errors import SettingError
 from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
 from tests.agents.dqn.test_agent import build as build_dqn
@@ -25,9 +29,7 @@ HALF = (1 + math.cos(math.pi / 2)) / 2
     ("anneal", "values"),
     [
         # After 0, 50, 100, 325, 550, 1000 and 2000 of 1000 steps, the first tenth of them rising.
-        (False, [0, 1, 2, 2, 2, 2, 2]),
         ("constant", [0, 1, 2, 2, 2, 2, 2]),
-        (True, [0, 1, 2, 1.625, 1.25, 0.5, 0.5]),
         ("linear", [0, 1, 2, 1.625, 1.25, 0.5, 0.5]),
         ("cosine", [0, 1, 2, 0.5 + 0.75 * (1 + math.sqrt(0.5)), 1.25, 0.5, 0.5]),
     ],
@@ -39,9 +41,9 @@ def test_the_shapes_in_closed_form(anneal, values):
     without = over_the_run(anneal, 2.0, 0.5, 0.0, TOTAL)
     assert without.at(0) == 2.0
     assert without.at(500) == pytest.approx(2.0 if values[-1] == 2 else 1.25)
-    held = schedule._replace(held=True)
-    assert [held.at(now) for now in (0, 50, 99)] == [2.0] * 3
-    assert held.at(325) == schedule.at(325)
+    later = schedule._replace(delay=100)
+    assert [later.at(now) for now in (0, 50, 100, 150, 199, 200)] == [0, 1, 2, 2, 2, 2]
+    assert later.at(425) == schedule.at(325)
 
 
 @given(
@@ -73,7 +75,6 @@ def test_what_is_used_for_the_steps_ahead_rises_with_them():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"anneal_learning_rate": False, "learning_rate_end": 1e-4}, "anneal_learning_rate=false"),
         ({"anneal_learning_rate": "constant", "learning_rate_end": 1e-4}, "e=constant: make that"),
         ({"learning_rate_warmup": 1.0}, "must be below 1"),
         ({"learning_rate_warmup": -0.1}, "between 0 and 1"),
@@ -84,7 +85,7 @@ def test_what_is_used_for_the_steps_ahead_rises_with_them():
 @pytest.mark.parametrize("settings", [DQN_SETTINGS, PPO_SETTINGS], ids=["dqn", "ppo"])
 def test_contradictions_are_refused(settings, changes, reason):
     with pytest.raises(SettingError, match=reason):
-        replace(settings, **changes)
+        changed(settings, **changes)
 
 
 @pytest.mark.parametrize(
@@ -93,30 +94,67 @@ def test_contradictions_are_refused(settings, changes, reason):
         (
             PPO_SETTINGS,
             {"clip_end": 0.1},
-            "clip_end=0.1: is never reached with agent.anneal_clip=f",
+            "clip_end=0.1: is never reached with agent.anneal_clip=c",
         ),
-        (PPO_SETTINGS, {"entropy_coef_end": 0.1}, "agent.anneal_entropy_coef=false"),
+        (PPO_SETTINGS, {"entropy_coef_end": 0.1}, "agent.anneal_entropy_coef=constant"),
         (PPO_SETTINGS, {"clip_warmup": 2.0}, "clip_warmup=2.0: must be between 0 and 1"),
         (DQN_SETTINGS, {"anneal_epsilon": "constant"}, "epsilon_end=0.1: is never reached from"),
-        (DQN_SETTINGS, {"epsilon_warmup": 0.6}, "epsilon_fraction=0.5 more are beyond"),
+        (DQN_SETTINGS, {"epsilon_delay": 0.6}, "epsilon_fraction=0.5 more are beyond"),
+        (DQN_SETTINGS, {"epsilon_warmup": 0.6}, "epsilon_warmup=0.6: epsilon_fraction=0.5 more"),
         (DQN_SETTINGS, {"epsilon_warmup": 1.5}, "between 0 and 1"),
+        (DQN_SETTINGS, {"epsilon_delay": -1.0}, "between 0 and 1"),
+        (DQN_SETTINGS, {"replay__anneal_beta": "constant"}, "beta_end=1.0: is never reached from"),
+        (DQN_SETTINGS, {"replay__beta_warmup": 1.0}, "must be below 1"),
     ],
 )
 def test_contradictions_of_one_algorithm_are_refused(settings, changes, reason):
     with pytest.raises(SettingError, match=reason):
-        replace(settings, **changes)
+        changed(settings, **changes)
 
 
 def test_epsilon_waits_and_then_falls_as_told():
-    options = {"anneal_epsilon": "cosine", "epsilon_warmup": 0.2, "epsilon_fraction": 0.5}
+    options = {"anneal_epsilon": "cosine", "epsilon_delay": 0.2, "epsilon_fraction": 0.5}
     agent = build_dqn(total=TOTAL, **options)
     found = []
     for agent._steps in (0, 200, 450, 700, 1000):
         found.append(agent.epsilon)
     assert found == pytest.approx([1.0, 1.0, 0.55, 0.1, 0.1])
-    constant = build_dqn(anneal_epsilon=False, epsilon_start=0.3, epsilon_end=0.3, total=TOTAL)
+    constant = build_dqn(anneal_epsilon="constant", epsilon_start=0.3, epsilon_end=0.3, total=TOTAL)
     constant._steps = 999
     assert constant.epsilon == 0.3
+
+
+def test_beta_rises_as_told():
+    options = {"beta_start": 0.5, "beta_end": 0.9, "anneal_beta": "cosine", "beta_warmup": 0.2}
+    beta = build_dqn(total=TOTAL, **options)._settings.schedules(TOTAL).beta
+    assert [beta.at(now) for now in (0, 100, 200, 600, 1000)] == pytest.approx(
+        [0, 0.25, 0.5, 0.7, 0.9]
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_scheduled_number_has_the_keys_of_all(name):
+    """X or X_start, X_end, anneal_X and X_warmup, wherever one of the last three is."""
+
+    def walk(cls, path):
+        hints = get_type_hints(cls)
+        for key, hint in hints.items():
+            if is_dataclass(hint):
+                yield from walk(hint, f"{path}{key}.")
+            number = re.fullmatch(r"(.+)_(?:end|warmup|start)|anneal_(.+)", key)
+            if not number or key == "learning_starts":
+                continue
+            x = number[1] or number[2]
+            starts = {x, f"{x}_start"} & set(hints)
+            assert len(starts) == 1, path + x
+            assert get_args(hints[f"anneal_{x}"]) == ("constant", "linear", "cosine")
+            assert hints[f"{x}_end"] is hints[f"{x}_warmup"] is float
+            yield path + x
+
+    found = set(walk(settings_type(name), ""))
+    both = {"learning_rate"}
+    own = {"dqn": {"epsilon", "replay.beta"}, "ppo": {"clip", "entropy_coef"}}
+    assert found == both | own[name]
 
 
 def test_dqn_learns_with_its_rate_and_at_the_last_step_with_that_of_its_last_steps():

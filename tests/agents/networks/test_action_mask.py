@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from ppo_agents import SETTINGS as PPO_SETTINGS
 
 from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedy
@@ -163,11 +164,11 @@ IMAGES = EnvSpec("Any", 2, (1, 11, 10), "uint8", 2, DiscreteActions(7), mask=1)
 AGENTS = {
     "dqn": (DQN, DQN_SETTINGS, {}),
     "dueling": (DQN, DQN_SETTINGS, {"dueling": True}),
-    "noisy": (DQN, DQN_SETTINGS, {"noisy": True, "dueling": True}),
-    "c51": (DQN, DQN_SETTINGS, {"distribution": "c51"}),
+    "noisy": (DQN, DQN_SETTINGS, {"noisy__enabled": True, "dueling": True}),
+    "c51": (DQN, DQN_SETTINGS, {"distribution__kind": "c51"}),
     "ppo": (PPO, PPO_SETTINGS, {}),
     "one trunk": (PPO, PPO_SETTINGS, {"shared_trunk": True}),
-    "recurrent": (PPO, PPO_SETTINGS, {"recurrent": "gru", "recurrent_size": 8}),
+    "recurrent": (PPO, PPO_SETTINGS, {"recurrent__cell": "gru", "recurrent__size": 8}),
     "normalised": (PPO, PPO_SETTINGS, {"normalize_obs": True}),
 }
 
@@ -178,7 +179,7 @@ def test_nobody_takes_a_forbidden_action(name, spec):
     cls, settings, changes = AGENTS[name]
     if name == "normalised" and spec is IMAGES:
         changes = {"clip_value": True}
-    settings = replace(settings, **changes)
+    settings = changed(settings, **changes)
     agent = cls(settings, spec, device=CPU, seed=0, total_steps=10_000)
     rows, starts = Rows(spec), np.ones(2, bool)
     with torch.no_grad():  # what tells of actions differs as much as it can
@@ -247,7 +248,7 @@ def learned(cls, settings, spec):
 def test_compiled_updates_agree_with_eager_ones(name, caplog):
     cls, settings, changes = AGENTS[name]
     often = {"learning_starts": 20, "train_every": 4} if cls is DQN else {}
-    settings = replace(settings, **changes, **often)
+    settings = changed(settings, **changes, **often)
     eager, graph = (learned(cls, replace(settings, compile=c), VECTORS) for c in ("false", "true"))
     torch.testing.assert_close(eager, graph, rtol=1e-4, atol=1e-5)
     assert eager.isfinite().all() and "running eagerly" not in caplog.text

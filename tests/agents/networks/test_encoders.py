@@ -24,8 +24,10 @@ FRAMES, BOARD = (4, 84, 84), (4, 10, 10)
 TORCHS = {"relu": torch.relu, "tanh": torch.tanh, "elu": F.elu, "silu": F.silu}
 
 
-def network(trunk="auto", layer_norm=False, init="auto"):
-    return NetworkSettings(trunk=trunk, layer_norm=layer_norm, init=init)
+def network(encoder="auto", layer_norm=False, init="auto"):
+    return NetworkSettings(
+        encoder=encoder, trunk="mlp", activation="relu", layer_norm=layer_norm, init=init
+    )
 
 
 def size(module):
@@ -151,13 +153,13 @@ def test_the_deep_network_of_impala_has_15_convolutions_and_with_its_lstms_1_6_m
 
 
 def test_the_observation_chooses_unless_told():
-    assert [network().trunk_for(shape) for shape in (FRAMES, BOARD, (4,), (2, 3))] == [
+    assert [network().encoder_for(shape) for shape in (FRAMES, BOARD, (4,), (2, 3))] == [
         "nature",
         "minatar",
         "mlp",
         "mlp",
     ]
-    assert network("impala").trunk_for(BOARD) == "impala"
+    assert network("impala").encoder_for(BOARD) == "impala"
 
 
 def both(shape, dtype, chosen, activation="relu"):

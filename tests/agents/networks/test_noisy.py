@@ -84,8 +84,10 @@ def test_where_means_and_sigmas_start(start):
     assert {p.item() for p in made[0].bias_sigma.unique()} == {SIGMA / 4}
 
 
-def network(shape=(4,), dueling=True, atoms=(), seed=0, linear=noisy, trunk="auto"):
-    settings = NetworkSettings(trunk=trunk, layer_norm=True, init="auto")
+def network(shape=(4,), dueling=True, atoms=(), seed=0, linear=noisy, encoder="auto"):
+    settings = NetworkSettings(
+        encoder=encoder, trunk="mlp", activation="relu", layer_norm=True, init="auto"
+    )
     dtype = "float32" if len(shape) == 1 else "uint8"
     made = QNetwork(shape, dtype, 3, (8, 6), dueling, atoms, network=settings, linear=linear)
     made.start_(torch.Generator().manual_seed(seed))
@@ -145,7 +147,9 @@ def test_values_goals_and_the_choice_have_noise_of_their_own(double):
 def test_sigmas_are_learned_and_so_are_they_in_a_graph():
     weights = []
     for graph in (False, True):
-        agent = build(2, obs=11, noisy=True, distribution="c51", compile=str(graph).lower())
+        agent = build(
+            2, obs=11, noisy__enabled=True, distribution__kind="c51", compile=str(graph).lower()
+        )
         if graph:
             as_traced(agent._learner)
         before = agent._learner.network.weights.clone()
@@ -172,7 +176,7 @@ def test_every_update_has_noise_of_its_own_and_the_same_when_it_is_taken_again()
 
 
 def test_every_environment_explores_by_weights_of_its_own_and_greed_by_the_means():
-    agent = build(64, actions=5, noisy=True)
+    agent = build(64, actions=5, noisy__enabled=True)
     obs = np.ones((64, 4), dtype=np.float32)
     rows = [act(agent, obs).action for _ in range(2)]
     assert all(len(row.unique()) > 1 for row in rows)
@@ -180,25 +184,25 @@ def test_every_environment_explores_by_weights_of_its_own_and_greed_by_the_means
     means = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
     for _ in range(2):
         assert torch.equal(act(agent, obs, explore=False).action, means)
-    still = build(64, actions=5, noisy=True, noisy_sigma=1e-9)
+    still = build(64, actions=5, noisy__enabled=True, noisy__sigma=1e-9)
     assert len(act(still, obs).action.unique()) == 1
 
 
 def test_there_is_no_epsilon_to_be_logged():
-    assert "train/epsilon" not in build(noisy=True).scalars()
+    assert "train/epsilon" not in build(noisy__enabled=True).scalars()
     assert "train/epsilon" in build().scalars()
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 2000.0])
 def test_a_sigma_that_makes_no_noise_is_refused(sigma):
-    with pytest.raises(SettingError, match="noisy_sigma"):
-        build(noisy_sigma=sigma)
+    with pytest.raises(SettingError, match="sigma"):
+        build(noisy__sigma=sigma)
 
 
 @pytest.mark.parametrize(("envs", "kind"), list(product([1, 3], ["none", "quantile"])))
 def test_going_on_from_a_saved_state_is_bit_exact(envs, kind):
     def fresh():
-        return build(envs, obs=11, noisy=True, distribution=kind, learning_starts=20)
+        return build(envs, obs=11, noisy__enabled=True, distribution__kind=kind, learning_starts=20)
 
     def lines(agent):
         chain = Chain(envs, [10], terminates=False)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from ppo_agents import SETTINGS, SPACES, Episodes, act, build, collect, learn
 
 from steadyrl.core.errors import NonFiniteError, SettingError
@@ -136,7 +137,7 @@ def rates_of(agent, env, total):
 @pytest.mark.parametrize("rollouts", [1, 2, 10])
 def test_the_first_update_has_the_full_rate_and_the_last_one_a_positive_one(rollouts, beyond):
     total = rollouts * 48 + beyond
-    agent = build(total=total, anneal_clip=True)
+    agent = build(total=total, anneal_clip="linear")
     seen = spy(agent)
     found = rates_of(agent, Episodes(mean_length=1e9), total)
     expected = [1 - k * 48 / total for k in range(rollouts)]
@@ -161,7 +162,7 @@ def test_a_run_that_is_too_short_for_a_rollout_is_refused():
 
 
 def test_rates_stay_where_they_are_unless_annealed():
-    agent = build(anneal_learning_rate=False, total=100)
+    agent = build(anneal_learning_rate="constant", total=100)
     env = Episodes()
     learn(agent, env, env.reset(), 5)
     assert (agent.learning_rate, agent.clip) == (1e-3, 0.2)
@@ -218,7 +219,7 @@ def test_values_of_a_time_limit_and_of_a_termination(terminates, truth):
 
     The limit is one step, where the mistake is largest; a termination there is worth 1.
     """
-    agent = build(4, learning_rate=0.02, anneal_learning_rate=False, shape=(1,), epochs=8)
+    agent = build(4, learning_rate=0.02, anneal_learning_rate="constant", shape=(1,), epochs=8)
     obs, over = np.ones((4, 1), dtype=np.float32), np.zeros(4, dtype=bool)
     for _ in range(60 * 16):
         valid = ~over
@@ -417,7 +418,7 @@ def test_settings_that_do_not_fit_the_environment_are_refused():
         ({"normalize_obs": True}, images, "agent.normalize_obs"),
     ):
         with pytest.raises(SettingError, match=key):
-            replace(SETTINGS, **changes).refuse_unfit(where, 1000)
+            changed(SETTINGS, **changes).refuse_unfit(where, 1000)
 
 
 @pytest.mark.parametrize(

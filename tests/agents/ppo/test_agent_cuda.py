@@ -1,9 +1,8 @@
 """On a CUDA device: no waiting inside an update, no growth, and a graph that learns the same."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from changed import changed
 from ppo_agents import SETTINGS, Episodes, collect, learn
 
 from steadyrl.agents.engine.cpu import host_weights as mirror
@@ -24,7 +23,7 @@ def acting(request, monkeypatch):
 
 def build(**changes):
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, DiscreteActions(3))
-    settings = replace(SETTINGS, normalize_obs=True, **changes)
+    settings = changed(SETTINGS, normalize_obs=True, **changes)
     return PPO(settings, spec, device=torch.device("cuda"), seed=0, total_steps=10**6)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from ppo_agents import CPU, SETTINGS, act, build
 from torch import nn
 
@@ -66,7 +67,7 @@ def setting(box=False, rows=24, seed=0, **changes):
     """A network away from its start, and a batch whose old policy was another one."""
     generator = torch.Generator().manual_seed(seed)
     head = BoxHead(2) if box else DiscreteHead(3)
-    s = replace(SETTINGS, hidden=(5,), max_grad_norm=0.0, **changes)
+    s = changed(SETTINGS, hidden=(5,), max_grad_norm=0.0, **changes)
     net = ActorCritic(
         (4,), "float32", head, hidden=s.hidden, activation="tanh", shared=False, normalise=False,
         log_std=-0.3,

@@ -1,10 +1,10 @@
 """What an update and a construction take: a minibatch at a time, asked for before it is taken."""
 
 import weakref
-from dataclasses import replace
 
 import pytest
 import torch
+from changed import changed
 from ppo_agents import CPU, SETTINGS, Episodes, build, collect
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -82,7 +82,7 @@ def test_the_plan_counts_what_an_agent_takes():
 def test_what_does_not_fit_is_refused_before_anything_large_is_taken(changes):
     spec = EnvSpec("Huge", 8, (4,), "float32", 1, DiscreteActions(2))
     with Storages() as made, pytest.raises(MemoryBudgetError, match="rollout needs"):
-        PPO(replace(SETTINGS, **changes), spec, device=CPU, seed=0, total_steps=10**11)
+        PPO(changed(SETTINGS, **changes), spec, device=CPU, seed=0, total_steps=10**11)
     assert made.largest < 1_000_000
 
 

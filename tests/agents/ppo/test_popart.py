@@ -102,7 +102,7 @@ def test_large_values_are_learned_in_few_rollouts_and_not_without_units():
     """Reward 1,000 under a time limit of one step is worth 2,000: far from where a head starts."""
     found = []
     for units in (True, False):
-        changes = {"value_norm": units, "gamma": 0.5, "learning_rate": 0.01}
+        changes = {"popart": units, "gamma": 0.5, "learning_rate": 0.01}
         agent = build(4, shape=(1,), epochs=4, **changes)
         obs, over = np.ones((4, 1), np.float32), np.zeros(4, bool)
         for _ in range(25 * 16):
@@ -120,10 +120,10 @@ def test_large_values_are_learned_in_few_rollouts_and_not_without_units():
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"normalize_reward": True, "clip_value": True}, {"recurrent": "lstm"}]
+    "change", [{}, {"normalize_reward": True, "clip_value": True}, {"recurrent__cell": "lstm"}]
 )
 def test_a_restored_agent_goes_on_as_if_nothing_had_happened(change):
-    one, other = (build(seed=seed, value_norm=True, **change) for seed in (1, 2))
+    one, other = (build(seed=seed, popart=True, **change) for seed in (1, 2))
     env = Episodes()
     _, obs = learn(one, env, env.reset(), 2)
     obs = collect(one, env, obs, 5)
@@ -138,7 +138,7 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(change):
 
 
 def test_what_is_cut_short_has_not_happened():
-    agent, env = build(value_norm=True), Episodes(scale=9.0)
+    agent, env = build(popart=True), Episodes(scale=9.0)
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, 16)
     before = {name: tensor.clone() for name, tensor in agent.weights().items()}
@@ -163,7 +163,7 @@ def test_what_is_cut_short_has_not_happened():
 def test_a_graph_learns_the_same():
     weights = []
     for graph in (False, True):
-        agent = build(value_norm=True, epochs=1, minibatches=1, compile=str(graph).lower())
+        agent = build(popart=True, epochs=1, minibatches=1, compile=str(graph).lower())
         if graph:
             as_traced(agent._learner)
         env = Episodes(scale=9.0)
@@ -173,7 +173,7 @@ def test_a_graph_learns_the_same():
 
 
 def test_ranks_agree_on_units_as_one_process_with_all_their_environments():
-    changes = {"minibatches": 1, "value_norm": True, "normalize_obs": True, "epochs": 2}
+    changes = {"minibatches": 1, "popart": True, "normalize_obs": True, "epochs": 2}
     given = rows(2, 3)
     one = build(2 * ENVS, **changes)
     truth = learned(one, given, 0, 2 * ENVS, lambda agent, step: None)

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from forked_ranks import together
 from ppo_agents import SETTINGS, SPACES, Episodes, build
 from torch import nn
@@ -99,7 +100,7 @@ def of(agent, kind):
 
 @pytest.mark.parametrize(("kind", "shared"), list(product(KINDS, (False, True))))
 def test_acting_is_a_loop_over_rows_that_forgets_where_episodes_begin(kind, shared):
-    agent = build(recurrent=kind, shared_trunk=shared, normalize_obs=shared)
+    agent = build(recurrent__cell=kind, shared_trunk=shared, normalize_obs=shared)
     loop = Loop(agent)
     loop.play(ROWS, learn=False)
     plain, rollout = of(agent, kind), agent._rollout
@@ -156,8 +157,8 @@ def unrolled(loop, network, kind):
     ("kind", "length", "pieces"), [("gru", 5, 1), ("lstm", 5, 1), ("lstm", 4, 2), ("gru", 99, 2)]
 )
 def test_an_update_is_a_loop_over_rows_from_the_stored_carries(kind, length, pieces):
-    changes = {"grad_accumulation": pieces, "sequence_length": length}
-    agent = build(recurrent=kind, **WHOLE, **changes)
+    changes = {"grad_accumulation": pieces, "recurrent__sequence_length": length}
+    agent = build(recurrent__cell=kind, **WHOLE, **changes)
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
@@ -190,7 +191,7 @@ def normal(advantage, valid):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
-    agent = build(action=SPACES[name], recurrent=kind, normalize_obs=True, epochs=1)
+    agent = build(action=SPACES[name], recurrent__cell=kind, normalize_obs=True, epochs=1)
     agent.compute_in(precision)
     if precision == "bf16":
         agent._learner.network.weights.mul_(2)  # what little differs differs more
@@ -216,7 +217,7 @@ def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
 
 @pytest.mark.parametrize("minibatches", [1, 4, 12])
 def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches):
-    agent = build(shape=(1,), recurrent="gru", minibatches=minibatches, grad_accumulation=2)
+    agent = build(shape=(1,), recurrent__cell="gru", minibatches=minibatches, grad_accumulation=2)
     seen, step = [], agent._learner.step
 
     def record(batch, *numbers):
@@ -242,8 +243,8 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches)
 def test_a_minibatch_is_cut_into_no_more_pieces_than_it_has_sequences():
     weights = []
     for pieces in (ROWS * ENVS, 10**6):  # sequences of one row
-        changes = {"sequence_length": 1, "minibatches": 1, "epochs": 1}
-        agent = build(recurrent="gru", grad_accumulation=pieces, **changes)
+        changes = {"recurrent__sequence_length": 1, "minibatches": 1, "epochs": 1}
+        agent = build(recurrent__cell="gru", grad_accumulation=pieces, **changes)
         Loop(agent).play(ROWS)
         assert agent.updates == 1
         weights.append(agent._learner.network.weights)
@@ -253,7 +254,7 @@ def test_a_minibatch_is_cut_into_no_more_pieces_than_it_has_sequences():
 def test_rows_that_are_not_valid_change_nothing_whatever_is_in_them():
     weights = []
     for broken in (False, True):
-        agent = build(action=SPACES["box"], recurrent="lstm", epochs=3)
+        agent = build(action=SPACES["box"], recurrent__cell="lstm", epochs=3)
         loop = Loop(agent)
         loop.play(ROWS, learn=False)
         if broken:
@@ -271,7 +272,7 @@ def test_rows_that_are_not_valid_change_nothing_whatever_is_in_them():
 @pytest.mark.parametrize("at", [0, 5, 7, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restored_agent_goes_on_as_if_nothing_had_happened(kind, at):
-    changes = {"recurrent": kind, "normalize_obs": True}
+    changes = {"recurrent__cell": kind, "normalize_obs": True}
     one, other = build(seed=1, **changes), build(seed=2, **changes)
     loop = Loop(one)
     loop.play(2 * ROWS)
@@ -287,7 +288,7 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(kind, at):
 
 
 def test_a_row_that_was_cut_short_is_stored_with_its_carry():
-    agent = build(recurrent="gru")
+    agent = build(recurrent__cell="gru")
     loop, kept, other = (
         Loop(agent),
         PendingStep(torch.device("cpu")),
@@ -311,7 +312,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_greedy_actor_has_a_carry_of_its_own_and_so_has_the_finished_policy(kind):
-    agent = build(recurrent=kind)
+    agent = build(recurrent__cell=kind)
     Loop(agent).play(ROWS + 3)
     state = copy.deepcopy(agent.state_dict())
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
@@ -333,7 +334,7 @@ def test_a_greedy_actor_has_a_carry_of_its_own_and_so_has_the_finished_policy(ki
 
 
 def test_a_finished_policy_draws_with_a_carry():
-    agent = build(recurrent="gru")
+    agent = build(recurrent__cell="gru")
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     told, drawn = agent._settings, Sample(2, 0)
     cpu = torch.device("cpu")
@@ -346,7 +347,12 @@ def test_a_finished_policy_draws_with_a_carry():
 
 @pytest.mark.parametrize("shared", [None, False])
 def test_images_are_remembered(shared):
-    changes = {"rollout_steps": 4, "minibatches": 2, "sequence_length": 2, "recurrent": "lstm"}
+    changes = {
+        "rollout_steps": 4,
+        "minibatches": 2,
+        "recurrent__sequence_length": 2,
+        "recurrent__cell": "lstm",
+    }
     agent = build(2, shape=(2, 9, 9), dtype="uint8", shared_trunk=shared, **changes)
     random, no, yes = np.random.default_rng(0), np.zeros(2, bool), np.ones(2, bool)
     for _ in range(4):
@@ -362,18 +368,20 @@ def test_images_are_remembered(shared):
     [
         ({"minibatches": 13}, "agent.minibatches"),  # of 12 sequences
         ({"batch_size": 4}, "agent.batch_size"),
-        ({"sequence_length": 0}, "sequence_length"),
-        ({"recurrent_size": 0}, "recurrent_size"),
+        ({"recurrent__sequence_length": 0}, "sequence_length"),
+        ({"recurrent__size": 0}, "size"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, key):
     with pytest.raises(SettingError, match=key):
-        build(recurrent="gru", **changes)
+        build(recurrent__cell="gru", **changes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_remembered_fades_within_one_to_as_many_rows_as_a_sequence_has(kind):
-    memory = build(recurrent=kind, sequence_length=10)._learner.network.module.memory
+    memory = build(
+        recurrent__cell=kind, recurrent__sequence_length=10
+    )._learner.network.module.memory
     with torch.no_grad():
         rows = torch.zeros(2, 1, memory.of_input.shape[1])
         memory.of_carry.zero_()
@@ -385,7 +393,7 @@ def test_what_is_remembered_fades_within_one_to_as_many_rows_as_a_sequence_has(k
 
 
 def test_the_start_of_a_network_without_memory_is_as_it_was():
-    one, other = build(), build(recurrent_size=3, sequence_length=2)
+    one, other = build(), build(recurrent__size=3, recurrent__sequence_length=2)
     assert torch.equal(one._learner.network.weights, other._learner.network.weights)
     assert not any("memory" in name for name in one.weights())
 
@@ -395,7 +403,9 @@ def test_the_start_of_a_network_without_memory_is_as_it_was():
     [("none", 16, "eager"), ("gru", 16, "compiled"), ("gru", 2, "eager"), ("lstm", 100, "eager")],
 )
 def test_auto_compiles_sooner_for_sequences_unless_they_are_long(recurrent, length, mode):
-    settings = replace(SETTINGS, compile="auto", recurrent=recurrent, sequence_length=length)
+    settings = changed(
+        SETTINGS, compile="auto", recurrent__cell=recurrent, recurrent__sequence_length=length
+    )
     settings = replace(settings, rollout_steps=128)
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     assert mode_of(settings, spec, torch.device("cpu"), 200_000) == mode
@@ -404,7 +414,7 @@ def test_auto_compiles_sooner_for_sequences_unless_they_are_long(recurrent, leng
 def compiled_and_eager(kind, **changes):
     found = []
     for mode in ("false", "true"):
-        agent = build(2, recurrent=kind, compile=mode, epochs=3, target_kl=0.1, **changes)
+        agent = build(2, recurrent__cell=kind, compile=mode, epochs=3, target_kl=0.1, **changes)
         told = Loop(agent, envs=2).play(4 * ROWS)
         found.append((agent._learner.network.weights, told))
     return found
@@ -447,7 +457,7 @@ def remembering(agent, rows, mine, settle):
 
 
 def one_rank(world, rows, changes):
-    agent = build(2, recurrent="gru", **changes)
+    agent = build(2, recurrent__cell="gru", **changes)
     agent.join(world)
 
     def settle(agent, valid):
@@ -461,7 +471,7 @@ def test_ranks_learn_as_one_process_with_all_their_environments():
     changes = {"minibatches": 1, "normalize_obs": True, "epochs": 4, "seed": 3}
     rows = given(4)
     one = remembering(
-        build(4, recurrent="gru", **changes), rows, slice(0, 4), lambda agent, valid: None
+        build(4, recurrent__cell="gru", **changes), rows, slice(0, 4), lambda agent, valid: None
     )
     ranks = together(2, one_rank, rows, changes)
     assert len(one) == 2

@@ -2,11 +2,11 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from changed import changed
 from forked_ranks import together
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, learn
 
@@ -26,7 +26,7 @@ from steadyrl.envs.types import EnvSpec
 from tests.agents.learner.test_learner import as_traced
 from tests.agents.ppo.test_ranks import ENVS, learned, one_rank, rows
 
-ON = {"rnd_coef": 0.5, "rnd_gamma": 0.8}
+ON = {"rnd__coef": 0.5, "rnd__gamma": 0.8}
 STEPS = SETTINGS.rollout_steps
 
 
@@ -120,7 +120,7 @@ def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(norma
         for t in range(STEPS):
             for n in range(3):
                 if valid[t, n]:
-                    returns[n] = returns[n] * ON["rnd_gamma"] + error[t + 1][n]
+                    returns[n] = returns[n] * ON["rnd__gamma"] + error[t + 1][n]
                     totals.append(returns[n])
                     weights.append(1.0)
         std = deviation(totals, weights)
@@ -227,8 +227,8 @@ def test_what_is_seen_often_is_new_no_more_and_the_rest_is():
 
 SWITCHES = {
     "alone": {},
-    "scaled": {"normalize_obs": True, "normalize_reward": True, "value_norm": True},
-    "remembering": {"recurrent": "gru", "normalize_obs": True},
+    "scaled": {"normalize_obs": True, "normalize_reward": True, "popart": True},
+    "remembering": {"recurrent__cell": "gru", "normalize_obs": True},
     "stopped and in pieces": {"target_kl": 1e-4, "grad_accumulation": 2, "batch_size": 10},
     "pixels": {"shape": (2, 6, 6), "dtype": "uint8"},
     "masked": {"shape": (5,), "mask": 1},
@@ -316,7 +316,7 @@ def test_a_graph_learns_the_same():
 def test_a_student_is_curious_too():
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     teacher = ObjectTeacher("t", spec.action, lambda obs: (obs[:, 0] > 0).astype(np.int64))
-    settings = replace(SETTINGS, teacher="t", teacher_leads=0.5, **ON)
+    settings = changed(SETTINGS, teacher__policy="t", teacher__acts=0.5, **ON)
     agent = CuriousTaughtPPO(settings, spec, device=CPU, seed=0, total_steps=2000, teacher=teacher)
     env = Episodes()
     found, _ = learn(agent, env, env.reset(), 3)
@@ -365,7 +365,7 @@ def test_the_gradient_is_that_of_finite_differences():
 
 
 def test_once_novelty_counts_for_nothing_nothing_is_done_for_it():
-    agent, env = build(total=200, **ON, rnd_fraction=0.5), Episodes()
+    agent, env = build(total=200, **ON, rnd__fraction=0.5), Episodes()
     found, _ = learn(agent, env, env.reset(), 4)
     assert ["train/rnd_loss" in told for told in found] == [False, True, True, False]
     assert agent.scalars()["train/rnd_coef"] == 0 and agent._novelties._count > 0

@@ -14,16 +14,16 @@ from tests.test_killed import hold_killed_against_whole
 PPO = (
     "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
     "agent.rollout_steps=32", "agent.epochs=2", "agent.minibatches=2", "agent.compile=false",
-    "agent.rnd_coef=1",
+    "agent.rnd.coef=1",
 )  # fmt: skip
 SHORT = ("total_steps=300", "eval.every=100", "eval.episodes=2", "log.every=100")
 CURIOUS = {
     "alone": (),
     "with all": (
-        "agent.recurrent=gru", "agent.sequence_length=5", "agent.normalize_obs=true",
-        "agent.normalize_reward=true", "agent.value_norm=true", "agent.rnd_fraction=0.9",
+        "agent.recurrent.cell=gru", "agent.recurrent.sequence_length=5", "agent.normalize_obs=true",
+        "agent.normalize_reward=true", "agent.popart=true", "agent.rnd.fraction=0.9",
     ),
-    "taught": ("agent.teacher=pole_teacher:Pole", "agent.teacher_leads=0.5"),
+    "taught": ("agent.teacher.policy=pole_teacher:Pole", "agent.teacher.acts=0.5"),
 }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_it_asks_for_the_memory_that_it_takes_and_the_plan_names_it(tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "wrong", ["agent.rnd_coef=-1", "agent.rnd_gamma=2", "agent.rnd_fraction=1.5"]
+    "wrong", ["agent.rnd.coef=-1", "agent.rnd.gamma=2", "agent.rnd.fraction=1.5"]
 )
 def test_what_makes_no_sense_is_refused(tmp_path, wrong):
     with pytest.raises(SettingError, match="rnd_"):
@@ -56,6 +56,6 @@ def test_what_makes_no_sense_is_refused(tmp_path, wrong):
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_kills_change_nothing(tmp_path, compiled):
-    more = ("agent.rnd_coef=1", f"agent.compile={compiled}")
+    more = ("agent.rnd.coef=1", f"agent.compile={compiled}")
     fates = hold_killed_against_whole(tmp_path, (*KILLED_SHORT, *KILLED, *more), kills=2)
     assert len(fates) >= 2

@@ -26,6 +26,8 @@ def settings(**changes) -> ReplaySettings:
         "alpha": 0.6,
         "beta_start": 0.4,
         "beta_end": 1.0,
+        "anneal_beta": "linear",
+        "beta_warmup": 0.0,
         "device": "auto",
     }
     return ReplaySettings(**{**plain, **changes})

@@ -105,7 +105,14 @@ def test_an_error_that_is_not_finite_is_refused_soon():
 
 
 def test_auto_chooses_the_accelerator_when_it_fits():
-    plain = {"alpha": 0.6, "beta_start": 0.4, "beta_end": 1.0, "prioritized": True}
+    plain = {
+        "alpha": 0.6,
+        "beta_start": 0.4,
+        "beta_end": 1.0,
+        "anneal_beta": "linear",
+        "beta_warmup": 0.0,
+        "prioritized": True,
+    }
     shape = {"frame_shape": (8,), "dtype": "float32", "frame_stack": 1, "num_envs": 1}
     settings = ReplaySettings(capacity=1000, device="auto", **plain)
     replay = build_replay(settings, **shape, n_step=3, gamma=0.9, device=CUDA, seed=0)

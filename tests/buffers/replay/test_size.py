@@ -33,6 +33,8 @@ def test_a_million_prioritised_atari_transitions():
             alpha=0.5,
             beta_start=0.4,
             beta_end=1.0,
+            anneal_beta="linear",
+            beta_warmup=0.0,
             device="cpu",
         ),
         frame_shape=(1, 84, 84),

@@ -18,8 +18,8 @@ def compare(env, steps, action_count):
     rng = np.random.default_rng(0)
     replay = build_replay(
         ReplaySettings(
-            capacity=2 * steps, prioritized=False, alpha=0.6, beta_start=0.4, beta_end=1.0,
-            device="cpu",
+            capacity=2 * steps, prioritized=False, alpha=0.6, beta_start=0.4,
+            beta_end=1.0, anneal_beta="linear", beta_warmup=0.0, device="cpu",
         ),
         frame_shape=spec.frame_shape,
         dtype=spec.dtype,

@@ -21,9 +21,9 @@ def test_peers_are_told_what_was_typed():
 
 
 def test_what_falls_to_nothing_is_told_in_a_list():
-    annealed = settings_of("agent=ppo", "env=cartpole", "agent.anneal_learning_rate=true")
+    annealed = settings_of("agent=ppo", "env=cartpole", "agent.anneal_learning_rate=linear")
     assert race.for_sb3(annealed)["model"]["learning_rate"] == [annealed.agent.learning_rate]
-    steady = settings_of("agent=ppo", "env=cartpole", "agent.anneal_learning_rate=false")
+    steady = settings_of("agent=ppo", "env=cartpole", "agent.anneal_learning_rate=constant")
     assert race.for_sb3(steady)["model"]["learning_rate"] == steady.agent.learning_rate
 
 

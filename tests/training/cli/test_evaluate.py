@@ -195,7 +195,7 @@ def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
 
 
 def test_what_a_policy_of_today_lacks_or_says_wrongly_is_refused_by_its_key(dqn):
-    """Older ones, which lack what there was not, are translated (test_formats.py)."""
+    """Those of other formats are refused as a whole (test_formats.py)."""
     config = find_policy(dqn[0]).facts["config"]
     for group, key, match in (("env", "wrappers", "lacks env.wrappers"), ("log", "wandb", "wandb")):
         policy = find_policy(dqn[0])

@@ -38,7 +38,7 @@ PLAN = {
 OWN = [
     *PLAN["overrides"],
     "eval.every=256",
-    "agent.anneal_learning_rate=false",
+    "agent.anneal_learning_rate=constant",
     "agent.hidden=[16]",
 ]
 

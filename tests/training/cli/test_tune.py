@@ -72,7 +72,7 @@ def test_values_are_typed_as_the_command_line_reads_them():
     assert typed("agent.gamma", 0.1 + 0.2) == "agent.gamma=0.30000000000000004"
     assert typed("agent.hidden", [64, 64]) == "agent.hidden=[64,64]"
     assert typed("agent.clip_value", True) == "agent.clip_value=true"
-    assert typed("agent.activation", "tanh") == "agent.activation='tanh'"
+    assert typed("agent.network.activation", "tanh") == "agent.network.activation='tanh'"
     assert Range(low=1, high=20).whole and not Range(low=1, high=2.0).whole
 
 

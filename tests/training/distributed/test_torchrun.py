@@ -149,13 +149,14 @@ NORMALISED = ("agent.normalize_obs=true", "agent.normalize_reward=true")
 KILLED = {
     "dqn": (*QUICK, *REPLAY),
     "rainbow": (
-        *QUICK, *REPLAY, "agent.double=true", "agent.dueling=true", "agent.noisy=true",
-        "agent.munchausen=true", "agent.distribution=c51", "agent.v_min=0", "agent.v_max=100",
+        *QUICK, *REPLAY, "agent.double=true", "agent.dueling=true", "agent.noisy.enabled=true",
+        "agent.munchausen.enabled=true", "agent.distribution.kind=c51",
+        "agent.distribution.v_min=0", "agent.distribution.v_max=100",
     ),
     "dqn with masks": (*QUICK, *REPLAY, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
     "ppo": (*PPO, *NORMALISED),
     "ppo with masks": (*PPO, *NORMALISED, "env.id=masked_envs:Doors-v0", "env.max_restarts=0"),
-    "ppo that remembers": (*PPO, "agent.recurrent=gru", "agent.value_norm=true"),
+    "ppo that remembers": (*PPO, "agent.recurrent.cell=gru", "agent.popart=true"),
 }  # fmt: skip
 
 

@@ -150,7 +150,7 @@ PPO = ("agent=ppo", "agent.rollout_steps=64", "env.num_envs=2", "agent.minibatch
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
 def test_ppo_reads_a_minibatch(recurrent):
-    memory = (f"agent.recurrent={recurrent}", "agent.sequence_length=16")
+    memory = (f"agent.recurrent.cell={recurrent}", "agent.recurrent.sequence_length=16")
     of = job(*PPO, *memory, quick=False)
     assert of.settings.agent.update_batch(of.spec) == 64
     assert update_cost(of.settings.agent, of.spec).flop % (6 * 64) == 0

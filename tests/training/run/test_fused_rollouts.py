@@ -22,12 +22,17 @@ PPO = (
 ENVS = {
     "cartpole": ("env=cartpole", "env.num_envs=3"),
     "one": ("env=cartpole", "env.num_envs=1", "agent.network.layer_norm=true"),
-    "stack": ("env=cartpole", "env.num_envs=3", "env.frame_stack=3", "agent.activation=silu"),
+    "stack": (
+        "env=cartpole",
+        "env.num_envs=3",
+        "env.frame_stack=3",
+        "agent.network.activation=silu",
+    ),
     "pendulum": ("env=pendulum", "env.num_envs=2", "agent.normalize_obs=true"),
     "scores": ("env=mountaincar_continuous", "env.num_envs=3", "agent.normalize_reward=true"),
     "unscaled": ("env=pendulum", "agent.scale_actions=false", "agent.clip_reward=true"),
-    "own": ("env.id=own_kernels:Counted-v0", "env.num_envs=3", "agent.activation=elu"),
-    "table": ("env=frozenlake", "env.num_envs=4", "agent.activation=relu"),
+    "own": ("env.id=own_kernels:Counted-v0", "env.num_envs=3", "agent.network.activation=elu"),
+    "table": ("env=frozenlake", "env.num_envs=4", "agent.network.activation=relu"),
     "boards": ("env=minatar_breakout", "env.num_envs=5"),
     "apart": (
         "env=minatar_asterix",
@@ -36,7 +41,7 @@ ENVS = {
         "agent.shared_trunk=false",
         "agent.network.layer_norm=true",
     ),
-    "flat": ("env=minatar_freeway", "env.num_envs=3", "agent.network.trunk=mlp"),
+    "flat": ("env=minatar_freeway", "env.num_envs=3", "agent.network.encoder=mlp"),
 }
 
 
@@ -62,7 +67,8 @@ REPLAYS = {
         "agent.replay.prioritized=true",
         "agent.clip_reward=true",
         "agent.anneal_epsilon=cosine",
-        "agent.epsilon_warmup=0.2",
+        "agent.epsilon_warmup=0.1",
+        "agent.epsilon_delay=0.1",
         "agent.network.layer_norm=true",
     ),
     "table": ("env=frozenlake", "agent.n_step=1", "agent.learning_starts=0", "agent.train_every=1"),

@@ -184,11 +184,11 @@ def test_a_key_that_is_new_makes_no_other_job(sweep, tmp_path):
     typed = ("seed=0,1", "precision=float32,bf16")
     sweep({}, *typed)
     for path, job in kept(tmp_path).items():  # as a version left them that had fewer keys
-        for key in ("agent.replay.beta_end", "env.step_timeout", "agent.noisy"):
+        for key in ("agent.replay.beta_end", "env.step_timeout", "agent.noisy.enabled"):
             job["counted"].pop(key, None)
         path.write_text(json.dumps({**job, "identity": digest(job["counted"])}))
     assert sweep({}, *typed)[:2] == ([], 0)
-    ran, code, _ = sweep({}, *typed, "agent.noisy=true")  # which is another run
+    ran, code, _ = sweep({}, *typed, "agent.noisy.enabled=true")  # which is another run
     assert (len(ran), code) == (4, 0)
 
 

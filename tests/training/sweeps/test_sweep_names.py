@@ -22,7 +22,7 @@ from steadyrl.training.run.job import LONGEST, run_name
         (7, ["seed=0"], ["seed=0"], "job-7"),
         (0, [], [], "job-0"),
         # Slashes, brackets, quotes and spaces are not for file names.
-        (1, ["agent/network=impala"], ["agent/network=mlp,impala"], "agent.network-impala__job-1"),
+        (1, ["hydra/launcher=basic"], ["hydra/launcher=basic,b"], "hydra.launcher-basic__job-1"),
         (0, ["env.id=ALE/Pong-v5"], ["env.id=ALE/Pong-v5,ALE/X"], "env.id-ALE-Pong-v5__job-0"),
         (0, ["agent.hidden=[64,64]"], ["agent.hidden=[64,64],[9]"], "agent.hidden-64-64__job-0"),
         (0, ["++env.kwargs.x='a b:c'"], ["++env.kwargs.x='a b:c',d"], "env.kwargs.x-ab-c__job-0"),
@@ -87,7 +87,7 @@ def test_a_name_that_is_typed_is_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "typed", ["agent/network=impala", "env.id=a:b/C-v0", "x=[1,-2.5e+3]", "y='z'"]
+    "typed", ["hydra/launcher=basic", "env.id=a:b/C-v0", "x=[1,-2.5e+3]", "y='z'"]
 )
 def test_a_name_can_be_typed_after_resume_without_quotes(typed):
     name = run_name(5, [typed], [])

@@ -67,7 +67,7 @@ def test_dqn_decides_the_same_by_a_copy_of_its_weights(copies):
 @pytest.mark.parametrize("normalise", [False, True])
 def test_ppo_decides_the_same_by_a_copy_of_its_weights(copies, action, normalise):
     def learned():
-        agent = build_ppo(action=SPACES[action], normalize_obs=normalise, value_norm=normalise)
+        agent = build_ppo(action=SPACES[action], normalize_obs=normalise, popart=normalise)
         env = Episodes()
         obs = env.reset()
         for _ in range(3):

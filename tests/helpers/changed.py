@@ -1,0 +1,16 @@
+"""Settings with some keys changed, those of blocks too."""
+
+from dataclasses import replace
+
+
+def changed(settings, **changes):
+    """Return settings with changes; `noisy__sigma=0.1` is the key `noisy.sigma`."""
+    plain, blocks = {}, {}
+    for key, value in changes.items():
+        block, _, name = key.partition("__")
+        if name:
+            blocks.setdefault(block, {})[name] = value
+        else:
+            plain[key] = value
+    inside = {block: changed(getattr(settings, block), **those) for block, those in blocks.items()}
+    return replace(settings, **plain, **inside)

@@ -1,0 +1,120 @@
+"""Every old name, and every name of another trainer, leads to a key that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from omegaconf import OmegaConf
+
+from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.core.errors import SettingError
+from steadyrl.training.cli.main import main
+from steadyrl.training.config.hints import unknown_key
+from steadyrl.training.config.names import BEFORE, OTHERS, RENAMED, REWRITTEN
+from steadyrl.training.config.settings import RunSettings, load_settings
+from steadyrl.training.run.job import compose_one
+
+ROOT = Path(__file__).parents[3]
+
+
+def leaves(cls: Any, path: str) -> Iterator[str]:
+    for name, hint in get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from leaves(hint, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+KEYS = {
+    name: {*leaves(RunSettings, ""), *leaves(settings_type(name), "agent.")} for name in ALGORITHMS
+}
+
+
+def settings(*overrides: str) -> Any:
+    """Load what a command composes to."""
+    values = OmegaConf.to_container(compose_one(list(overrides)), resolve=True)
+    assert isinstance(values, dict)
+    values.pop("experiment", None)
+    return load_settings({str(key): value for key, value in values.items()})
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_key_leads_to_the_new_one(old: str, new: str) -> None:
+    having = [name for name, keys in KEYS.items() if new in keys]
+    assert having
+    for name in having:
+        assert old not in KEYS[name]
+        if not new.startswith(f"{old}."):  # else it is the block that its key stands in
+            for typed in (old, old.removeprefix("agent.")):
+                assert unknown_key(typed, name) == f"no such key; it is {new} now"
+            continue
+        with pytest.raises(SettingError) as refused:
+            settings(f"agent={name}", f"{old}=5")
+        assert str(refused.value) == f"{old}=5: is a group of keys: write {new}=5"
+
+
+@pytest.mark.parametrize("name", OTHERS, ids=lambda name: f"{name.name}-{name.agent}")
+def test_a_name_of_another_trainer_leads_to_ours(name: Any) -> None:
+    for agent in [name.agent] if name.agent else ALGORITHMS:
+        assert name.key in KEYS[agent]
+        for typed in (name.name, f"agent.{name.name}"):
+            if typed not in KEYS[agent]:
+                assert unknown_key(typed, agent) == f"no such key; did you mean {name.key}?"
+
+
+def test_a_name_of_another_trainer_stands_there_once_for_an_agent() -> None:
+    for agent in ALGORITHMS:
+        fitting = [each.name for each in OTHERS if each.agent in (None, agent)]
+        assert len(fitting) == len(set(fitting))
+
+
+@pytest.mark.parametrize(("old", "new"), REWRITTEN.items())
+def test_what_is_written_otherwise_is_read(old: str, new: str) -> None:
+    def read(*typed: str) -> Any:
+        return settings("agent=dqn", *typed)
+
+    plain = "anneal_learning_rate=linear"  # which is the default
+    assert read(*new.split()) != read() or new.endswith(plain)
+    if "epsilon" not in old:  # which rises from 0 now
+        with pytest.raises(SettingError):
+            read(old)
+
+
+def test_the_page_has_every_name() -> None:
+    page = (ROOT / "docs" / "CONFIGURATION.md").read_text()
+    for old, new in (RENAMED | REWRITTEN).items():
+        assert f"| `{old}` | {BEFORE} | `{new}` | |" in page
+    for each in OTHERS:
+        assert f"| `{each.name}` | {each.of} | `{each.key}` | {each.agent or ''} |" in page
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (
+            "agent.noisy=true agent.noisy.sigma=0.2",
+            "agent.noisy=true: is a group of keys: write agent.noisy.enabled=true",
+        ),
+        ("agent/network=impala", "agent/network=impala: no such key; it is agent.network.encoder"),
+        ("agent=ppo n_steps=3", "n_steps=3: no such key; did you mean agent.rollout_steps?"),
+        ("n_steps=3", "n_steps=3: no such key; did you mean agent.n_step?"),
+        ("clip_coef=0.2", "did you mean agent.clip, a key of ppo?"),
+        ("agent.recurrent=gru", "is a key of ppo, and the agent is dqn"),
+        ("agent.replay=5", "agent.replay=5: is a group of keys, not a value"),
+        ("agent.anneal_learning_rate=true", "must be one of constant, linear, cosine"),
+    ],
+)
+def test_what_is_typed_by_an_old_name_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, line: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *typed.split()])
+    with pytest.raises(SystemExit) as left:
+        main(lambda _: pytest.fail("it was accepted"))
+    assert left.value.code == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert line in said

@@ -1,0 +1,159 @@
+"""Names that keys had before, and that other trainers give them: one table, for hints and docs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Name(NamedTuple):
+    """A name that is no key, and the key it stands for."""
+
+    name: str
+    key: str
+    of: str  # who calls it so
+    agent: str | None = None  # None: with every agent
+
+
+BEFORE = "SteadyRL, before format 3"
+
+# Full keys. Those that are blocks today were keys with a value.
+RENAMED = {
+    "agent.teacher": "agent.teacher.policy",
+    "agent.teacher_coef": "agent.teacher.coef",
+    "agent.teacher_fraction": "agent.teacher.fraction",
+    "agent.teacher_leads": "agent.teacher.acts",
+    "agent.teacher_temperature": "agent.teacher.temperature",
+    "agent.munchausen": "agent.munchausen.enabled",
+    "agent.munchausen_alpha": "agent.munchausen.alpha",
+    "agent.munchausen_temperature": "agent.munchausen.temperature",
+    "agent.munchausen_lowest": "agent.munchausen.log_policy_min",
+    "agent.noisy": "agent.noisy.enabled",
+    "agent.noisy_sigma": "agent.noisy.sigma",
+    "agent.distribution": "agent.distribution.kind",
+    "agent.atoms": "agent.distribution.atoms",
+    "agent.v_min": "agent.distribution.v_min",
+    "agent.v_max": "agent.distribution.v_max",
+    "agent.recurrent": "agent.recurrent.cell",
+    "agent.recurrent_size": "agent.recurrent.size",
+    "agent.sequence_length": "agent.recurrent.sequence_length",
+    "agent.rnd_coef": "agent.rnd.coef",
+    "agent.rnd_fraction": "agent.rnd.fraction",
+    "agent.rnd_gamma": "agent.rnd.gamma",
+    "agent.value_norm": "agent.popart",
+    "agent.activation": "agent.network.activation",
+    "agent.network": "agent.network.encoder",
+}
+
+# What is written otherwise although its key is still there; shown in docs/CONFIGURATION.md.
+REWRITTEN = {
+    "agent.network=impala": "agent.network.encoder=impala agent.hidden=[256]",
+    "agent.network.trunk=impala": "agent.network.encoder=impala",
+    "agent.anneal_learning_rate=true": "agent.anneal_learning_rate=linear",
+    "agent.anneal_learning_rate=false": "agent.anneal_learning_rate=constant",
+    "agent.epsilon_warmup=0.1": "agent.epsilon_delay=0.1",
+}
+
+SB3, CLEANRL, TIANSHOU = "Stable-Baselines3", "CleanRL", "Tianshou"
+
+# Last parts of keys; the first that fits the agent counts.
+OTHERS = (
+    Name("lr", "agent.learning_rate", f"{TIANSHOU} and others"),
+    Name("steps", "total_steps", "others"),
+    Name("timesteps", "total_steps", "others"),
+    Name("discount", "agent.gamma", "others"),
+    Name("entropy_bonus", "agent.entropy_coef", "others", "ppo"),
+    # Runs and environments
+    Name("total_timesteps", "total_steps", f"{SB3}, {CLEANRL}"),
+    Name("n_envs", "env.num_envs", SB3),
+    Name("num_envs", "env.num_envs", CLEANRL),  # training's, not those of evaluations
+    Name("training_num", "env.num_envs", TIANSHOU),
+    Name("test_num", "eval.num_envs", TIANSHOU),
+    Name("env_id", "env.id", CLEANRL),
+    Name("task", "env.id", TIANSHOU),
+    Name("eval_freq", "eval.every", SB3),
+    Name("n_eval_episodes", "eval.episodes", SB3),
+    Name("save_freq", "checkpoint.every", SB3),
+    Name("log_interval", "log.every", SB3),
+    Name("tensorboard_log", "run_dir", SB3),
+    Name("logdir", "run_dir", TIANSHOU),
+    Name("torch_deterministic", "deterministic", CLEANRL),
+    Name("cuda", "device", CLEANRL),
+    Name("track", "log.wandb", CLEANRL),
+    Name("capture_video", "eval.video_every", CLEANRL),
+    # Networks
+    Name("net_arch", "agent.hidden", SB3),
+    Name("hidden_sizes", "agent.hidden", TIANSHOU),
+    Name("activation_fn", "agent.network.activation", SB3),
+    Name("ortho_init", "agent.network.init", SB3),
+    # Schedules
+    Name("anneal_lr", "agent.anneal_learning_rate", CLEANRL),
+    Name("lr_decay", "agent.anneal_learning_rate", TIANSHOU),
+    # PPO
+    Name("n_steps", "agent.rollout_steps", SB3, "ppo"),
+    Name("num_steps", "agent.rollout_steps", CLEANRL, "ppo"),
+    Name("step_per_collect", "agent.rollout_steps", TIANSHOU, "ppo"),
+    Name("n_epochs", "agent.epochs", SB3, "ppo"),
+    Name("update_epochs", "agent.epochs", CLEANRL, "ppo"),
+    Name("repeat_per_collect", "agent.epochs", TIANSHOU, "ppo"),
+    Name("num_minibatches", "agent.minibatches", CLEANRL, "ppo"),
+    Name("clip_range", "agent.clip", SB3, "ppo"),
+    Name("clip_coef", "agent.clip", CLEANRL, "ppo"),
+    Name("eps_clip", "agent.clip", TIANSHOU, "ppo"),
+    Name("clip_range_vf", "agent.clip_value", SB3, "ppo"),
+    Name("clip_vloss", "agent.clip_value", CLEANRL, "ppo"),
+    Name("value_clip", "agent.clip_value", TIANSHOU, "ppo"),
+    Name("ent_coef", "agent.entropy_coef", f"{SB3}, {CLEANRL}, {TIANSHOU}", "ppo"),
+    Name("vf_coef", "agent.value_coef", f"{SB3}, {CLEANRL}, {TIANSHOU}", "ppo"),
+    Name("norm_obs", "agent.normalize_obs", SB3, "ppo"),
+    Name("norm_reward", "agent.normalize_reward", SB3, "ppo"),
+    Name("rew_norm", "agent.normalize_reward", TIANSHOU, "ppo"),
+    Name("int_coef", "agent.rnd.coef", CLEANRL, "ppo"),
+    Name("int_gamma", "agent.rnd.gamma", CLEANRL, "ppo"),
+    # DQN
+    Name("n_steps", "agent.n_step", SB3, "dqn"),
+    Name("estimation_step", "agent.n_step", TIANSHOU, "dqn"),
+    Name("buffer_size", "agent.replay.capacity", f"{SB3}, {CLEANRL}, {TIANSHOU}", "dqn"),
+    Name("train_freq", "agent.train_every", SB3, "dqn"),
+    Name("train_frequency", "agent.train_every", CLEANRL, "dqn"),
+    Name("step_per_collect", "agent.train_every", TIANSHOU, "dqn"),
+    Name("gradient_steps", "agent.updates_per_train", SB3, "dqn"),
+    Name("update_per_step", "agent.updates_per_train", TIANSHOU, "dqn"),
+    Name("learning_starts", "agent.learning_starts", f"{SB3}, {CLEANRL}", "dqn"),
+    Name("target_update_interval", "agent.target_every", SB3, "dqn"),
+    Name("target_network_frequency", "agent.target_every", CLEANRL, "dqn"),
+    Name("target_update_freq", "agent.target_every", TIANSHOU, "dqn"),
+    Name("tau", "agent.target_tau", f"{SB3}, {CLEANRL}", "dqn"),
+    Name("exploration_fraction", "agent.epsilon_fraction", f"{SB3}, {CLEANRL}", "dqn"),
+    Name("exploration_initial_eps", "agent.epsilon_start", SB3, "dqn"),
+    Name("exploration_final_eps", "agent.epsilon_end", SB3, "dqn"),
+    Name("start_e", "agent.epsilon_start", CLEANRL, "dqn"),
+    Name("end_e", "agent.epsilon_end", CLEANRL, "dqn"),
+    Name("eps_train", "agent.epsilon_start", TIANSHOU, "dqn"),
+    Name("eps_train_final", "agent.epsilon_end", TIANSHOU, "dqn"),
+    Name("n_atoms", "agent.distribution.atoms", CLEANRL, "dqn"),
+    Name("num_atoms", "agent.distribution.atoms", TIANSHOU, "dqn"),
+    Name("num_quantiles", "agent.distribution.atoms", TIANSHOU, "dqn"),
+    Name("noisy_std", "agent.noisy.sigma", TIANSHOU, "dqn"),
+    Name("prioritized_replay", "agent.replay.prioritized", "others", "dqn"),
+    Name("prioritized_replay_alpha", "agent.replay.alpha", CLEANRL, "dqn"),
+    Name("prioritized_replay_beta", "agent.replay.beta_start", CLEANRL, "dqn"),
+)
+
+
+def renamed(key: str) -> str | None:
+    """Return the key that has taken the place of one of before, with or without its `agent.`."""
+    return RENAMED.get(key) or RENAMED.get(f"agent.{key}")
+
+
+def elsewhere(key: str, agent: str) -> str | None:
+    """Return our key for the name that another trainer gives it, the agent's own first."""
+    last = key.rpartition(".")[2]
+    fitting = [each for each in OTHERS if each.name == last]
+    fitting.sort(key=lambda each: each.agent not in (None, agent))
+    return fitting[0].key if fitting else None
+
+
+def of_block(block: str, value: object) -> str:
+    """Say what is wrong with a value for a whole block, and what to write where that is known."""
+    key = RENAMED.get(block)
+    return f"is a group of keys: write {key}={value}" if key else "is a group of keys, not a value"
