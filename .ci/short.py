@@ -1,4 +1,4 @@
-"""Train both agents, kill, resume, evaluate, sweep: a short form of the tests for one Python.
+"""Train every agent, kill, resume, evaluate, sweep: a short form of the tests for one Python.
 
 PYTHON .ci/short.py, in an environment where the program is installed; takes some minutes at most.
 """
@@ -9,6 +9,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from steadyrl.agents.registry import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 180  # seconds that any step may take
@@ -69,12 +71,12 @@ def main() -> None:
     """Try all of it in a folder that is left to nobody."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for agent in ("dqn", "ppo"):
+        for agent in ALGORITHMS:
             try_agent(folder, agent)
-        sweep = (f"hydra.sweep.dir={folder / 'sweep'}", "agent=dqn,ppo", *SETTINGS)
+        sweep = (f"hydra.sweep.dir={folder / 'sweep'}", f"agent={','.join(ALGORITHMS)}", *SETTINGS)
         call("train.py", "-m", *sweep, "total_steps=2000")
-        if len(list((folder / "sweep").rglob("summary.json"))) != 2:
-            sys.exit("the sweep did not end with two runs")
+        if len(list((folder / "sweep").rglob("summary.json"))) != len(ALGORITHMS):
+            sys.exit("the sweep did not end with a run for each algorithm")
     print(f"trained, killed, continued, evaluated and swept with Python {sys.version.split()[0]}")
 
 

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.soaking.sampling import ROOT, Soak, soak
 from scripts.soaking.verdict import Check, Limits, judge
+from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.memory.process import MB
 
 EVALUATIONS = 50
@@ -36,7 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=lambda text: int(float(text)), default=1_000_000)
-    parser.add_argument("--agents", nargs="+", default=["dqn", "ppo"])
+    parser.add_argument("--agents", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--envs", nargs="+", default=["cartpole"])
     parser.add_argument("--set", nargs="*", default=[], help="more overrides for every run")
     parser.add_argument("--runs", type=Path, default=Path("outputs/soak"), help="run directories")

@@ -21,13 +21,16 @@ PACKAGE = "steadyrl"
 FLOORS = {"core": 1, "memory": 2, "buffers": 3, "envs": 3, "agents": 4, "training": 5}
 # What starts programs stands above all floors.
 ABOVE = ("loop", "command", "__main__")
+# Every algorithm that the registry names is a folder, and they stand equally high.
+ALGORITHM_FOLDERS = [entry.module.split(".")[-2] for entry in ALGORITHMS.values()]
+ONE_EACH = ",".join(ALGORITHM_FOLDERS)
 # The wings of a floor, and modules that lie in none, from below; no folder means in any order.
 WINGS = {
     "envs": "settings types faults row_clock wrappers registration encoding vector kernels "
     "rendering backends factory",
     "buffers": "transfer replay rollout",
-    "agents": "engine learner networks settings base engine.cpu actors dqn,ppo distillation rnd "
-    "registry update_cost",
+    "agents": "engine learner networks settings base engine.cpu actors "
+    f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "
     "sweeps tuning cli",
 }
@@ -290,10 +293,10 @@ from steadyrl.buffers.replay.settings import ReplaySettings
 class Barrel:
     capacity: int = 3
 
-def build(settings: ReplaySettings, barrel: Barrel) -> float:
+def build(settings: ReplaySettings, barrel: Barrel) -> object:
     found = settings if barrel.capacity else None
     assert found is not None
-    return settings.beta_start + found.beta_end
+    return settings.beta_start + found.beta_end, found.anneal_beta, found.beta_warmup
 
 class Checked:
     settings: ReplaySettings

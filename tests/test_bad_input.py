@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from steadyrl.agents.registry import ALGORITHMS
+
 ROOT = Path(__file__).parent.parent
 
 # overrides → what the message must name: the full key, the value, and the nearest valid choice.
@@ -349,4 +351,5 @@ def test_help_fits_a_screen(tmp_path):
     lines = done.stdout.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
-    assert "agent=dqn, ppo, outside.a2c" in done.stdout
+    assert f"agent={', '.join([*sorted(ALGORITHMS), 'outside.a2c'])}" in done.stdout
+    assert all(entry.cls in lines[0] for entry in ALGORITHMS.values())

@@ -7,16 +7,19 @@ killed and continued as processes, in the slow tests.
 from itertools import combinations
 
 import pytest
+from algorithms import NAMES, known, small
 from command import ROOT
 from covering import covering, pairs_of
 from opened import job
 from told_runs import in_one_and_in_two_parts
 
+from steadyrl.agents.registry import settings_type
 from steadyrl.core.errors import ExpectedError
 from tests.test_killed import hold_killed_against_whole
 
-# Each switch with its values, and what is typed for them; the first goes with everything.
-BOTH = {
+# Each switch with its values, and what is typed for them; the first goes with everything. These
+# are for every algorithm that has their keys, which brings its own besides.
+EVERY = {
     "env": {
         "vectors": ("env=cartpole",),
         "pixels": ("env=minatar_breakout",),
@@ -38,76 +41,46 @@ BOTH = {
     "layer_norm": {"off": (), "on": ("agent.network.layer_norm=true",)},
     "precision": {"float32": (), "bf16": ("precision=bf16",)},
     "deterministic": {"off": (), "on": ("deterministic=true",)},
-    "learning_rate": {"stays": (), "falls": ("agent.anneal_learning_rate=cosine",)},
+    "learning_rate": {
+        "stays": ("agent.anneal_learning_rate=false",),
+        "falls": ("agent.anneal_learning_rate=cosine",),
+    },
 }
 
 
-def switch(*keys):
-    """Return switches by the first part of their keys."""
-    return {key.partition(".")[0]: {"off": (), "on": (f"agent.{key}=true",)} for key in keys}
-
-
-SWITCHES = {
-    "dqn": {
-        **switch("double", "dueling", "munchausen.enabled", "noisy.enabled", "clip_reward"),
-        "prioritized": {"off": (), "on": ("agent.replay.prioritized=true",)},
-        "n_step": {"1": ("agent.n_step=1",), "3": ("agent.n_step=3",)},
-        "distribution": {
-            "none": (),
-            "c51": (
-                "agent.distribution.kind=c51", "agent.distribution.v_min=0",
-                "agent.distribution.v_max=20", "agent.distribution.atoms=11",
-            ),
-            "quantile": ("agent.distribution.kind=quantile", "agent.distribution.atoms=7"),
-        },
-        "loss": {"huber": (), "squared": ("agent.loss=squared",)},
-        "target": {"whole": (), "in part": ("agent.target_tau=0.1",)},
-        **BOTH,
-    },
-    "ppo": {
-        **switch("popart", "normalize_obs", "normalize_reward", "clip_value", "clip_reward"),
-        "recurrent": {
-            kind: (f"agent.recurrent.cell={kind}", "agent.recurrent.sequence_length=5")
-            for kind in ("none", "gru", "lstm")
-        },
-        "rnd": {"off": (), "on": ("agent.rnd.coef=1",)},
-        "target_kl": {"off": (), "on": ("agent.target_kl=0.001",)},
-        "entropy": {"none": (), "falls": (
-            "agent.entropy_coef=0.01", "agent.anneal_entropy_coef=linear",
-        )},
-        "minibatches": {"parts": (), "rows": ("agent.batch_size=20",)},
-        "trunks": {"any": (), "shared": ("agent.shared_trunk=true",)},
-        **BOTH,
-        "env": {**BOTH["env"], "continuous": ("env=pendulum",)},
-    },
-}  # fmt: skip
 MASKED = ("masked", "masked pixels")
-REFUSED_OF_BOTH = [
-    *((("env", env), ("backend", "kernel")) for env in MASKED),
-]
-REFUSED = {
-    "dqn": [
-        *((("loss", "squared"), ("distribution", kind)) for kind in ("c51", "quantile")),
-        *REFUSED_OF_BOTH,
-    ],
-    "ppo": [
-        *((("env", env), ("normalize_obs", "on")) for env in ("pixels", "masked pixels")),
-        (("clip_reward", "on"), ("normalize_reward", "on")),
-        *REFUSED_OF_BOTH,
-    ],
-}
+REFUSED_OF_ALL = tuple((("env", env), ("backend", "kernel")) for env in MASKED)
 
-AGENTS = {
-    "dqn": (
-        "agent=dqn", "agent.learning_starts=60", "agent.train_every=8", "agent.target_every=100",
-        "agent.updates_per_train=1", "agent.batch_size=16", "agent.replay.capacity=700",
-    ),
-    "ppo": (
-        "agent=ppo", "agent.rollout_steps=32", "agent.epochs=2", "agent.minibatches=3",
-        "agent.anneal_learning_rate=constant",
-    ),
-}  # fmt: skip
-SMALL = ("env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.hidden=[16]")
+
+def takes(name, switch, value):
+    """Return whether an algorithm has the keys of a switch that is for all, and takes masks."""
+    if switch == "env" and value in MASKED:
+        return getattr(settings_type(name), "takes_masks", False)
+    agents = [text for text in EVERY[switch][value] if text.startswith("agent.")]
+    return known(name, *agents) == tuple(agents)
+
+
+def switches_of(name):
+    """Return {switch: {value: overrides}} of an algorithm: what all have, and its own."""
+    found = {
+        switch: {value: typed for value, typed in values.items() if takes(name, switch, value)}
+        for switch, values in EVERY.items()
+    }
+    for switch, values in small(name).switches.items():
+        found[switch] = found.get(switch, {}) | dict(values)
+    return {switch: values for switch, values in found.items() if len(values) > 1}
+
+
+SWITCHES = {name: switches_of(name) for name in NAMES}
+REFUSED = {
+    name: [
+        pair
+        for pair in (*small(name).refused, *REFUSED_OF_ALL)
+        if all(value in SWITCHES[name].get(switch, {}) for switch, value in pair)
+    ]
+    for name in NAMES
+}
+SMALL = ("env.num_envs=2", "env.max_restarts=0", "device=cpu")
 ROWS = {
     name: covering({k: list(values) for k, values in switches.items()}, REFUSED[name])
     for name, switches in SWITCHES.items()
@@ -118,7 +91,8 @@ def typed(name, row, compiled="false"):
     """Return the overrides of a row; what it says not is as in the first values."""
     chosen = [values[row.get(k, next(iter(values)))] for k, values in SWITCHES[name].items()]
     asked = [part for parts in chosen for part in parts]
-    return (*AGENTS[name], *SMALL, *asked, f"agent.compile={compiled}")
+    compiles = known(name, f"agent.compile={compiled}")
+    return (f"agent={name}", *small(name).short, *SMALL, *asked, *compiles)
 
 
 def test_every_pair_stands_in_a_row_of_few_and_no_forbidden_one_does():
@@ -133,7 +107,7 @@ def test_every_pair_stands_in_a_row_of_few_and_no_forbidden_one_does():
         assert len(ROWS[name]) < 25
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_no_row_holds_is_refused_by_the_program(tmp_path, name):
     for pair in REFUSED[name]:
         with pytest.raises(ExpectedError) as refused:
@@ -141,7 +115,7 @@ def test_what_no_row_holds_is_refused_by_the_program(tmp_path, name):
         assert refused.value.exit_code == 2, pair
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_row_in_two_parts_is_the_same_as_in_one(tmp_path, name, place):
     row = ROWS[name][place] | {"backend": "sync"}  # processes take seconds to start
@@ -154,7 +128,7 @@ def test_a_row_in_two_parts_is_the_same_as_in_one(tmp_path, name, place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["false", "true"])
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_kills_change_no_row(tmp_path, name, compiled):
     steps = ("total_steps=2000", "eval.every=900", "checkpoint.every=200", "log.every=300")
     failed = []

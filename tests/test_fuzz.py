@@ -15,6 +15,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from algorithms import NAMES, eager, small
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -31,12 +32,9 @@ SAVED, NOTHING_SAVED = ("resume=", "init_from="), 3
 SMALL = (
     "device=cpu",
     "eval.every=0",
-    "agent.hidden=[4]",
-    "agent.compile=false",
     "memory.monitor.tree_every_seconds=0",
 )
-DQN = ("agent.replay.capacity=64", "agent.batch_size=4", "agent.learning_starts=4")
-PPO = ("agent=ppo", "agent.rollout_steps=4", "agent.minibatches=1", "agent.epochs=1")
+AGENTS = {name: (*eager(name), *small(name).quick) for name in NAMES}
 CHEAP_ENVS = ("cartpole", "acrobot", "pendulum", "mountaincar", "frozenlake", "taxi")
 # What takes long by its nature, or acts on something else than the run.
 LEFT_ALONE = {
@@ -94,7 +92,7 @@ def keys_of(algorithm):
     return {key: hint for key, hint in every.items() if key not in LEFT_ALONE}
 
 
-KEYS = {algorithm: keys_of(algorithm) for algorithm in ("dqn", "ppo")}
+KEYS = {name: keys_of(name) for name in NAMES}
 
 
 def seldom(odd, usual):
@@ -136,9 +134,9 @@ def group(name):
 @st.composite
 def commands(draw):
     """Draw an algorithm, made small, and up to three overrides of all kinds on top."""
-    algorithm = draw(st.sampled_from(("dqn", "ppo")))
-    other = draw(seldom(st.just("ppo"), st.just(algorithm)))
-    base = (*SMALL, *(PPO if algorithm == "ppo" else DQN), "total_steps=9", "log.every=4")
+    algorithm = draw(st.sampled_from(NAMES))
+    other = draw(seldom(st.sampled_from(NAMES), st.just(algorithm)))
+    base = (*SMALL, *AGENTS[algorithm], "total_steps=9", "log.every=4")
     rest = []
     for kind in draw(st.lists(st.sampled_from(range(20)), max_size=3)):
         if kind < 14:
@@ -176,7 +174,7 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    command([*SMALL, *DQN, "total_steps=9"])
+    command([*SMALL, *AGENTS[NAMES[0]], "total_steps=9"])
     gc.collect()
     gc.freeze()
     yield tmp_path

@@ -6,27 +6,28 @@ And however often it is killed, it loses no more than it had trained since the l
 from __future__ import annotations
 
 import random
+from itertools import cycle
 from pathlib import Path
 
 import pytest
+from algorithms import NAMES, eager, known, small
 from killing import Fate, Victim, drawn
 
 QUICK = (
-    "device=cpu", "threads=1", "agent.compile=false", "agent.hidden=[16]", "eval.episodes=2",
-    "env.num_envs=2", "memory.monitor.tensors_every_seconds=1000", "run_dir=run", "resume=auto",
+    "device=cpu", "threads=1", "eval.episodes=2", "env.num_envs=2",
+    "memory.monitor.tensors_every_seconds=1000", "run_dir=run", "resume=auto",
 )  # fmt: skip
-DQN = (
-    "agent=dqn", "agent.replay.prioritized=true", "agent.replay.capacity=700", "agent.n_step=3",
-    "agent.batch_size=16", "agent.learning_starts=100", "agent.train_every=4",
-    "agent.updates_per_train=1",
-)  # fmt: skip
+
+
+def agent_of(name: str) -> tuple[str, ...]:
+    """Return a small agent with all the state that its algorithm can have."""
+    return (*eager(name), *small(name).short, *small(name).stateful)
+
+
+DQN, PPO = agent_of("dqn"), agent_of("ppo")
 RAINBOW = (
     "agent.noisy.enabled=true", "agent.distribution.kind=c51", "agent.dueling=true",
     "agent.munchausen.enabled=true",
-)  # fmt: skip
-PPO = (
-    "agent=ppo", "agent.normalize_obs=true", "agent.normalize_reward=true",
-    "agent.rollout_steps=64", "agent.epochs=2", "agent.minibatches=4",
 )  # fmt: skip
 MEMORY = (
     "agent.recurrent.cell=lstm",
@@ -69,8 +70,10 @@ def hold_killed_against_whole(
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(DQN, id="dqn"),
-        pytest.param((*PPO, "env.backend=async"), id="ppo in processes"),
+        *(
+            pytest.param((*agent_of(name), f"env.backend={backend}"), id=f"{name} {backend}")
+            for name, backend in zip(NAMES, cycle(("auto", "async")), strict=False)
+        ),
         pytest.param(
             (*PPO, *MEMORY, "agent.popart=true"),
             id="ppo that remembers",
@@ -91,16 +94,15 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sync", "async"])
-@pytest.mark.parametrize("agent", [DQN, PPO], ids=["dqn", "ppo"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "env", [("env=cartpole",), ("env=lunarlander",), IMAGES], ids=["cartpole", "box2d", "images"]
 )
 def test_twenty_kills_change_nothing(
-    tmp_path: Path, env: tuple[str, ...], agent: tuple[str, ...], backend: str
+    tmp_path: Path, env: tuple[str, ...], name: str, backend: str
 ) -> None:
-    if agent is DQN:
-        env = env[:1]
-    arguments = (*LONG, *agent, *env, f"env.backend={backend}")
+    env = (env[0], *known(name, *env[1:]))
+    arguments = (*LONG, *agent_of(name), *env, f"env.backend={backend}")
     fates = hold_killed_against_whole(tmp_path, arguments, kills=20)
     inside = sum(fate.inside for fate in fates)
     print(f"{len(fates)} kills, {inside} of them inside a save")

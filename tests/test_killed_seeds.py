@@ -9,10 +9,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from algorithms import NAMES, known
 from killing import POLL
 from warm import run, start
 
-from tests.test_killed import DQN, PPO, QUICK, SAME, SAME_EVALUATION
+from tests.test_killed import QUICK, SAME, SAME_EVALUATION, agent_of
 from tests.test_resume import metrics
 
 SEEDS = range(10)
@@ -37,13 +38,12 @@ def whole(checkpoints: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "agent", [(*DQN, "agent.compile=true"), (*PPO, "agent.compile=true")], ids=["dqn", "ppo"]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_ten_seeds_that_are_killed_four_times_end_as_if_they_had_not_been(
-    tmp_path: Path, agent: tuple[str, ...]
+    tmp_path: Path, name: str
 ) -> None:
-    arguments, generator = (*MANY, *agent), random.Random(4)
+    arguments = (*MANY, *agent_of(name), *known(name, "agent.compile=true"))
+    generator = random.Random(4)
     one, other = tmp_path / "whole", tmp_path / "killed"
     for folder in (one, other):
         folder.mkdir()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from algorithms import NAMES, keys
 from command import ROOT, environment
 from hydra.core.config_store import ConfigStore
 from opened import job
 
-from steadyrl.agents.registry import algorithm, finished_policy
+from steadyrl.agents.registry import ALGORITHMS, algorithm, finished_policy
 from steadyrl.agents.update_cost import update_cost
 from steadyrl.core.errors import SettingError
 from steadyrl.training.cli.arguments import read
@@ -23,6 +24,7 @@ from steadyrl.training.setup import build
 OUTSIDE = ROOT / "tests" / "outside_algorithm"
 PAGE = ROOT / "docs" / "ADDING_AN_ALGORITHM.md"
 AGENT = "agent.name=outside.a2c"
+OURS = ", ".join(ALGORITHMS)
 
 
 @pytest.fixture
@@ -123,20 +125,22 @@ def test_its_state_and_its_policy_are_given_and_taken(installed, tmp_path):
     ("override", "reason"),
     [
         ("agent.learning_rat=1", "agent.learning_rat=1: no such key; did you mean agent.learning_"),
-        ("agent.epochs=3", "is a key of ppo, and the agent is outside.a2c"),
+        ("agent.epochs=3", "is a key of {owners}, and the agent is outside.a2c"),
         ("agent.gamma=2", "agent.gamma=2: must be between 0 and 1"),
         ("agent.hidden=[]", "agent.hidden=[]: needs at least one layer"),
     ],
 )
 def test_its_keys_are_checked_like_ours(installed, monkeypatch, capsys, override, reason):
-    assert reason in refused(monkeypatch, capsys, AGENT, override)
+    key = override.partition("=")[0]
+    owners = " and ".join(name for name in NAMES if key in keys(name))
+    assert reason.format(owners=owners) in refused(monkeypatch, capsys, AGENT, override)
 
 
 @pytest.mark.parametrize("name", ["outside.a2d", "outside.a2c_settings", "os.path", "a2c"])
 def test_only_what_is_installed_under_this_name_is_found(installed, monkeypatch, capsys, name):
     """A module's path is no name: nothing is imported because a configuration says so."""
     line = refused(monkeypatch, capsys, f"agent.name={name}")
-    assert line == f"error: agent.name={name}: no such agent; there are: dqn, ppo, outside.a2c"
+    assert line == f"error: agent.name={name}: no such agent; there are: {OURS}, outside.a2c"
     assert "outside.a2c_settings" not in sys.modules
 
 
@@ -182,7 +186,7 @@ def test_a_sweep_may_name_ours_and_others(installed):
 
 
 def test_a_name_that_is_not_there_is_refused_without_a_command_line_too():
-    with pytest.raises(SettingError, match="no such agent; there are: dqn, ppo"):
+    with pytest.raises(SettingError, match=f"no such agent; there are: {OURS}"):
         algorithm("absent")
 
 

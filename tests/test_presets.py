@@ -5,11 +5,12 @@ from pathlib import Path
 import hydra
 import pytest
 import torch
+from algorithms import eager, known, small
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from steadyrl.agents.registry import ALGORITHMS, settings_type
+from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.core.errors import SettingError
 from steadyrl.training.run.job import accept
 from steadyrl.training.setup import build
@@ -17,16 +18,9 @@ from steadyrl.training.setup import build
 CONFIGS = Path(__file__).parent.parent / "configs"
 ENVS = sorted(path.stem for path in (CONFIGS / "env").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
-# Of the keys an agent has, those that make it small enough for a test and big enough for a batch.
-SMALL = {"compile": "agent.compile=false", "replay": "agent.replay.capacity=2048"}
-LITTLE = ("device=cpu", "threads=1", "agent.compile=false")
+LITTLE = ("device=cpu", "threads=1")
 # What presets with many switches on are called by.
 NAMED = {"rainbow": "dqn"}
-# Enough to learn from, after a few rows.
-FEW = {
-    "dqn": (*LITTLE, "agent.learning_starts=4", "agent.train_every=4", "agent.updates_per_train=1"),
-    "ppo": (*LITTLE, "agent.rollout_steps=8", "agent.minibatches=1", "agent.epochs=1"),
-}
 
 
 def compose(*overrides):
@@ -61,16 +55,11 @@ def play(job, rows=5):
         assert all(torch.isfinite(w).all() for w in agent.weights().values())
 
 
-def small(agent):
-    has = settings_type(agent).__dataclass_fields__
-    return ("device=cpu", "threads=1", *(text for key, text in SMALL.items() if key in has))
-
-
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("agent", ALGORITHMS)
 def test_environment(env, agent):
     try:
-        job = accepted(f"agent={agent}", f"env={env}", *small(agent))
+        job = accepted(*eager(agent), f"env={env}", *LITTLE, *small(agent).small_buffers)
     except SettingError as error:
         # The one thing a pair may be refused for: actions the algorithm cannot choose.
         assert error.field == "agent"
@@ -81,12 +70,13 @@ def test_environment(env, agent):
 
 @pytest.mark.parametrize("agent", ALGORITHMS)
 def test_a_network_that_is_chosen_learns(agent):
-    keys = (
+    chosen = known(
+        agent,
         "agent.network.encoder=impala",
         "agent.network.layer_norm=true",
         "agent.network.activation=silu",
     )
-    job = accepted(f"agent={agent}", "env=minatar_breakout", *keys, "agent.hidden=[8]", *FEW[agent])
+    job = accepted(*eager(agent), "env=minatar_breakout", *LITTLE, *small(agent).quick, *chosen)
     play(job, rows=9)
 
 
@@ -95,7 +85,8 @@ def test_experiment(experiment):
     name = experiment.rpartition("_")[2]
     agent = NAMED.get(name, name)
     assert agent in ALGORITHMS, "presets are called <env>_<agent>"
-    job = accepted(f"experiment={experiment}", *small(agent))
+    compiles = known(agent, "agent.compile=false")
+    job = accepted(f"experiment={experiment}", *LITTLE, *compiles, *small(agent).small_buffers)
     assert job.settings.agent.name == agent
     play(job)
     text = (CONFIGS / "experiment" / f"{experiment}.yaml").read_text()
@@ -114,5 +105,5 @@ def test_an_environment_repeats_no_default(env):
 
 
 def test_there_are_presets():
-    assert {name.rpartition("_")[2] for name in EXPERIMENTS} >= {"dqn", "ppo"}
+    assert len(EXPERIMENTS) >= 20
     assert len(ENVS) >= 8

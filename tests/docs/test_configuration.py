@@ -24,7 +24,7 @@ def test_the_page_is_as_it_would_be_written(writer):
 
 
 def test_every_key_of_the_types_stands_there_once_for_each_agent(writer):
-    known = {"": set(), "dqn": set(), "ppo": set()}
+    known = {"": set(), **{name: set() for name in writer.ALGORITHMS}}
     for heading, path, cls, prefix, inside in writer.sections():
         for key in writer.keys(path):
             known[heading.partition("`")[2].strip("`")].add(prefix + key.name)

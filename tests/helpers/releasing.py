@@ -11,6 +11,7 @@ import gymnasium as gym
 import hydra
 import numpy as np
 import psutil
+from algorithms import eager, small
 from hydra.core.hydra_config import HydraConfig
 
 import steadyrl.loop as train
@@ -43,26 +44,10 @@ COMMON = (
     "env.id=Wide-v0",
     "env.num_envs=4",
     "device=cpu",
-    "agent.compile=false",
     "eval.every=400",
     "eval.episodes=2",
     "log.every=200",
 )
-SIZES = {
-    "dqn": (
-        ("agent.replay.capacity=256", "agent.hidden=[16]"),
-        ("agent.replay.capacity=8192", "agent.hidden=[1024]"),
-    ),
-    "ppo": (
-        ("total_steps=900", "agent.rollout_steps=32", "agent.hidden=[16]"),
-        # Observations alone are 168 MB: what an update needs on top comes and goes.
-        ("total_steps=10240", "agent.rollout_steps=2560", "agent.hidden=[64]"),
-    ),
-}
-LENGTHS = {
-    "dqn": ("total_steps=600", "agent.learning_starts=200", "agent.updates_per_train=2"),
-    "ppo": ("agent.epochs=1",),
-}
 
 
 def run(*overrides):
@@ -80,12 +65,12 @@ def run(*overrides):
 def main(agent, folder):
     gym.register("Wide-v0", Wide)
     process = psutil.Process()
-    small, large = SIZES[agent]
-    chosen = (f"agent={agent}", *LENGTHS[agent])
+    few = (*small(agent).short, "total_steps=600")
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        run(*chosen, *small, f"run_dir={folder / 'small'}")  # loads libraries, compiles kernels
+        # Loads libraries, compiles kernels.
+        run(*eager(agent), *few, f"run_dir={folder / 'small'}")
         before = read_rss(process)
-        parts, meanwhile = run(*chosen, *large, f"run_dir={folder / 'large'}")
+        parts, meanwhile = run(*eager(agent), *small(agent).large, f"run_dir={folder / 'large'}")
         after = read_rss(process)
     assert parts  # until now: what the parts still hold counts
     print(json.dumps({"before": before, "meanwhile": meanwhile, "after": after}))

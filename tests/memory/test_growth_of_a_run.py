@@ -5,6 +5,7 @@ import re
 
 import pytest
 import warm
+from algorithms import NAMES, eager
 from command import run
 
 from steadyrl.training.checkpoints.manifest import checked_facts, saved_below
@@ -39,9 +40,9 @@ def newest_checkpoint(directory):
     return newest.step
 
 
-@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+@pytest.mark.parametrize("agent", NAMES)
 def test_it_stops_at_its_limit(tmp_path, agent):
-    overrides = (f"agent={agent}", "device=cpu", "agent.compile=false", "memory.limit_mb=700")
+    overrides = (*eager(agent), "device=cpu", "memory.limit_mb=700")
     directory, summary, printed = run(tmp_path, *HOARDER, *overrides, code=7, quick=False)
     (error,) = (line for line in printed.splitlines() if line.startswith("error:"))
     assert "memory.limit_mb=700 is reached" in error

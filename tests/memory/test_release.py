@@ -4,14 +4,16 @@ import subprocess
 import sys
 
 import pytest
+from algorithms import NAMES
 
 
-@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+@pytest.mark.parametrize("agent", NAMES)
 def test_the_process_is_back_where_it_was_once_a_run_has_ended(request, tmp_path, agent):
     root = request.config.rootpath
+    path = f"{root}{os.pathsep}{root / 'tests' / 'helpers'}"
     out = subprocess.run(
         [sys.executable, str(root / "tests/helpers/releasing.py"), agent, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

@@ -101,7 +101,8 @@ def test_an_agent_that_knows_nothing_of_masks_is_given_none(tmp_path):
 @pytest.mark.parametrize("name", AGENTS)
 def test_kills_change_nothing(tmp_path, name, backend):
     agent, source = AGENTS[name]
-    more = (f"env.kwargs={{source: {source}}}", f"env.backend={backend}", "total_steps=4000")
+    more = (f"env.kwargs={{source: {source}}}", f"env.backend={backend}", "total_steps=4000",
+            "agent.compile=false")  # fmt: skip
     often = (
         "eval.every=1000",
         "checkpoint.every=150",

@@ -18,7 +18,7 @@ from steadyrl.agents.registry import ALGORITHMS, GROUP, from_outside
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.training.config.hints import CommandError
 
-HELP = """Train DQN or PPO on a Gymnasium environment.
+HELP = """Train {algorithms} on a Gymnasium environment.
 
   python train.py                            DQN on CartPole, about a minute
   python train.py agent=ppo env=acrobot      another algorithm, another environment
@@ -227,7 +227,9 @@ def help_text(configs: Path) -> str:
         indent = " " * (len(group) + 1)
         text = f"{group}={', '.join(names)}"
         groups.append(textwrap.fill(text, 96, subsequent_indent=indent))
-    return HELP.format(groups="\n".join(groups))
+    *others, last = (entry.cls for entry in ALGORITHMS.values())
+    algorithms = f"{', '.join(others)} or {last}"
+    return HELP.format(algorithms=algorithms, groups="\n".join(groups))
 
 
 def version() -> str:

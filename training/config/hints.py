@@ -101,7 +101,7 @@ def _about_a_key(error: Exception, parsed: list[Override], configs: Path) -> str
     preset = str(typed["experiment"].value()) if "experiment" in typed else ""
     made_for = _agent_of_preset(preset, configs)
     chosen = str(typed["agent"].input_line) if "agent" in typed else ""
-    agent = chosen.partition("=")[2] or made_for or next(iter(ALGORITHMS))
+    agent = chosen.partition("=")[2] or made_for or _default_agent(configs)
     for o in parsed:
         block = o.key_or_group
         whole = block in RENAMED and not isinstance(o.value(), dict)
@@ -162,6 +162,11 @@ def _agent_of_preset(preset: str, configs: Path) -> str | None:
         return None
     found = re.search(r"override /agent: *(\w+)", path.read_text())
     return found.group(1) if found else None
+
+
+def _default_agent(configs: Path) -> str:
+    found = re.search(r"^ *- agent: *(\w+)", (configs / "config.yaml").read_text(), re.M)
+    return found.group(1) if found else next(iter(ALGORITHMS))
 
 
 def _instead(preset: str, agent: str, configs: Path) -> str:

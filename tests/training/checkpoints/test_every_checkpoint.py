@@ -7,21 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from algorithms import NAMES, eager, known, small
 from opened import job
 
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.manifest import saved_below
 
-RUN = ("env=cartpole", "env.backend=sync", "env.num_envs=2", "agent.hidden=[8]", "threads=1",
-       "agent.compile=false", "device=cpu", "eval.every=0", "log.every=40", "total_steps=160",
-       "checkpoint.keep=1000", "checkpoint.seconds=0", "resume=auto")  # fmt: skip
+RUN = ("env=cartpole", "env.backend=sync", "env.num_envs=2", "threads=1", "device=cpu",
+       "eval.every=0", "log.every=40", "total_steps=160", "checkpoint.keep=1000",
+       "checkpoint.seconds=0", "resume=auto")  # fmt: skip
 BETWEEN = 16  # steps from one checkpoint to the next
-# Steps so large that an update often changes what is done next.
-DQN = ("agent=dqn", "agent.learning_starts=8", "agent.train_every=2", "agent.updates_per_train=2",
-       "agent.learning_rate=0.3", "agent.epsilon_fraction=0.01", "agent.batch_size=4",
-       "agent.replay.capacity=64", "agent.replay.prioritized=true", "agent.n_step=3")  # fmt: skip
-PPO = ("agent=ppo", "agent.learning_rate=0.3", "agent.rollout_steps=4", "agent.epochs=2",
-       "agent.minibatches=2")  # fmt: skip
+# Steps so large that an update often changes what is done next, and few random actions.
+LARGE_STEPS = ("agent.learning_rate=0.3", "agent.epsilon_fraction=0.01")
 
 
 def end(folder: Path, *chosen: str) -> str:
@@ -30,10 +27,12 @@ def end(folder: Path, *chosen: str) -> str:
     return found
 
 
-@pytest.mark.parametrize("chosen", [DQN, PPO], ids=["dqn", "ppo"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_run_continued_from_any_checkpoint_ends_as_it_would_have(
-    tmp_path: Path, chosen: tuple[str, ...], none_left_out: None
+    tmp_path: Path, name: str, none_left_out: None
 ) -> None:
+    agent = small(name)
+    chosen = (*eager(name), *agent.quick, *agent.stateful, *known(name, *LARGE_STEPS))
     expected = end(tmp_path / "never", *chosen, "checkpoint.every=0")
     whole = end(tmp_path / "whole", *chosen, f"checkpoint.every={BETWEEN}")
     assert whole == expected

@@ -1,28 +1,19 @@
 """A run that is continued from its state tells the same story as one that never stopped."""
 
 import pytest
+from algorithms import NAMES, eager, small
 from opened import job
 from told_runs import Lines, in_two_parts, opened, train
 
 from steadyrl.core.clock import Interval, Pace, Stopwatch
 from steadyrl.training.setup import build
 
-DQN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3")
-PPO = (
-    "agent=ppo",
-    "device=cpu",
-    "total_steps=1600",
-    "log.every=130",
-    "eval.every=400",
-    "agent.rollout_steps=64",
-    "agent.epochs=2",
-    "agent.minibatches=1",
-)
+RUN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3", "device=cpu")
 
 
-@pytest.mark.parametrize(("overrides", "quick"), [(DQN, True), (PPO, False)], ids=["dqn", "ppo"])
-def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, overrides, quick):
-    told, whole = job(tmp_path, *overrides, quick=quick), Lines()
+@pytest.mark.parametrize("name", NAMES)
+def test_the_lines_after_a_cut_are_those_of_an_uninterrupted_run(tmp_path, name):
+    told, whole = job(tmp_path, *RUN, *eager(name), *small(name).short, quick=False), Lines()
     with build(told) as (env, agent):
         env.reset()
         run = opened(told, agent, whole)

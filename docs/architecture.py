@@ -1,0 +1,231 @@
+"""Draw docs/ARCHITECTURE.svg: floors and their wings, as the imports of the code have them.
+
+`python docs/architecture.py` draws it, `--check` says whether it is as it would be drawn. An arrow
+that follows from others is left out; a wing stands above all that it imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from steadyrl.agents.registry import ALGORITHMS  # noqa: E402 (from the checkout that this file is in)
+
+PICTURE = ROOT / "docs" / "ARCHITECTURE.svg"
+PACKAGE = "steadyrl"
+# From above; floors that stand side by side do not import one another.
+FLOORS = (("training",), ("agents",), ("buffers", "envs"), ("memory",), ("core",))
+# A wing within a wing, which stands higher than what is below it.
+INNER = ("agents.engine.cpu",)
+ANY = "algorithms"  # in place of the folders that the registry names, which are equally high
+WIDTH, MARGIN, GAP = 1000, 12, 14
+ROW, BOX, HEAD, LETTER = 42, 24, 40, 7.2
+STYLE = """text{font:12px sans-serif;fill:#1c2733}.name{font-weight:bold;font-size:14px}
+.says{fill:#5b6b7b}.floor{fill:#f2f5f8;stroke:#b9c4cf}.wing{fill:#fff;stroke:#5b6b7b}
+.any{fill:#fff3d6}.arrow{fill:none;stroke:#8a98a6}"""
+Graph = Mapping[str, set[str]]
+
+
+class Floor(NamedTuple):
+    """One folder at the top of the checkout."""
+
+    name: str
+    wings: Graph  # what each imports of the same floor
+    below: Mapping[str, set[str]]  # {other floor: what is imported of it}
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    """Yield (importing, imported) modules of the floors, lazy imports included."""
+    for floor in (name for height in FLOORS for name in height):
+        for path in sorted((ROOT / floor).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text())):
+                for name in _named(node):
+                    if name.startswith(f"{PACKAGE}.{floor}.") or _is_ours(name):
+                        yield module.removesuffix(".__init__"), name.removeprefix(f"{PACKAGE}.")
+
+
+def _named(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def _is_ours(name: str) -> bool:
+    head, _, rest = name.partition(".")
+    return head == PACKAGE and rest.partition(".")[0] in {f for height in FLOORS for f in height}
+
+
+def wing(module: str) -> str:
+    """Return the wing that a module is in: agents.learner, or agents.base for a file in none."""
+    for inner in INNER:
+        if module == inner or module.startswith(f"{inner}."):
+            return inner
+    floor, first = module.split(".")[:2]
+    folders = {entry.module.split(".")[-2] for entry in ALGORITHMS.values()}
+    return f"{floor}.{ANY}" if floor == "agents" and first in folders else f"{floor}.{first}"
+
+
+def floors(pairs: Iterable[tuple[str, str]]) -> dict[str, Floor]:
+    """Return the floors by their names, from (importing, imported) modules."""
+    wings: dict[str, dict[str, set[str]]] = {f: {} for height in FLOORS for f in height}
+    below: dict[str, dict[str, set[str]]] = {f: {} for f in wings}
+    for module, target in pairs:
+        if "." not in module or "." not in target:
+            continue
+        floor, other, of, to = (
+            module.split(".")[0],
+            target.split(".")[0],
+            wing(module),
+            wing(target),
+        )
+        wings[floor].setdefault(of, set())
+        if floor != other:
+            below[floor].setdefault(other, set()).add(to)
+        elif of != to:
+            wings[floor][of].add(to)
+            wings[floor].setdefault(to, set())
+    return {f: Floor(f, _with_all(f, wings[f]), below[f]) for f in wings}
+
+
+def _with_all(floor: str, found: dict[str, set[str]]) -> Graph:
+    """Add the wings that import nothing and are imported by nothing of their floor."""
+    for path in sorted((ROOT / floor).iterdir()):
+        if (path.suffix == ".py" and path.stem != "__init__") or (path / "__init__.py").is_file():
+            found.setdefault(wing(f"{floor}.{path.stem}"), set())
+    return found
+
+
+def levels(graph: Graph) -> dict[str, int]:
+    """Return how high each wing stands: above all that it imports."""
+    found: dict[str, int] = {}
+
+    def level(name: str, above: tuple[str, ...]) -> int:
+        if name in above:
+            raise ValueError(f"imports run in a circle: {' -> '.join((*above, name))}")
+        if name not in found:
+            found[name] = max((level(t, (*above, name)) + 1 for t in graph[name]), default=0)
+        return found[name]
+
+    for name in sorted(graph):
+        level(name, ())
+    return found
+
+
+def reduced(graph: Graph) -> Graph:
+    """Leave out what is imported by something imported too."""
+
+    def reached(name: str) -> set[str]:
+        return {t for target in graph[name] for t in (target, *reached(target))}
+
+    return {n: {t for t in ts if not any(t in reached(o) for o in ts)} for n, ts in graph.items()}
+
+
+def rows_of(floor: Floor) -> list[list[str]]:
+    """Return the wings in rows, the highest first, each near the middle of what it imports."""
+    height = levels(floor.wings)
+    rows: list[list[str]] = [[] for _ in range(max(height.values()) + 1)]
+    place: dict[str, float] = {}
+    for level in range(len(rows)):
+        names = [name for name in sorted(height) if height[name] == level]
+
+        def middle(name: str) -> float:
+            below = [place[target] for target in floor.wings[name]]
+            return sum(below) / len(below) if below else 0.5
+
+        rows[-1 - level] = sorted(names, key=lambda name: (middle(name), name))
+        for at, name in enumerate(rows[-1 - level]):
+            place[name] = (at + 0.5) / len(names)
+    return rows
+
+
+def says_below(floor: Floor) -> str:
+    """Say what a floor imports of others, wing by wing where that is little."""
+    parts = []
+    for other in sorted(floor.below):
+        wings = sorted(name.partition(".")[2] for name in floor.below[other])
+        few = (other, floor.name) == ("envs", "agents")
+        parts.append(f"{other} ({', '.join(wings)} only)" if few else other)
+    return f"imports {', '.join(parts)}" if parts else "imports nothing of ours"
+
+
+def drawn(floor: Floor, left: float, top: float, width: float) -> tuple[list[str], float]:
+    """Return the elements of one floor, and how high it is."""
+    flat = all(name.count(".") == 1 and not (ROOT / name.replace(".", "/")).is_dir()
+               for name in floor.wings)  # fmt: skip
+    rows = [] if flat else rows_of(floor)
+    height = HEAD + ROW * len(rows) + (MARGIN if rows else 22)
+    out = [_rect(left, top, width, height, "floor")]
+    out.append(_text(left + MARGIN, top + 20, f"{floor.name}/", "name"))
+    out.append(_text(left + MARGIN, top + 36, says_below(floor), "says"))
+    if flat:
+        names = ", ".join(sorted(name.partition(".")[2] for name in floor.wings))
+        out.append(_text(left + MARGIN, top + 53, names))
+    middles: dict[str, tuple[float, float]] = {}
+    for at, row in enumerate(rows):
+        for place, name in enumerate(row):
+            x = left + width * (place + 0.5) / len(row)
+            middles[name] = x, top + HEAD + ROW * at + ROW / 2
+    for name, targets in sorted(reduced(floor.wings).items() if rows else ()):
+        out += [_arrow(middles[name], middles[target]) for target in sorted(targets)]
+    for name, (x, y) in middles.items():
+        label = name.partition(".")[2].replace(".", "/")
+        size = LETTER * len(label) + 16
+        kind = "wing any" if label == ANY else "wing"
+        out.append(_rect(x - size / 2, y - BOX / 2, size, BOX, kind))
+        out.append(f'<text x="{x:g}" y="{y + 4:g}" text-anchor="middle">{escape(label)}</text>')
+    return out, height
+
+
+def _rect(x: float, y: float, width: float, height: float, kind: str) -> str:
+    size = f'width="{width:g}" height="{height:g}" rx="5"'
+    return f'<rect class="{kind}" x="{x:g}" y="{y:g}" {size}/>'
+
+
+def _text(x: float, y: float, text: str, kind: str = "") -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(text)}</text>' if text else ""
+
+
+def _arrow(one: tuple[float, float], other: tuple[float, float]) -> str:
+    (x, y), (to_x, to_y) = (one[0], one[1] + BOX / 2), (other[0], other[1] - BOX / 2)
+    bend = (to_y - y) / 2
+    path = f"M{x:g},{y:g}C{x:g},{y + bend:g} {to_x:g},{to_y - bend:g} {to_x:g},{to_y:g}"
+    return f'<path class="arrow" d="{path}"/>'
+
+
+def picture() -> str:
+    """Return the whole picture."""
+    found, top = floors(imports()), 0.0
+    body = [_rect(0, top, WIDTH, 44, "floor")]
+    body.append(_text(MARGIN, 20, "train.py, steadyrl/, scripts/", "name"))
+    body.append(_text(MARGIN, 36, "imports all; a line leads down to what is imported", "says"))
+    top += 44 + GAP
+    for names in FLOORS:
+        most = [max(map(len, rows_of(found[name]))) + 1.0 for name in names]
+        space, left, highest = WIDTH - GAP * (len(names) - 1), 0.0, 0.0
+        for name, part in zip(names, most, strict=True):
+            width = round(space * part / sum(most))
+            elements, height = drawn(found[name], left, top, width)
+            body += elements
+            left, highest = left + width + GAP, max(highest, height)
+        top += highest + GAP
+    size = f'viewBox="-1 -1 {WIDTH + 2} {top - GAP + 2:g}" width="{WIDTH + 2}"'
+    lines = "\n".join(line for line in body if line)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{STYLE}</style>\n'
+        f'<rect x="-1" y="-1" width="100%" height="100%" fill="#fff"/>\n{lines}\n</svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--check"]:
+        PICTURE.write_text(picture())
+    elif PICTURE.read_text() != picture():
+        sys.exit(f"{PICTURE} is not up to date: run python docs/architecture.py")
