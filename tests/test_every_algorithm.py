@@ -129,8 +129,12 @@ def test_what_an_algorithm_does_not_offer_is_refused_or_left_out(bare):
     with build(bare()) as (env, agent):
         env.reset()
         decision = agent.actor(2, explore=True).act(env.observation, env.starts)
-        assert agent.collect(decision, None, 100) is None
-        assert agent.replay is None and not agent.overlaps and not agent.behind
+        assert agent.collect_block(decision, None, 100) is None
+        assert (
+            agent.replay is None
+            and not agent.can_update_during_step
+            and not agent.has_pending_updates
+        )
         with pytest.raises(SettingError, match="has no policy to draw actions from"):
             finished_policy(settings, env.spec, agent.weights(), device=CPU, sample=Sample(2, 0))
 

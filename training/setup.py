@@ -205,6 +205,7 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     over = job.continues is None and directory.holds_run
     if job.continues is not None:
         run.summary.resumed_from_step = saver.resume()
+    run.go_on()
     directory.renew(_texts(job))
     saver.tidy()
     services.logger.continue_after(run.logged_step)

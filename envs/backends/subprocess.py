@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import time
 from ctypes import c_uint8
 from typing import Any
 
@@ -22,6 +21,7 @@ from steadyrl.envs.backends.worker_handle import (
     ask_process,
     deadline,
     interrupts_held,
+    kill_all,
     no_shared_memory,
     read_description,
 )
@@ -73,9 +73,7 @@ class ProcessBackend(Backend):
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.quit()
-        end = time.monotonic() + CLOSE_SECONDS
-        for worker in workers:
-            worker.kill(grace=max(0.0, end - time.monotonic()))
+        kill_all(workers, CLOSE_SECONDS)
 
     # Workers: hired, waited for, replaced.
 

@@ -20,7 +20,9 @@ import numpy as np
 
 from steadyrl.core.errors import SettingError
 from steadyrl.core.user_frames import shown_frames
+from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.envs.backends.single_env import SingleEnv
+from steadyrl.envs.descendants import bear
 from steadyrl.envs.encoding.step_buffer import Row, SharedRows
 from steadyrl.envs.faults import told
 from steadyrl.envs.settings import EnvSettings
@@ -53,9 +55,17 @@ class Assignment(NamedTuple):
     trial: bool = False  # without `memory`: measure a step instead of describing the spaces
 
 
-def run_worker(task: Assignment, pipe: Connection, inherited: Sequence[Connection]) -> None:
-    """Run one environment until told to quit, until it breaks or until the parent is gone."""
+def run_worker(
+    task: Assignment, pipe: Connection, inherited: Sequence[Connection], mark: int, flush: bool
+) -> None:
+    """Run one environment until told to quit, until it breaks or until the parent is gone.
+
+    What it starts bears the `mark`; it computes as its parent does, which a forked process does by
+    itself: `flush` says whether subnormal numbers count as 0.
+    """
     _detach(inherited)
+    bear(mark)
+    flush_subnormals(flush)
     worker = _Worker(task)
     message = BUILD
     try:

@@ -20,7 +20,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, get_args
 
 from steadyrl.core.errors import SettingError
+from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.backends.worker import BROKEN, HELD, QUIT, Assignment, run_worker
+from steadyrl.envs.descendants import end_marked, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
@@ -38,12 +40,13 @@ class WorkerHandle:
 
     def __init__(self, task: Assignment, others: Sequence[Connection] = ()) -> None:
         self.task = task
+        self._mark = new_mark()
         try:
             self.pipe, child = multiprocessing.Pipe()
         except OSError as error:
             raise no_process(task.env, error) from error
         try:
-            self._process = _start(task, child, [self.pipe, *others])
+            self._process = _start(task, child, [self.pipe, *others], self._mark)
         except BaseException:
             self.pipe.close()
             raise
@@ -96,6 +99,10 @@ class WorkerHandle:
 
     def kill(self, grace: float = 0.0) -> None:
         """End the process and all it has started, by force once the grace period is over."""
+        kill_all([self], grace)
+
+    def _kill(self, grace: float) -> None:
+        """End the process and its session."""
         if self.pipe.closed:
             return
         self._process.join(0.0 if self._hangs else grace)
@@ -109,6 +116,16 @@ class WorkerHandle:
             self._process.close()
         except ValueError:  # not even SIGKILL ends a process that waits for a broken device
             log.error("the process of environment %d cannot be ended", self.task.env)
+
+
+def kill_all(workers: Sequence[WorkerHandle], grace: float) -> None:
+    """End processes and all that they have started, within one grace period."""
+    open_ones = [worker for worker in workers if not worker.pipe.closed]
+    end = time.monotonic() + grace
+    for worker in open_ones:
+        worker._kill(max(0.0, end - time.monotonic()))
+    if open_ones:
+        end_marked({worker._mark for worker in open_ones})
 
 
 def _kill_group(leader: int, *, ended: bool) -> None:
@@ -127,12 +144,12 @@ def _kill_group(leader: int, *, ended: bool) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _start(task: Assignment, child: Connection, inherited: list[Connection]) -> Any:
+def _start(task: Assignment, child: Connection, inherited: list[Connection], mark: int) -> Any:
     """Start the process by the first method that works."""
-    methods = start_methods()
+    methods, flush = start_methods(), flushes_subnormals()
     for method in methods:
         context: Any = multiprocessing.get_context(method)
-        arguments = (task, child, inherited if method == "fork" else [])
+        arguments = (task, child, inherited if method == "fork" else [], mark, flush)
         process = context.Process(
             target=run_worker, args=arguments, daemon=True, name=f"environment-{task.env}"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import importlib
 import importlib.util
 import math
@@ -19,6 +21,7 @@ from steadyrl.core.errors import SettingError
 FORMATS = (".mp4", ".gif")
 SMALLEST = 240  # pixels: smaller pictures are enlarged by a whole factor
 FASTEST_GIF = 50  # pictures a second, which browsers show as they are
+UNFINISHED = ".unfinished-"  # what the name of a film begins with until it is whole
 MISSING = 'needs av to write videos, install it with: pip install -e ".[video]"'
 
 
@@ -46,12 +49,25 @@ def refuse_video(key: str, path: Path) -> None:
         raise SettingError(key, path, MISSING)
 
 
+def remove_unfinished(folder: Path, name: str = "*") -> None:
+    """Remove what processes that were killed had filmed of the file of this name, or of any."""
+    for path in folder.glob(f"{UNFINISHED}*-{name}"):
+        with suppress(OSError):  # its process lives, or somebody else removes it
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)
+
+
 class Film:
     """A video file, which has its name once it is whole."""
 
     def __init__(self, path: str, *, fps: float) -> None:
         self._path = Path(path)
-        self._unfinished = self._path.with_name(f".unfinished-{os.getpid()}-{self._path.name}")
+        self._unfinished = self._path.with_name(f"{UNFINISHED}{os.getpid()}-{self._path.name}")
+        self._lock = -1  # held while this process lives: else what it has filmed may be removed
         most = FASTEST_GIF if self._path.suffix.lower() == ".gif" else math.inf
         self._fps = Fraction(min(fps, most)).limit_denominator(1000)
         self._container: Any = None  # opened by the first picture, which has its size
@@ -77,7 +93,13 @@ class Film:
     def _open(self, height: int, width: int) -> None:
         is_gif = self._path.suffix.lower() == ".gif"
         self._size, self._count = (height, width), 0
-        self._container = _av().open(str(self._unfinished), "w", format="gif" if is_gif else "mp4")
+        self._hold()
+        try:
+            place, kind = str(self._unfinished), "gif" if is_gif else "mp4"
+            self._container = _av().open(place, "w", format=kind)
+        except BaseException:
+            self._give_up()
+            raise
         stream: Any = self._container.add_stream("gif" if is_gif else "libx264", rate=self._fps)
         stream.width, stream.height = width, height
         stream.pix_fmt = "pal8" if is_gif else "yuv420p"
@@ -87,6 +109,18 @@ class Film:
             stream.options = {"preset": "veryfast", "crf": "23"}
         self._stream = stream
         self._graph = self._palettes(stream) if is_gif else None
+
+    def _hold(self) -> None:
+        """Make the file and lock it."""
+        remove_unfinished(self._path.parent, glob.escape(self._path.name))
+        self._lock = os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        with suppress(OSError):  # of file systems without locks, where nothing is removed
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _give_up(self) -> None:
+        with suppress(OSError):
+            self._unfinished.unlink()
+        os.close(self._lock)
 
     def _palettes(self, stream: Any) -> Any:
         """Return the filter that gives every picture a palette of its own."""
@@ -135,9 +169,9 @@ class Film:
             self._container.close()
             os.replace(self._unfinished, self._path)
         except BaseException:
-            with suppress(OSError):
-                self._unfinished.unlink()
+            self._give_up()
             raise
+        os.close(self._lock)
 
 
 class Preview:

@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 from algorithms import NAMES, small
@@ -198,8 +199,9 @@ def test_training_commands_are_accepted(there, monkeypatch, capsys, command):
     _, arguments = arguments_of(command)
     if any(text.startswith("seeds=") for text in arguments):
         pytest.skip("whether all of them finished is looked at: trained below")
+    finished = SimpleNamespace(exit_code=0, score=0.0)
     try:
-        accepted = call(monkeypatch, arguments, lambda job: SimpleNamespace(exit_code=0, score=0.0))
+        accepted = call(monkeypatch, arguments, lambda job: finished)
     except AssertionError as failed:
         skip_without_extras(capsys, command, failed)
     only_prints = {"--help", "--cfg"} & set(arguments)

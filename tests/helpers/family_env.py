@@ -36,6 +36,37 @@ class Family(gym.Env):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
+class Daemons(Family):
+    """Start a program and a forked process that leave its session, and all who knew them."""
+
+    def __init__(self, register):
+        with open(register, "a") as file:
+            file.write(f"{daemon('sleep')} {daemon(None)}\n")
+
+    def step(self, action):
+        while action[()] == 1:
+            signal.pause()
+        return super().step(action)
+
+
+def daemon(program):
+    """Return the number of a process that nobody is the parent of."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            os.write(write, f"{os.getpid()}".encode())
+            os.execlp(program, program, "1000") if program else signal.pause()
+        os._exit(0)
+    os.waitpid(child, 0)
+    number = os.read(read, 20).decode()
+    os.close(read)
+    os.close(write)
+    return number
+
+
 class Calling(Family):
     """Send a signal to the process that asked for it, when this is the one of that number."""
 
@@ -50,4 +81,5 @@ class Calling(Family):
 
 
 gym.register("Family-v0", Family)
+gym.register("Daemons-v0", Daemons)
 gym.register("Calling-v0", Calling)

@@ -59,6 +59,13 @@ class Counter(gym.Env):
         Counter.closed += 1
 
 
+class Tiny(Counter):
+    """Show a product below 1e-38, which is 0 where such numbers are not computed with."""
+
+    def _observation(self):
+        return np.full(3, 2e-38, np.float32) * np.float32(0.1) + np.array([0, self._steps, 0], "f")
+
+
 class CounterVector(VectorEnv):
     """The same counter as one batch, all episodes of one length."""
 
@@ -187,6 +194,7 @@ def settings(env_id=COUNTER, **changes):
 
 
 gym.register("Counter-v0", entry_point=Counter, vector_entry_point=CounterVector)
+gym.register("Tiny-v0", entry_point=Tiny)
 gym.register("Echo-v0", entry_point=Echo)
 gym.register("Faulty-v0", entry_point=Faulty)
 

@@ -52,8 +52,8 @@ def default_path(env: str, agent: str, seeds: int | Sequence[int]) -> Path:
     return Path("outputs") / safe / agent / f"{stamp}-{of}-{uuid.uuid4().hex[:6]}"
 
 
-def absolute(path: Path) -> Path:
-    """Return the place that `path` names now, or refuse what can hold no run.
+def absolute(path: Path, key: str = "run_dir") -> Path:
+    """Return the place that `path` names now, or refuse what can hold no run; `key` names it.
 
     Environments may change the working directory later, and a refusal should not wait for torch.
     """
@@ -61,17 +61,17 @@ def absolute(path: Path) -> Path:
         path = Path(os.path.abspath(path.expanduser()))
         found = next(each for each in (path, *path.parents) if each.exists())
     except (OSError, RuntimeError) as error:  # RuntimeError: no such home
-        raise _unusable(path, error) from None
+        raise _unusable(path, error, key) from None
     if not found.is_dir():
-        raise SettingError("run_dir", path, f"{found} is a file; choose another directory")
+        raise SettingError(key, path, f"{found} is a file; choose another directory")
     if not os.access(found, os.W_OK | os.X_OK):
-        raise SettingError("run_dir", path, f"{found} cannot be written to; choose another")
+        raise SettingError(key, path, f"{found} cannot be written to; choose another")
     return path
 
 
-def _unusable(path: Path, error: Exception) -> SettingError:
+def _unusable(path: Path, error: Exception, key: str = "run_dir") -> SettingError:
     reason = getattr(error, "strerror", None) or str(error)
-    return SettingError("run_dir", path, f"cannot be used: {reason}; choose another directory")
+    return SettingError(key, path, f"cannot be used: {reason}; choose another directory")
 
 
 def read_summary(directory: Path) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     import torch
 
     from steadyrl.agents.registry import Sample, finished_policy
+    from steadyrl.envs.arithmetic import flush_subnormals
     from steadyrl.training.policies.policy import plain_spec
     from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
     from steadyrl.training.setup import spawn
@@ -117,6 +118,7 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     policy, weights = load(args)
     # It goes by what the policy knows, whatever the environment says.
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
+    flush_subnormals(True)  # as in training; what starts now computes as this process does
     with _stage(args, run, seeds.evaluation) as (spec, play):
         refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
         prepare_arithmetic(thread_count(run.threads, spec))

@@ -25,6 +25,7 @@ from steadyrl.training.tuning.members import (
     draw_lineage,
     in_the_end,
     live_one_generation,
+    member_of,
     read_members,
 )
 from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
@@ -38,32 +39,34 @@ class LostRayError(Exception):
     """Ray has no node left, and would wait for one for ever."""
 
 
-def live(config: dict[str, Any]) -> None:
-    """Be a member: one generation after the other, from the checkpoint that Ray hands over."""
+def live(config: dict[str, Any], place: str) -> None:
+    """Be a member: one generation after the other, from the checkpoint that Ray hands over.
+
+    The population's folder is no part of what Ray keeps: it may be moved meanwhile.
+    """
     import tempfile
 
     from ray import tune  # type: ignore[import-not-found]
 
-    plan = config["plan"]
+    plan, home = config["plan"], Path(place)
     name = f"member-{tune.get_context().get_trial_id().rpartition('_')[2]}"
     generation, parent = 0, None
     given = tune.get_checkpoint()
     if given is not None:
         with given.as_directory() as folder:
-            told = read_json(Path(folder) / "member.json")
-        generation, parent = told["generation"], told["run_dir"]
+            before = member_of(read_json(Path(folder) / "member.json"), home)
+        generation, parent = before.generation, before.run_dir
     settings = {key: config[key] for key in plan["space"]}
     settings |= {key: round(settings[key]) for key in WHOLE if key in settings}
     while generation < plan["generations"]:
         generation += 1
         member = live_one_generation(
-            Path(plan["folder"]), name, generation, parent, plan["overrides"], settings,
-            plan["interval"],
-        )  # fmt: skip
+            home, name, generation, parent, plan["overrides"], settings, plan["interval"]
+        )
         parent = member.run_dir
         # All that Ray keeps is where the run is: our checkpoint is what is handed over.
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "member.json").write_text(json.dumps(member._asdict()))
+            (Path(folder) / "member.json").write_text(json.dumps(member.plain(home)))
             tune.report(
                 {"score": member.score, "generation": generation},
                 checkpoint=tune.Checkpoint.from_directory(folder),
@@ -105,7 +108,7 @@ def scheduler(plan: Plan) -> Any:
 def told_to_members(plan: Plan) -> dict[str, Any]:
     """Return what every member is told."""
     return {
-        "folder": str(plan.folder), "space": list(plan.space), "generations": plan.generations,
+        "space": list(plan.space), "generations": plan.generations,
         "interval": plan.interval, "overrides": plan.overrides,
     }  # fmt: skip
 
@@ -160,7 +163,8 @@ def tuner(plan: Plan) -> Any:
     """Return what runs the population, or goes on with it."""
     from ray import tune  # type: ignore[import-not-found]
 
-    trainable = tune.with_resources(live, {"cpu": 1})
+    there = tune.with_parameters(live, place=str(plan.folder))
+    trainable = tune.with_resources(there, {"cpu": 1})
     storage = plan.folder / "ray"
     if tune.Tuner.can_restore(str(storage / plan.name)):
         say("the population goes on where it was")
@@ -240,7 +244,7 @@ def report(plan: Plan) -> None:
         for m in at_last
     ))  # fmt: skip
     (plan.folder / "lineage.json").write_text(
-        json.dumps([member._asdict() for member in members], indent=1) + "\n"
+        json.dumps([member.plain(plan.folder) for member in members], indent=1) + "\n"
     )
     try:
         draw_lineage(members, plan.folder / "lineage.png")

@@ -68,7 +68,7 @@ def read_plan(path: Path) -> Plan:
         if any(type(seed) is not int or seed < 0 for seed in values[key]):
             raise StudyError(f"{path}: {key}={show(values[key])}: whole numbers from 0 on only")
     overrides = [str(text) for text in values["overrides"]]
-    settings = check_space(overrides, space).settings.run
+    settings = check_space(overrides, space, folder).settings.run
     if not settings.eval.every:
         raise StudyError(f"{path}: eval.every=0: trials are judged by their evaluations")
     plan = Plan(

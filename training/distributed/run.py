@@ -150,6 +150,13 @@ class SharedFilmer(Filmer):
         self._ranks = ranks
 
     @override
+    def _left_at(self, step: int) -> int | None:
+        """Together: go by what rank 0 finds."""
+        found = None if self._ranks.rank else super()._left_at(step)
+        due: int | None = self._ranks.gather(found)[0]
+        return due
+
+    @override
     def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
         """Film on rank 0, until it is asked to stop; the others go on, and wait later."""
         if self._ranks.rank:

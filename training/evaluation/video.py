@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from steadyrl.agents.base import Agent
 from steadyrl.core.clock import Interval
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.envs.factory import build_shown_env
-from steadyrl.envs.rendering.video import MISSING, encoder_is_missing
+from steadyrl.envs.rendering.video import MISSING, encoder_is_missing, remove_unfinished
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.evaluation.evaluator import play
 
 log = logging.getLogger("steadyrl")
+
+FILM = re.compile(r"step-(\d+)\.mp4")
+PREVIEW = ".step-*.gif"
+
+
+def _films(folder: Path) -> list[int]:
+    """Return the steps whose films are whole."""
+    found = (FILM.fullmatch(path.name) for path in folder.glob("step-*.mp4"))
+    return [int(match[1]) for match in found if match]
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a run that was killed had begun to film."""
+    remove_unfinished(folder)
+    for preview in folder.glob(PREVIEW):
+        preview.unlink(missing_ok=True)
 
 
 class Filmer:
@@ -28,7 +46,7 @@ class Filmer:
         self._directory = directory / "videos"
         self._seed = seed
         self._warned = False
-        every = settings.eval.video_every
+        self._every = every = settings.eval.video_every
         if every and encoder_is_missing():
             log.warning("eval.video_every=%d: there will be no videos: %s", every, MISSING)
             every = 0
@@ -40,8 +58,24 @@ class Filmer:
         return self._due.next
 
     def continue_at(self, step: int) -> None:
-        """Go on where a run is continued; what is due at this very step is filmed again."""
-        self._due.load_state_dict({"next": step})
+        """Go on where a run is continued: what was due by this step and is no whole film is next.
+
+        The checkpoint of a step was written before its film: that one is filmed again.
+        """
+        self._due.next = self._left_at(step)
+
+    def _left_at(self, step: int) -> int | None:
+        """Remove what a killed run had begun to film; return when the first film is due."""
+        films: list[int] = []
+        with suppress(OSError):  # of the disk, which the next film will meet again
+            _remove_unfinished(self._directory)
+            films = _films(self._directory)
+        if self._due.next is None:
+            return None
+        due = step // self._every * self._every
+        if due == 0 or any(due <= film < step for film in films):
+            due += self._every
+        return due
 
     def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
         """Film an episode if one is due, and return a small GIF; what breaks is one warning."""

@@ -106,6 +106,10 @@ class Run(SavedRun):
             was = state[name]["next"]
             if was is None or was > self.steps:  # nothing was due; the current interval counts
                 due.load_state_dict({"next": self.steps + 1})
+        self._next_event = self._find_next_event()
+
+    def go_on(self) -> None:
+        """Find which video is due next, once every rank has its state back."""
         self._services.filmer.continue_at(self.steps)
         self._next_event = self._find_next_event()
 

@@ -50,7 +50,7 @@ def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:
     name = os.environ.get(NAME)
     if name is None:
         return None
-    place = SweepDirectory(absolute(Path(sweep_dir)))
+    place = SweepDirectory(absolute(Path(sweep_dir), "hydra.sweep.dir"))
     job = place.read(name)
     return None if job is None else (place, job)
 

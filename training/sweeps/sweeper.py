@@ -93,7 +93,7 @@ class GoingOn(Sweeper):
         typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
         parsed = OverridesParser.create().parse_overrides(typed)
         [batch] = basic_sweeper.BasicSweeper.split_arguments(parsed, None)
-        place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir)))
+        place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir), "hydra.sweep.dir"))
         place.path.mkdir(parents=True, exist_ok=True)
         write_whole(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
         with place.planning():

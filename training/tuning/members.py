@@ -41,6 +41,22 @@ class Member(NamedTuple):
     parent: str | None  # the run it went on from: its own of before, unless it was replaced
     run_dir: str
 
+    def plain(self, folder: Path) -> dict[str, Any]:
+        """Return it as files hold it: runs by their places in the folder, which may be moved."""
+        places = {"parent": _below(folder, self.parent), "run_dir": _below(folder, self.run_dir)}
+        return {**self._asdict(), **places}
+
+
+def member_of(plain: Mapping[str, Any], folder: Path) -> Member:
+    """Return what `Member.plain` made plain, where the folder is now."""
+    member = Member(**plain)
+    parent = None if member.parent is None else str(folder / member.parent)
+    return member._replace(parent=parent, run_dir=str(folder / member.run_dir))
+
+
+def _below(folder: Path, run: str | None) -> str | None:
+    return None if run is None else os.path.relpath(run, folder)
+
 
 def live_one_generation(
     folder: Path,
@@ -53,13 +69,14 @@ def live_one_generation(
 ) -> Member:
     """Run a member for a generation, from its parent's end; what was begun before goes on."""
     # A member that is replaced may live a generation twice, as another's child.
-    kind = hashlib.sha256(json.dumps([parent, dict(settings)]).encode()).hexdigest()[:6]
+    lineage = json.dumps([_below(folder, parent), dict(settings)])
+    kind = hashlib.sha256(lineage.encode()).hexdigest()[:6]
     place = folder / f"generation-{generation:03d}" / f"{name}-{kind}"
     own = [*overrides, *(typed(key, value) for key, value in settings.items())]
     own += [f"total_steps={steps * generation}"]
     wait_until_free(place)
     if parent is not None and not (place / "config.yaml").exists():
-        branch(Path(parent), place, job_of(own).config)
+        branch(Path(parent), place, job_of(own, place).config)
     place.mkdir(parents=True, exist_ok=True)
     with (place / "out.log").open("ab") as output:
         child = Child(own, place, output=output.fileno(), threads=1)
@@ -69,7 +86,7 @@ def live_one_generation(
         why = outcome.error or last_error(lines)
         raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
     member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
-    write_whole(place / "member.json", json.dumps(member._asdict()) + "\n")
+    write_whole(place / "member.json", json.dumps(member.plain(folder)) + "\n")
     old = folder / f"generation-{generation - KEPT - 1:03d}"
     for checkpoints in old.glob(f"{name}-*/checkpoints"):
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -81,7 +98,7 @@ def read_members(folder: Path) -> list[Member]:
     found = list(folder.glob("generation-*/*/member.json"))
     found.sort(key=lambda path: path.stat().st_mtime_ns)
     try:
-        return [Member(**read_json(path)) for path in found]
+        return [member_of(read_json(path), folder) for path in found]
     except (OSError, ValueError, TypeError) as error:
         raise MemberError(f"{folder}: a member.json cannot be read: {describe(error)}") from None
 

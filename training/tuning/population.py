@@ -76,7 +76,7 @@ def read_plan(path: Path) -> Plan:
             )
     overrides = [str(text) for text in values["overrides"]]
     overrides += [f"total_steps={values['interval']}", f"eval.every={values['interval']}"]
-    job = check_space(overrides, space)
+    job = check_space(overrides, space, folder)
     overrides.pop(-2)
     agent = job.config["agent"]
     overrides += [f"agent.{key}=constant" for key in CONSTANT if key in agent]

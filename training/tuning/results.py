@@ -98,9 +98,9 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
     """Write what differs from the agent's and the environment's own defaults as an experiment."""
     from omegaconf import OmegaConf
 
-    whole = job_of([*plan.overrides, *best]).config
+    whole = job_of([*plan.overrides, *best], plan.folder).config
     groups = [t for t in plan.overrides if t.partition("=")[0] in ("agent", "env")]
-    plain = dict(leaves(job_of(groups).config))
+    plain = dict(leaves(job_of(groups, plan.folder).config))
     values: dict[str, Any] = {}
     for key, found in leaves(whole):
         kept = key not in NOT_IN_PRESETS and not key.startswith(NOT_IN_PRESETS_BELOW)

@@ -99,7 +99,8 @@ def read_folder(path: Path, folder: str | None, default: Path) -> Path:
     if not found.is_dir():
         raise StudyError(f"{path}: folder={place}: {found} is a file; choose another folder")
     if not os.access(found, os.W_OK | os.X_OK):
-        raise StudyError(f"{path}: folder={place}: {found} cannot be written to; choose another")
+        reason = "cannot be written to; name another place with folder:"
+        raise StudyError(f"{path}: folder={place}: {found} {reason}")
     return place
 
 
@@ -134,23 +135,25 @@ def typed(key: str, value: Any) -> str:
     return f"{key}={quoted(value) if isinstance(value, str) else show(value)}"
 
 
-def job_of(overrides: Sequence[str]) -> Job:
-    """Return the job that these overrides make, or refuse them in a line."""
+def job_of(overrides: Sequence[str], folder: Path) -> Job:
+    """Return the job that these overrides make in this folder, or refuse them in a line."""
     given = list(overrides)
     try:
         config = compose_one(given)
     except Exception as error:  # Hydra's, OmegaConf's
         raise StudyError(explain(error, given, CONFIGS, multirun=False)) from error
+    # Where it would be by default, below the working directory, nothing is written.
+    config.run_dir, config.resume = str(folder), None
     return accept(config)
 
 
-def check_space(overrides: Sequence[str], space: Mapping[str, Range]) -> Job:
+def check_space(overrides: Sequence[str], space: Mapping[str, Range], folder: Path) -> Job:
     """Refuse what cannot be run at the ends of each range; return the job without the space."""
-    job = job_of(overrides)
+    job = job_of(overrides, folder)
     for key, allowed in space.items():
         for value in allowed.ends:
             try:
-                job_of([*overrides, typed(key, value)])
+                job_of([*overrides, typed(key, value)], folder)
             except SettingError as error:  # each is refused by its name
                 if error.field != key:  # another key has to fit: the trial will tell
                     continue

@@ -189,6 +189,32 @@ def test_what_an_environment_started_ends_with_it(tmp_path):
     end_of(second)
 
 
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("end", ["closed", "killed", "hangs"])
+def test_daemons_of_an_environment_end_with_it(tmp_path, end):
+    config = settings(
+        "family_env:Daemons-v0", backend="async", kwargs={"register": str(tmp_path / "pids")},
+        max_restarts=1, step_timeout=2.0 if end == "hangs" else 60.0,
+    )  # fmt: skip
+    with build_env(config, seed=0) as env:
+        env.reset()
+        probed, first = pids(tmp_path)[:2], [os.pidfd_open(pid) for pid in pids(tmp_path)[-2:]]
+        assert not any(map(is_alive, probed)), "those of the process that was only asked"
+        if end != "closed":
+            if end == "killed":
+                psutil.Process().children()[-1].kill()
+            assert not env.step(np.full(1, end == "hangs", np.int64)).valid.any()
+            end_of(first)
+            first = [os.pidfd_open(pid) for pid in pids(tmp_path)[-2:]]
+    end_of(first)
+
+
 @pytest.mark.parametrize("at", [1, 7])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_building_many_stops_when_asked_to(tmp_path, at, number):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from toy_environments import settings
 
+from steadyrl.envs.arithmetic import flush_subnormals, flushes_subnormals
 from steadyrl.envs.backends import worker_handle
 from steadyrl.envs.factory import build_env
 
@@ -118,6 +119,27 @@ def test_spawned_processes_give_the_same_rows(monkeypatch):
             action = np.zeros(1, np.int64)
             for a, b in zip(one.step(action), other.step(action), strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("flushes", [True, False])
+def test_subnormal_numbers_are_the_same_in_processes(monkeypatch, method, flushes):
+    monkeypatch.setattr(worker_handle, "start_methods", lambda: (method,))
+    torch.set_flush_denormal(flushes)
+    assert flushes_subnormals() == flushes
+    with (
+        build_env(settings("toy_environments:Tiny-v0", backend="async"), seed=0) as one,
+        build_env(settings("toy_environments:Tiny-v0"), seed=0) as other,
+    ):
+        one.reset()
+        other.reset()
+        for _ in range(3):
+            # Their bits: where subnormal numbers count as 0, they also compare as 0.
+            found, expected = (env.step(ZEROS[:1]).obs.view(np.int32) for env in (one, other))
+            np.testing.assert_array_equal(found, expected)
+            assert (found[0, 0] == 0) == flushes
+    flush_subnormals(not flushes)
+    assert (torch.full((1,), 2e-38) * 0.1).count_nonzero() == flushes
 
 
 def test_a_failing_fork_falls_back_to_spawn(monkeypatch, caplog):

@@ -65,6 +65,13 @@ def test_outputs_that_is_a_file(tmp_path):
     assert (tmp_path / "outputs").read_text() == "mine\n"
 
 
+def test_a_sweep_below_a_file_is_told_by_its_key(tmp_path):
+    (tmp_path / "passwd").write_text("root\n")
+    line = refused(tmp_path, "-m", "seed=0,1", "hydra.sweep.dir=passwd/below")
+    assert f"hydra.sweep.dir={tmp_path}/passwd/below: " in line and "passwd is a file" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["passwd"]
+
+
 @pytest.mark.parametrize("options", ["size=64k", "nr_inodes=6"])
 def test_a_full_disk_leaves_nothing_that_blocks_the_next_try(tmp_path, options):
     with small_disk(tmp_path, options) as disk:

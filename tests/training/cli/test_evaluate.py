@@ -6,13 +6,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import warm
 
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.ppo.agent import PPO
+from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.rendering import video
 from steadyrl.training.checkpoints.manifest import CheckpointError, seal
 from steadyrl.training.cli.evaluate import command
+from steadyrl.training.evaluation import evaluator
 from steadyrl.training.policies.find import find_policy, settings_of
 
 PPO_QUICK = (
@@ -134,6 +137,19 @@ def test_a_seed_decides_everything(dqn, evaluate, options):
     assert len(first["lengths"]) == 12
     assert evaluate(run, "--episodes", 12, "--seed", 5, *options) == first
     assert evaluate(run, "--episodes", 12, "--seed", 6, *options)["returns"] != first["returns"]
+
+
+def test_environments_compute_as_in_training(dqn, evaluate, monkeypatch):
+    found, build_env = [], evaluator.build_env
+
+    def build(*args, **kwargs):
+        found.append(flushes_subnormals())
+        return build_env(*args, **kwargs)
+
+    monkeypatch.setattr(evaluator, "build_env", build)
+    torch.set_flush_denormal(False)
+    evaluate(dqn[0], "--episodes", 1)
+    assert found == [True]
 
 
 def test_sampling_is_not_greedy(ppo, evaluate):

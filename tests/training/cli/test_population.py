@@ -18,6 +18,8 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
 )
 from steadyrl.training.cli import population
+from steadyrl.training.sweeps.subprocess_run import Outcome
+from steadyrl.training.tuning import members
 from steadyrl.training.tuning.members import (
     Member,
     ancestors,
@@ -26,6 +28,7 @@ from steadyrl.training.tuning.members import (
     live_one_generation,
     read_members,
 )
+from steadyrl.training.tuning.search_space import StudyError
 
 PLAN = {
     "name": "test",
@@ -92,6 +95,19 @@ def test_memory_is_asked_for_by_the_steps_of_all_generations(tmp_path, monkeypat
         population.read_plan(written(tmp_path, **small, members=2, generations=1000))
 
 
+def test_a_working_directory_that_cannot_be_written_is_none_of_a_population_elsewhere(
+    tmp_path, monkeypatch
+):
+    here, access = tmp_path / "here", os.access
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != here and access(path, mode))
+    assert population.read_plan(written(tmp_path)).folder == tmp_path / "all"
+    with pytest.raises(StudyError, match="name another place with folder:"):
+        population.read_plan(written(tmp_path, folder=None))
+    assert not list(here.iterdir())
+
+
 def test_no_more_members_run_at_once_than_there_are(tmp_path):
     assert population.read_plan(written(tmp_path, workers=50, interval=256.0)).workers == 2
 
@@ -116,17 +132,43 @@ def test_a_line_of_ancestors_leads_to_the_first_generation(tmp_path):
 
 
 def test_a_member_that_lived_a_generation_twice_counts_once_as_it_was_last(tmp_path):
+    one, other, again = (str(tmp_path / name) for name in ("1a", "1b", "1a-again"))
     lives = [
-        Member("a", 1, 9.0, {}, None, "1a"), Member("b", 1, 2.0, {}, None, "1b"),
-        Member("a", 1, 3.0, {}, "1b", "1a-again"),
+        Member("a", 1, 9.0, {}, None, one), Member("b", 1, 2.0, {}, None, other),
+        Member("a", 1, 3.0, {}, other, again),
     ]  # fmt: skip
     for at, (life, folder) in enumerate(zip(lives, ("z", "y", "x"), strict=True)):
         place = tmp_path / "generation-001" / folder
         place.mkdir(parents=True)
-        (place / "member.json").write_text(json.dumps(life._asdict()))
+        (place / "member.json").write_text(json.dumps(life.plain(tmp_path)))
         os.utime(place / "member.json", (at, at))
     assert read_members(tmp_path) == lives
     assert {(m.name, m.score) for m in in_the_end(lives)} == {("a", 3.0), ("b", 2.0)}
+
+
+class Lived:
+    """A run that is over at once."""
+
+    def __init__(self, overrides, place, **_):
+        (place / "config.yaml").touch()
+
+    def wait(self):
+        return Outcome("finished", 0, 1.0)
+
+
+def test_a_population_that_was_moved_knows_its_members(tmp_path, monkeypatch):
+    monkeypatch.setattr(members, "Child", Lived)
+    monkeypatch.setattr(members, "branch", lambda source, target, config: 0)
+    there, here = tmp_path / "there", tmp_path / "here"
+    first = live_one_generation(there, "a", 1, None, OWN, {"agent.gamma": 0.9}, 256)
+    second = live_one_generation(there, "b", 2, first.run_dir, OWN, {"agent.gamma": 0.8}, 256)
+    assert read_members(there) == [first, second]
+    there.rename(here)
+    moved = read_members(here)
+    assert all(Path(member.run_dir).is_relative_to(here) for member in moved)
+    assert ancestors(moved, moved[1]) == moved
+    again = live_one_generation(here, "b", 2, moved[0].run_dir, OWN, {"agent.gamma": 0.8}, 256)
+    assert again == moved[1]
 
 
 @pytest.mark.slow
@@ -158,6 +200,33 @@ def test_a_small_population_comes_to_its_end(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "population: 4/4 generations of members done" in done.stdout
     assert len(json.loads((tmp_path / "all" / "lineage.json").read_text())) == 4
+
+
+@pytest.mark.slow
+def test_a_population_that_was_killed_and_moved_goes_on_where_it_was(tmp_path):
+    pytest.importorskip("ray")
+    command = [sys.executable, str(ROOT / "scripts" / "population.py")]
+    process = subprocess.Popen(
+        [*command, str(written(tmp_path))], env=environment(), stdout=subprocess.PIPE, text=True,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert "1/4 generations" in process.stdout.readline()
+    tree = psutil.Process(process.pid).children(recursive=True)
+    for each in [psutil.Process(process.pid), *tree]:
+        each.kill()
+    psutil.wait_procs(tree)
+    process.communicate()
+    begun = {path.name for path in (tmp_path / "all").glob("generation-001/*")}
+    (tmp_path / "all").rename(tmp_path / "moved")
+    moved = written(tmp_path, folder=str(tmp_path / "moved"))
+    done = subprocess.run(
+        [*command, str(moved)], env=environment(), capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "goes on where it was" in done.stdout
+    assert begun <= {path.name for path in (tmp_path / "moved").glob("generation-001/*")}
+    assert len(json.loads((tmp_path / "moved" / "lineage.json").read_text())) == 4
+    assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.slow

@@ -144,6 +144,20 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_trial(tmp_p
         tune.read_plan(written(tmp_path))
 
 
+def test_a_working_directory_that_cannot_be_written_is_none_of_a_study_elsewhere(
+    tmp_path, monkeypatch
+):
+    here, access = tmp_path / "here", os.access
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != here and access(path, mode))
+    assert tune.read_plan(written(tmp_path)).folder == tmp_path / "study"
+    place = rf"folder={here}/outputs/tuning/test_study: {here} cannot be written to"
+    with pytest.raises(StudyError, match=f"{place}; name another place with folder:"):
+        tune.read_plan(written(tmp_path, folder=None))
+    assert not list(here.iterdir())
+
+
 def test_seeds_without_a_score_are_left_out_of_a_mean_and_0_is_a_score():
     assert mean_score([0.0, None, -4.0]) == -2.0
     assert mean_score([0.0]) == 0.0
@@ -202,7 +216,7 @@ def test_a_trial_whose_run_is_killed_goes_on_and_one_that_fails_has_failed(
     tmp_path, monkeypatch, capsys, times, end, told
 ):
     pytest.importorskip("optuna")
-    monkeypatch.setattr(children, "ROOT", tmp_path)
+    monkeypatch.setattr(children, "PROGRAM", tmp_path / "train.py")
     (tmp_path / "train.py").write_text(TRAINER % (times, end))
     plan, study = tune.read_plan(written(tmp_path, seeds=[3])), Study()
     tune.run_trial(plan, study, Trial())

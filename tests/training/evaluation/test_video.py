@@ -1,6 +1,8 @@
 """Films during training: they are there, they change nothing, and nothing about them ends a run."""
 
+import fcntl
 import logging
+import signal
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ import warm
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from steadyrl.agents.base import Decision
+from steadyrl.envs.rendering.video import Film
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.evaluation import video as filming
 from steadyrl.training.evaluation.video import Filmer
@@ -118,29 +121,63 @@ def test_a_full_disk_is_a_warning(tmp_path, said, monkeypatch):
 def test_it_films_at_crossings_and_goes_on_where_a_run_does(tmp_path, monkeypatch):
     monkeypatch.setattr(filming, "encoder_is_missing", lambda: False)
     shooting = filmer(tmp_path)
-    shot = []
-    monkeypatch.setattr(shooting, "_film", lambda agent, path, stopped: shot.append(path.name))
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    monkeypatch.setattr(shooting, "_film", lambda agent, path, stopped: path.touch())
     for step in (99, 103, 198, 305):
         shooting.shoot(Left(), step, lambda: False)
-    assert shot == ["step-000000000103.mp4", "step-000000000305.mp4"]
-    shooting.continue_at(103)
-    assert shooting.next == 200
+    assert names(tmp_path) == ["step-000000000103.mp4", "step-000000000305.mp4"]
+    # The checkpoint of step 103 was written before its film was, and may be all there is.
+    for step, due in ((0, 100), (99, 100), (103, 100), (104, 200), (199, 200), (305, 300)):
+        shooting.continue_at(step)
+        assert shooting.next == due
+    (videos / "step-000000000103.mp4").unlink()
+    shooting.continue_at(104)
+    assert shooting.next == 100
 
 
-def test_a_run_that_is_asked_to_stop_waits_for_no_film(tmp_path):
+@pytest.mark.parametrize("every", [0, 100])
+def test_what_a_killed_run_had_begun_to_film_is_removed(tmp_path, monkeypatch, every):
+    monkeypatch.setattr(filming, "encoder_is_missing", lambda: False)
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    kept = [videos / name for name in ("step-000000000100.mp4", "mine.gif")]
+    begun = [videos / f".unfinished-77-{name}" for name in ("step-1.mp4", ".step-1.gif")]
+    for path in (*kept, *begun, videos / ".step-000000000100.gif"):
+        path.touch()
+    lives = (videos / ".unfinished-78-step-2.mp4").open("w")
+    fcntl.flock(lives, fcntl.LOCK_EX)
+    filmer(tmp_path, every=every).continue_at(150)
+    left = {path.name for path in videos.iterdir()}
+    assert left == {".unfinished-78-step-2.mp4", *(path.name for path in kept)}
+    lives.close()
+
+
+def test_a_film_removes_what_a_killed_process_left_of_it(tmp_path):
     pytest.importorskip("av")
-    asked = iter([False, False, True])
-    filmer(tmp_path).shoot(Left(), 100, lambda: next(asked))
-    assert names(tmp_path) == []
+    begun = [tmp_path / f".unfinished-77-{name}.mp4" for name in ("a[1]", "other")]
+    for path in begun:
+        path.touch()
+    film = Film(str(tmp_path / "a[1].mp4"), fps=30)
+    film.add(np.zeros((240, 240, 3), np.uint8))
+    assert [path.exists() for path in begun] == [False, True]
+    film.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"a[1].mp4", begun[1].name}
 
 
-def test_the_film_is_of_the_first_episode_of_every_evaluation(tmp_path):
-    av = pytest.importorskip("av")
-    shooting = filmer(tmp_path, limit=5)
-    for step in (100, 200):
-        shooting.shoot(Left(), step, lambda: False)
-    films = []
-    for path in sorted(tmp_path.glob("videos/*")):
-        with av.open(str(path)) as container:
-            films.append([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-    assert np.array_equal(films[0], films[1]) and len(films[0]) == 6
+def test_the_film_that_a_kill_cut_short_is_there_once_the_run_went_on(tmp_path):
+    pytest.importorskip("av")
+    arguments = (
+        *FILMS, "env.id=filmed_env:Filmed-v0", f"env.kwargs.mark={tmp_path}/mark",
+        "env.num_envs=8", "eval.video_every=299", "checkpoint.every=50", "run_dir=run",
+    )  # fmt: skip
+    process = warm.start(tmp_path, *arguments)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    hidden = [path.name for path in (tmp_path / "run" / "videos").glob(".*")]
+    assert any(name.startswith(".unfinished-") for name in hidden)
+    (step,) = {int(name.split("-")[-1].partition(".")[0]) for name in hidden}
+    assert step % 299 != 0, "its checkpoint would say by itself that it is due"
+    warm.run(tmp_path, *arguments, "resume=auto")
+    first, second = names(tmp_path / "run")
+    assert first == f"step-{step:012d}.mp4" < second

@@ -1,0 +1,92 @@
+"""End all that an environment's process has started, also what is nobody's child any more.
+
+A daemon forks twice and opens a session of its own: nothing leads to it from the process that
+started it. But resource limits are inherited, whatever a process does. One of them, RLIMIT_LOCKS,
+is kept by Linux and obeyed by nothing since 2.4.25: it can carry a mark.
+
+To adopt orphans instead (PR_SET_CHILD_SUBREAPER) would fill the trainer with zombies that it cannot
+tell from children that somebody still waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import select
+import signal
+import sys
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import closing, suppress
+
+RLIMIT_LOCKS = 10  # on every processor; Python has no name for it
+ROUNDS = 10  # a process may have started another one before it was killed
+END_SECONDS = 1.0  # for the kernel to end what was killed
+_LOCKS = re.compile(rb"^Max file locks +(\d+) ", re.MULTILINE)
+
+
+def new_mark() -> int:
+    """Return a mark that no other process has."""
+    return uuid.uuid4().int >> 66  # a limit has less than 64 bits
+
+
+def bear(mark: int) -> None:
+    """Mark this process and all that it will start; do nothing where that cannot be."""
+    if sys.platform == "linux":
+        with suppress(ValueError, OSError):  # somebody has set a lower limit
+            resource.setrlimit(RLIMIT_LOCKS, (mark, resource.getrlimit(RLIMIT_LOCKS)[1]))
+
+
+def end_marked(marks: Collection[int]) -> None:
+    """Kill all processes that bear one of these marks, and wait until they are gone."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return
+    for _ in range(ROUNDS):
+        found = list(_living(marks))
+        for handle in found:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        for handle in found:
+            _is_over(handle, END_SECONDS)
+            os.close(handle)
+        if not found:
+            return
+
+
+def _living(marks: Collection[int]) -> Iterator[int]:
+    """Yield a handle of each process that bears one of the marks and may be killed by this one."""
+    with closing(os.scandir("/proc")) as entries:
+        numbers = [int(each.name) for each in entries if each.name.isdigit()]
+    for number in numbers:
+        if _mark_of(number) not in marks:
+            continue
+        try:
+            handle = os.pidfd_open(number)
+        except OSError:  # it has just ended
+            continue
+        ours = number != os.getpid() and _mark_of(number) in marks  # the number may be another's
+        try:
+            signal.pidfd_send_signal(handle, 0)
+        except OSError:  # it ended, or runs as another user
+            ours = False
+        if ours and not _is_over(handle, 0.0):
+            yield handle
+        else:
+            os.close(handle)
+
+
+def _mark_of(number: int) -> int | None:
+    try:
+        with open(f"/proc/{number}/limits", "rb") as file:
+            found = _LOCKS.search(file.read())
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
+
+
+def _is_over(handle: int, seconds: float) -> bool:
+    """Return whether a process ends within so many seconds."""
+    ready = select.poll()
+    ready.register(handle, select.POLLIN)
+    return bool(ready.poll(1000 * seconds))

@@ -1,0 +1,27 @@
+"""CartPole whose trainer is killed, once, while the third picture is drawn."""
+
+import os
+import signal
+from pathlib import Path
+
+import gymnasium as gym
+
+
+class Filmed(gym.Wrapper):
+    def __init__(self, env, mark):
+        super().__init__(env)
+        self._mark, self._pictures = Path(mark), 0
+
+    def render(self):
+        self._pictures += 1
+        if self._pictures == 3 and not self._mark.exists():
+            self._mark.touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+        return super().render()
+
+
+def make(mark, **kwargs):
+    return Filmed(gym.make("CartPole-v1", **kwargs), mark)
+
+
+gym.register("Filmed-v0", "filmed_env:make")
