@@ -11,6 +11,7 @@ import yaml
 from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource as InstalledSource,
 )
+from mapped import unmapping
 
 # On small networks more of them only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -77,9 +78,8 @@ def what_was_there_before_is_collected_once():
 @pytest.fixture(autouse=True)
 def programs_stay_mapped(monkeypatch):
     """Leave in memory what runs unmap: a run that is over in a moment would only map it again."""
-    for name in ("memory.cache", "steadyrl.training.setup"):
-        if name in sys.modules:
-            monkeypatch.setattr(sys.modules[name], "let_go_of_code", lambda: None)
+    for module in unmapping():
+        monkeypatch.setattr(module, "let_go_of_code", lambda: None)
 
 
 @pytest.fixture(autouse=True)

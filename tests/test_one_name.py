@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from command import ROOT
+from mapped import unmapping
+
+import steadyrl.training.setup  # noqa: F401  # what is looked for is in it too
 
 OURS = ("agents", "buffers", "configs", "core", "envs", "memory", "steadyrl", "training")
 SHORT = ("total_steps=200", "agent.compile=false", "eval.every=0", "run_dir=run", "threads=1")
@@ -75,3 +78,10 @@ def test_a_second_clone_runs_its_own_code_in_the_environment_of_the_first(tmp_pa
     assert "only_here" in started(tmp_path, clone / "train.py", "--help")
     assert "only_here" in started(clone, "-m", "steadyrl", "train", "--help")
     assert "only_here" not in started(tmp_path, ROOT / "train.py", "--help")
+
+
+def test_what_runs_unmap_stays_mapped_between_tests():
+    """Mapping programs again takes a second of each run: more than all else that a test does."""
+    calls = {module.__name__: module.let_go_of_code for module in unmapping()}
+    assert {"steadyrl.memory.reclaim", "steadyrl.training.setup"} <= calls.keys()
+    assert [name for name, call in calls.items() if call.__module__.startswith("steadyrl")] == []

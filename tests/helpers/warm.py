@@ -1,7 +1,8 @@
 """Runs of the command in processes of their own that need not import everything again.
 
-One process imports the libraries, which takes seconds, and is forked for every run. Nothing else
-differs from `command.run`: the process, its output, its signals and its exit code are real. Tests
+One process imports the libraries, which takes seconds, and is forked for every run, which leaves
+their programs mapped. Nothing else differs from `command.run`: the process, its output, its signals
+and its exit code are real. Tests
 that look at imports, or at what memory a process has, start a new one.
 """
 
@@ -18,6 +19,7 @@ import sys
 from functools import cache
 
 from command import QUICK, ROOT, environment, finished
+from mapped import unmapping
 
 LOADED = (
     "steadyrl.training.logging.tensorboard",
@@ -157,6 +159,8 @@ def load():
             replay.add(np.zeros(1, np.int64), np.zeros(1, np.float32), no, no, ~no, frame)
         batch = replay.sample(1, beta=1.0)
         replay.update_priorities(batch.index, torch.ones(1))
+    for module in unmapping():
+        module.let_go_of_code = lambda: None  # mapping it again takes a run half a second
     gc.collect()
     gc.freeze()  # a collection in a run need not go through all this again
 
