@@ -1,1 +1,1 @@
-"""Where experience is stored: the replay and the rollout, one timeline each."""
+"""Storage of experience: the replay buffer (off-policy) and the rollout buffer (on-policy)."""

@@ -28,7 +28,7 @@ ONE_EACH = ",".join(ALGORITHM_FOLDERS)
 WINGS = {
     "envs": "settings types faults row_clock arithmetic descendants wrappers registration encoding "
     "vector kernels rendering backends factory",
-    "buffers": "transfer replay rollout",
+    "buffers": "memory_layout replay rollout",
     "agents": "engine learner networks settings base engine.cpu actors "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "

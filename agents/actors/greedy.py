@@ -14,7 +14,7 @@ from steadyrl.agents.actors.fused import Chooser
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.engine.cpu.network import Floats
 from steadyrl.agents.engine.cpu.policy import Drawing
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.memory_layout import send
 from steadyrl.core.cuda_graph import Recorded
 from steadyrl.core.saved import Limits
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.networks.noisy import draw_noise
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.memory_layout import send
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import Greedy, Observations

@@ -15,7 +15,7 @@ from steadyrl.agents.actors.sampling import Sampling
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.learner.precision import Forward
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.memory_layout import send
 
 if TYPE_CHECKING:
     from steadyrl.agents.networks.recurrent import RecurrentActorCritic

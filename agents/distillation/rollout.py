@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.buffers.rollout.buffer import RolloutBuffer, touched
+from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted
 from steadyrl.buffers.rollout.sequences import SequenceRollout
 from steadyrl.core.saved import Saved
 
@@ -38,7 +38,7 @@ class TaughtSequences(NamedTuple):
     return_: Tensor
     lesson: Tensor
     own: Tensor
-    counts: Tensor
+    loss_mask: Tensor
     starts: Tensor
     carry: Tensor
 
@@ -52,8 +52,8 @@ class TaughtRollout(RolloutBuffer):
         """Make room for what the teacher says of all rows; its bytes are among those `beside`."""
         super().__init__(**rows)
         every, device = tuple(self.reward.shape), rows["device"]
-        self.lesson = touched((*every, *lesson_shape), lesson_dtype, device)
-        self.own = touched(every, torch.bool, device).fill_(True)
+        self.lesson = prefaulted((*every, *lesson_shape), lesson_dtype, device)
+        self.own = prefaulted(every, torch.bool, device).fill_(True)
 
     @override
     def flat(self) -> TaughtBatch:  # type: ignore[override]
@@ -73,10 +73,10 @@ class TaughtRollout(RolloutBuffer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         for name in ("lesson", "own"):
-            self._take_rows(Saved(state, "rollout"), name, self.position)
+            self._load_steps(Saved(state, "rollout"), name, self.position)
 
 
 class TaughtSequenceRollout(TaughtRollout, SequenceRollout):
     """The same, learned from in whole sequences."""
 
-    kind = TaughtSequences
+    batch_type = TaughtSequences

@@ -21,7 +21,7 @@ from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.learner.schedules import Schedule
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead, Head
-from steadyrl.buffers.rollout.buffer import touched
+from steadyrl.buffers.rollout.buffer import prefaulted
 from steadyrl.core.errors import ExpectedError, with_place
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
@@ -262,4 +262,4 @@ def lesson_of(head: Head) -> tuple[tuple[int, ...], torch.dtype]:
 def empty_lesson(head: Head, rows: int, device: torch.device) -> Tensor:
     """Return room for what a teacher says of so many rows."""
     shape, dtype = lesson_of(head)
-    return touched((rows, *shape), dtype, device)
+    return prefaulted((rows, *shape), dtype, device)

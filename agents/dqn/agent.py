@@ -231,7 +231,7 @@ class DQN(Agent):
         due = self._settings.train_every
         learns = max(self._steps, self._learns_after) // due * due + due
         # Without anything to draw nothing is learned, which has to be seen row by row.
-        filled = len(self._replay) and self._replay.lasts
+        filled = len(self._replay) and self._replay.never_empties
         until = min(steps, learns - self._steps) if filled else 1
         rows = self._explore(run, self._steps, until)
         self._steps += rows.steps
@@ -276,17 +276,17 @@ class DQN(Agent):
     def _learn(self, rate: float, beta: float) -> None:
         numbers = self._numbers()
         if not self._learner.ready:
-            with self._replay.rehearsal():  # compilation may be cut short
+            with self._replay.preserve_rng():  # compilation may be cut short
                 self._learner.prepare(self._draw(beta), rate, *numbers)
         batch = self._draw(beta)
         weighs_together = self._settings.replay.prioritized and not self._world.alone
         if weighs_together:
-            (most,) = self._world.largest(1 / self._replay.rarest)
-            batch.weight.mul_((self._replay.rarest * most) ** -beta)
+            (most,) = self._world.largest(1 / self._replay.min_probability)
+            batch.weight.mul_((self._replay.min_probability * most) ** -beta)
         (td_error,) = self._learner.step(batch, rate, *numbers)
         self._replay.update_priorities(batch.index, td_error)
         if weighs_together:
-            (self._replay.peak,) = self._world.largest(self._replay.peak)
+            (self._replay.max_priority,) = self._world.largest(self._replay.max_priority)
 
     def _numbers(self) -> tuple[float | Tensor, ...]:
         """Return what the loss is given besides the batch."""

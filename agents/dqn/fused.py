@@ -12,8 +12,8 @@ from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.settings import DQNSettings
 from steadyrl.agents.engine.cpu.policy import explore
 from steadyrl.agents.learner.schedules import cosine, linear
-from steadyrl.buffers.replay.append import WRONG, add_row
 from steadyrl.buffers.replay.buffer import ReplayBuffer
+from steadyrl.buffers.replay.fused_append import ERROR, append_timestep
 from steadyrl.buffers.replay.host import HostReplay
 from steadyrl.core.jit import Held, call, compiled
 from steadyrl.envs.types import BROKEN, OVER, ROW, SEEN, Rows, RunRows
@@ -48,11 +48,11 @@ def go_on(advance: int, held_stage: Any, held: Any) -> None:
         if counters[BROKEN]:
             return
         row, obs = stage.rows[counters[ROW]], stage.seen[counters[SEEN]]
-        add_row(ring, row, stage.sent, obs, by.clip_reward)
+        append_timestep(ring, row, stage.sent, obs, by.clip_reward)
         for valid in row.valid:
             places[STEPS] += valid
         drawn = places[DRAWN]
-        if ring.places[WRONG] or counters[OVER] or drawn == len(by.coins):
+        if ring.counters[ERROR] or counters[OVER] or drawn == len(by.coins):
             return
         epsilon = epsilon_at(by.curve, by.epsilons, places[STEPS])
         explore(
@@ -96,9 +96,9 @@ class Explorer:
             self._by = self._by._replace(coins=actor.coins, choices=actor.choices)
             self._held = hold(self._by, ring)
         places[:] = now, actor.next or len(actor.coins)
-        self._replay.give(ring)
+        self._replay.begin_append(ring)
         rows = run(go_on, steps, self._held)
-        self._replay.took(ring)
+        self._replay.end_append(ring)
         actor.next = int(places[DRAWN]) % len(actor.coins)
         return rows
 

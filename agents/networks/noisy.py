@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from steadyrl.agents.learner.comm import World
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.memory_layout import send
 
 VECTORS = 3  # of an update: the values learned, their targets, and who chooses the next action
 

@@ -225,12 +225,12 @@ class PPO(Agent):
         if self._observations is not None and self._begun == 0:
             seen = obs.to(self.device)
             obs = self._observations(seen)
-            valid = rollout.brought(np.flatnonzero(step.valid))
+            valid = rollout.to_device(np.flatnonzero(step.valid))
             self._observations.update(seen.index_select(0, valid))
         assert decision.chosen is not None
         if isinstance(rollout, SequenceRollout):
             assert decision.carry is not None
-            rollout.remember(decision.carry)
+            rollout.store_hidden_state(decision.carry)
         told = reward, step.terminated, step.truncated, step.valid
         rollout.add(obs, decision.chosen, decision.log_prob, decision.value, *told)
         if self._scales_rewards:
@@ -263,7 +263,9 @@ class PPO(Agent):
             self._shuffling.set_state(shuffling)
             return None
         if self._observations is not None:
-            valid = self._rollout.valid if self._begun else None  # those of the first are counted
+            valid = (
+                self._rollout.valid_indices if self._begun else None
+            )  # those of the first are counted
             self._observations.take_in(self._rollout.obs.flatten(0, 1), valid, self._score.rows)
         self._rollout.clear()
         self._begun = self._steps
@@ -272,7 +274,7 @@ class PPO(Agent):
     def _all_or_nothing(self) -> Metrics | None:
         with self._learner.all_or_nothing(self._rollout.reward, self._rollout.value):
             self._finish_rollout()
-            rows = len(self._rollout.valid)
+            rows = len(self._rollout.valid_indices)
             some = rows if self._world.alone else sum(self._world.gather(rows))
             return self._learn() if some else None
 
@@ -283,7 +285,7 @@ class PPO(Agent):
         if self._scales_rewards:
             rollout.reward.mul_(self._rewards.scale).clamp_(-CLIP, CLIP)
         with torch.inference_mode():
-            obs = rollout.brought(self._next_obs)
+            obs = rollout.to_device(self._next_obs)
             if self._observations is not None and self._begun == 0:
                 obs = self._observations(obs)
                 self._observations.rest_()
@@ -297,7 +299,7 @@ class PPO(Agent):
                 last_value = self._learner.forward(obs)[1] if on_host is None else on_host(obs)
         how = {"gamma": s.gamma, "gae_lambda": s.gae_lambda}
         if (units := self._network.units) is None:
-            rollout.finish(last_value, **how)
+            rollout.compute_advantages(last_value, **how)
         else:
             finish(rollout, last_value, self._network.value, units, self._world, **how)
 
@@ -325,7 +327,7 @@ class PPO(Agent):
             self._learner.step(batch, rate, *numbers)
             if self._learner.exceeded:
                 break
-        variance = explained_variance(*self._rollout.estimates(), self._world)
+        variance = explained_variance(*self._rollout.values_and_returns(), self._world)
         return self._learner.means({"train/explained_variance": variance})
 
     def scalars(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.ppo.loss import ppo_loss, recipe, sequence_recipe
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer
-from steadyrl.buffers.rollout.sequences import SequenceRollout, bytes_of_sequences
+from steadyrl.buffers.rollout.sequences import SequenceRollout, sequence_bytes
 from steadyrl.envs.types import EnvSpec
 
 HOST = torch.device("cpu")
@@ -121,15 +121,15 @@ def start_rollout(
     rows = settings.rollout_steps * spec.num_envs
     noise = 4 * rows * math.prod(head.noise_shape)
     networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
-    beside = copies * row + noise + networks + (rows + copies) * row_extra
+    extra_bytes = copies * row + noise + networks + (rows + copies) * row_extra
     kind = kinds[0]
     if isinstance(network, RecurrentActorCritic):
         length, carry = settings.length, network.memory.carry_shape
         size = 4 * math.prod(carry)
-        beside += bytes_of_sequences(settings.rollout_steps, spec.num_envs, length, size)
-        together = settings.largest_minibatch(rows) // length
+        extra_bytes += sequence_bytes(settings.rollout_steps, spec.num_envs, length, size)
+        sequences_per_batch = settings.largest_minibatch(rows) // length
         kind = kinds[1]
-        extra |= {"length": length, "together": together, "carry": carry}
+        extra |= {"length": length, "sequences_per_batch": sequences_per_batch, "carry": carry}
     return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,
@@ -138,7 +138,7 @@ def start_rollout(
         action_shape=head.action_shape,
         action_dtype=head.action_dtype,
         device=device,
-        beside=beside,
+        extra_bytes=extra_bytes,
         **extra,
     )
 

@@ -50,12 +50,12 @@ class Scoring:
 
     def _remembering(self, rollout: SequenceRollout, log_prob: Tensor, value: Tensor) -> None:
         """Complete them sequence by sequence, each from what was remembered before it."""
-        for chosen, batch in rollout.in_order():
+        for index, batch in rollout.sequential_batches():
             parameters, values, _ = self._learner.forward(batch.obs, batch.carry, batch.starts)
             scores = self._head.log_prob(parameters, batch.action), values
-            inside = chosen.counts.nonzero().squeeze(1)
+            inside = index.loss_mask.nonzero().squeeze(1)
             for place, found in zip((log_prob, value), scores, strict=True):
-                place[chosen.rows[inside]] = found[inside]
+                place[index.timesteps[inside]] = found[inside]
 
     def _of(self, obs: Tensor, action: Tensor) -> Scores:
         """Return log-probabilities and values [B]."""

@@ -101,7 +101,7 @@ def said_of_sequences(network: Network, batch: SequenceBatch, head: Head) -> Sai
     """
     parameters, value, _ = network(batch.obs, batch.carry, batch.starts)
     log_prob, entropy = head.evaluate(parameters, batch.action)
-    return Said(torch.where(batch.counts, log_prob, batch.log_prob), entropy, value)
+    return Said(torch.where(batch.loss_mask, log_prob, batch.log_prob), entropy, value)
 
 
 def ppo_loss(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steadyrl.agents.learner.comm import World
 from steadyrl.agents.ppo.loss import moments_of
-from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer, pick
+from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer, gather_minibatch
 from steadyrl.buffers.rollout.sequences import SequenceBatch, SequenceRollout
 
 # As many rows the ranks go on without each other; only a whole rollout they need together.
@@ -42,7 +42,7 @@ def minibatches(
             continue
         mean = first / total
         std = max(0.0, second / total - mean**2) ** 0.5
-        batch = pick(flat, rows if len(rows) else rows.new_zeros(1))
+        batch = gather_minibatch(flat, rows if len(rows) else rows.new_zeros(1))
         normal = (batch.advantage - mean) / (std + 1e-8)
         yield Part(batch._replace(advantage=normal), 1 / total if len(rows) else 0.0)
 
@@ -51,20 +51,20 @@ def sequence_minibatches(
     rollout: SequenceRollout, count: int, generator: torch.Generator, world: World
 ) -> Iterator[tuple[SequenceBatch, Tensor]]:
     """Together: yield one epoch with the rows' shares, advantages normal over all ranks' rows."""
-    parts, advantage = list(rollout.sequences(count, generator)), rollout.flat().advantage
-    sums = [_moments_that_count(advantage[chosen.rows], chosen.counts) for chosen in parts]
+    parts, advantage = list(rollout.shuffled_sequences(count, generator)), rollout.flat().advantage
+    sums = [_masked_moments(advantage[index.timesteps], index.loss_mask) for index in parts]
     moments = world.sum_(torch.stack(sums)).tolist()
-    for chosen, (total, first, second) in zip(parts, moments, strict=True):
+    for index, (total, first, second) in zip(parts, moments, strict=True):
         if not total:
             continue
         mean = first / total
         std = max(0.0, second / total - mean**2) ** 0.5
-        batch, counts = rollout.batch(chosen), chosen.counts.float()
-        normal = (batch.advantage - mean) / (std + 1e-8) * counts
-        yield batch._replace(advantage=normal), counts / total
+        batch, loss_mask = rollout.batch(index), index.loss_mask.float()
+        normal = (batch.advantage - mean) / (std + 1e-8) * loss_mask
+        yield batch._replace(advantage=normal), loss_mask / total
 
 
-def _moments_that_count(x: Tensor, counts: Tensor) -> Tensor:
+def _masked_moments(x: Tensor, loss_mask: Tensor) -> Tensor:
     """Return how many numbers count, Σx and Σx² [3] in float64."""
-    x = x.double() * counts
-    return torch.stack((counts.sum().double(), x.sum(), x.square().sum()))
+    x = x.double() * loss_mask
+    return torch.stack((loss_mask.sum().double(), x.sum(), x.square().sum()))

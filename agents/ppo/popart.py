@@ -36,12 +36,14 @@ def finish(
     the values that the rollout holds, with them.
     """
     if units is None:
-        rollout.finish(last_value, gamma=gamma, gae_lambda=gae_lambda)
+        rollout.compute_advantages(last_value, gamma=gamma, gae_lambda=gae_lambda)
         return
     mean, std = units.mean_and_std
     rollout.value[:-1].mul_(std).add_(mean)
-    rollout.finish((last_value * std + mean).float(), gamma=gamma, gae_lambda=gae_lambda)
-    units.take_in(rollout.return_.flatten().index_select(0, rollout.valid), world)
+    rollout.compute_advantages(
+        (last_value * std + mean).float(), gamma=gamma, gae_lambda=gae_lambda
+    )
+    units.take_in(rollout.return_.flatten().index_select(0, rollout.valid_indices), world)
     new_mean, new_std = units.mean_and_std
     head.weight.mul_(std / new_std)
     head.bias.mul_(std / new_std).add_((mean - new_mean) / new_std)

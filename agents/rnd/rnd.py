@@ -30,7 +30,7 @@ from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNo
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.ppo.loss import ADAM_EPSILON
 from steadyrl.agents.ppo.settings import PPOSettings
-from steadyrl.buffers.rollout.buffer import RolloutBuffer, touched
+from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted
 from steadyrl.core.jit import compiled
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
@@ -176,11 +176,11 @@ class Curiosity(Stateful):
         every = (settings.rollout_steps + 1, spec.num_envs)
         dtype = getattr(torch, spec.dtype)
         self._told = Told(
-            touched((*every, settings.hidden[-1]), torch.float32, device),
-            touched(every, torch.float32, device),
-            touched(every, torch.float32, device),
-            touched((spec.num_envs, *spec.observation_shape), dtype, device),
-            touched((settings.rollout_steps, spec.num_envs), torch.float32, device),
+            prefaulted((*every, settings.hidden[-1]), torch.float32, device),
+            prefaulted(every, torch.float32, device),
+            prefaulted(every, torch.float32, device),
+            prefaulted((spec.num_envs, *spec.observation_shape), dtype, device),
+            prefaulted((settings.rollout_steps, spec.num_envs), torch.float32, device),
         )
 
     def join(self, world: World) -> None:
@@ -253,7 +253,7 @@ class Curiosity(Stateful):
         if known is not None:
             self._statistics.take_over(known)
             return
-        obs, valid = rollout.obs.flatten(0, 1), rollout.valid
+        obs, valid = rollout.obs.flatten(0, 1), rollout.valid_indices
         pieces = valid.split(self._piece)
         self._statistics.update_by(
             lambda: (self._seen(obs.index_select(0, rows)) for rows in pieces)

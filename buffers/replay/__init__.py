@@ -1,1 +1,4 @@
-"""The replay: a ring of timesteps with prioritised n-step samples. Read `buffer.py` first."""
+"""Replay buffer: a ring of timesteps, sampled as (prioritised) n-step transitions.
+
+Read `buffer.py` first; `timeline.py` has the glossary.
+"""

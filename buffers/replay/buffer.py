@@ -1,4 +1,4 @@
-"""The replay: a ring of timeline rows, drawn from uniformly or by priority, n steps at a time."""
+"""Replay buffer: a ring of timesteps, sampled as n-step transitions, uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.buffers.replay.block_sums import BlockSums
-from steadyrl.buffers.replay.index import ReplayLayout, Timeline
 from steadyrl.buffers.replay.sum_tree import NO_LEVELS, SumTree, check_leaves
+from steadyrl.buffers.replay.timeline import ReplayLayout, Timeline
 from steadyrl.core.saved import Limits, Saved, check_limits, length, set_numpy_generator
 from steadyrl.core.state import Stateful, give
 
-NOTHING_YET = "replay: there is no complete transition to draw yet"
+NOT_SAMPLEABLE = "replay: there is no complete transition to draw yet"
 
 
 class ReplayBatch(NamedTuple):
-    """B transitions; its tensors are reused by the next sample."""
+    """B transitions; the next `sample` overwrites these tensors."""
 
     obs: Tensor  # [B, *observation_shape]
     action: Tensor  # [B] int64
     reward: Tensor  # [B] n-step return
-    discount: Tensor  # [B] γ^m, 0 where the window ends in a termination
+    discount: Tensor  # [B] γ^m for a window of m steps, 0 where it ends in a termination
     next_obs: Tensor  # [B, *observation_shape]
     weight: Tensor  # [B] importance weights; ones when uniform
-    index: Tensor  # type: ignore[assignment]  # [B] int64 transition ids, row * N + env
+    index: Tensor  # type: ignore[assignment]  # [B] int64 transition ids, slot * N + env
 
 
 class ReplayBuffer(Stateful, ABC):
-    """Store each observation once; rebuild stacks, n-step returns and successors when drawn.
+    """Store each frame once; build frame stacks, n-step returns and next observations on sampling.
 
-    One class keeps the rows on the host, one on an accelerator. They give and take the same
-    state and draw the same transitions, so what one saved the other can continue.
+    `HostReplay` stores in host memory, `DeviceReplay` on the accelerator. Both have the same state
+    and sample the same transitions, so a checkpoint of one can be loaded into the other.
     """
 
     may_be_left_out = True
@@ -51,45 +51,45 @@ class ReplayBuffer(Stateful, ABC):
         self._priorities = priorities
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._newest = -layout.frame_shape[0]  # where the newest frame begins in a stack
-        self._expected = (layout.num_envs, *layout.observation_shape)
+        self._obs_shape = (layout.num_envs, *layout.observation_shape)
 
     def __len__(self) -> int:
-        """Return how many transitions can be drawn now."""
+        """Return the number of transitions that can be sampled now."""
         return self.timeline.count
 
     @property
     def capacity(self) -> int:
-        """Transitions kept at most: what was asked for, in whole rows."""
+        """Largest number of transitions: the configured one, rounded up to a multiple of N."""
         return self._layout.span * self._layout.num_envs
 
     @property
-    def lasts(self) -> bool:
-        """Whether what has something to draw always has: one row has nothing after each episode."""
+    def never_empties(self) -> bool:
+        """Whether it stays sampleable once it was: a span of 1 empties at each episode's end."""
         return self._layout.span > 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, all included but the batch handed out."""
+        """Allocated bytes, without the batch that `sample` returns."""
         priorities = self._priorities.nbytes if self._priorities else 0
-        rows = sum(part.nbytes for part in self._stored().values())
-        return self.timeline.nbytes + rows + priorities
+        stored = sum(part.nbytes for part in self._stored().values())
+        return self.timeline.nbytes + stored + priorities
 
     def start(self, obs: NDArray) -> None:
-        """Take the first observations [N, *stacked shape]; what was under way is cut off.
+        """Store the first observations [N, *stacked shape]; running episodes count as truncated.
 
-        In the middle of an episode their older frames are rows of their own, never drawn: the
-        stacks of the rows to come reach back to them.
+        If they are from the middle of an episode, their older frames are stored as timesteps that
+        are never sampled, because the frame stacks of later timesteps reach back to them.
         """
-        if obs.shape != self._expected:
-            raise self._misfit(obs)
+        if obs.shape != self._obs_shape:
+            raise self._shape_error(obs)
         frames = np.split(obs, self._layout.frame_stack, axis=1)
-        if all(np.array_equal(frame, frames[-1]) for frame in frames):  # as episodes begin
+        if all(np.array_equal(frame, frames[-1]) for frame in frames):  # an episode's first stack
             frames = frames[-1:]
         valid = nothing = np.zeros(self._layout.num_envs, np.bool_)
         for number, frame in enumerate(frames):
-            self.add(nothing, nothing, nothing, nothing, valid, self.stacked(frame))
+            self.add(nothing, nothing, nothing, nothing, valid, self.repeat_frame(frame))
             if not number:
-                self.timeline.hold_back(len(frames) - 1)
+                self.timeline.skip(len(frames) - 1)
                 valid = ~nothing
 
     @abstractmethod
@@ -102,47 +102,47 @@ class ReplayBuffer(Stateful, ABC):
         valid: NDArray,
         next_obs: NDArray,
     ) -> None:
-        """Store a row: arrays [N], and next_obs [N, *stacked shape] of which one frame is kept."""
+        """Store a timestep: arrays [N], and the newest frame of next_obs [N, *stacked shape]."""
 
     @abstractmethod
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
-        """Draw n transitions, with repetition; the batch is reused by the next call."""
+        """Sample n transitions with replacement; the next call overwrites the batch."""
 
     @abstractmethod
     def update_priorities(self, index: Tensor, td_error: Tensor) -> None:
-        """Set priorities from TD errors [B]; drawn transitions that are gone are left out."""
+        """Set priorities from TD errors [B]; transitions evicted since the draw are skipped."""
 
-    def stacked(self, frame: NDArray) -> NDArray:
-        """Return an observation [N, *stacked shape] all of whose frames are this one."""
+    def repeat_frame(self, frame: NDArray) -> NDArray:
+        """Return observations [N, *stacked shape] that repeat `frame` [N, …] in every position."""
         return np.concatenate([frame] * self._layout.frame_stack, axis=1)
 
-    def start_within(self, frame: NDArray) -> None:
-        """Begin with frames [N, …] of episodes under way, perhaps, whose older ones are lost."""
-        self.start(self.stacked(frame))
-        self.timeline.hold_back(self._layout.frame_stack - 1)
+    def start_mid_episode(self, frame: NDArray) -> None:
+        """Start from frames [N, …] of running episodes whose older frames are not available."""
+        self.start(self.repeat_frame(frame))
+        self.timeline.skip(self._layout.frame_stack - 1)
 
-    # What replays that are learned from together must know of each other.
-
-    @property
-    def rarest(self) -> float:
-        """Probability of the transition that is least likely to be drawn; its weight is 1."""
-        assert self._priorities is not None
-        return self._priorities.rarest
+    # Synchronised between ranks.
 
     @property
-    def peak(self) -> float:
-        """The largest error seen, which new transitions start with."""
+    def min_probability(self) -> float:
+        """Smallest sampling probability of any transition; its importance weight is 1."""
         assert self._priorities is not None
-        return float(self._priorities.peak)
+        return self._priorities.min_probability
 
-    @peak.setter
-    def peak(self, value: float) -> None:
+    @property
+    def max_priority(self) -> float:
+        """Largest |δ| + ε seen: the priority of new transitions."""
         assert self._priorities is not None
-        self._priorities.peak = value
+        return float(self._priorities.max_priority)
+
+    @max_priority.setter
+    def max_priority(self, value: float) -> None:
+        assert self._priorities is not None
+        self._priorities.max_priority = value
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Take back what is drawn inside: it will be drawn again."""
+    def preserve_rng(self) -> Iterator[None]:
+        """Restore the random generator afterwards: the next sample repeats those drawn inside."""
         before = self._random.bit_generator.state
         try:
             yield
@@ -150,19 +150,21 @@ class ReplayBuffer(Stateful, ABC):
             self._random.bit_generator.state = before
 
     def check_current(self, actions: int, obs: NDArray | None) -> None:
-        """Raise ValueError for actions that are none of so many, and another newest frame."""
-        stored, rows = self._stored(), self._filled()
-        if not rows:
-            raise ValueError("replay: has no rows, though it was begun")
-        check_limits(stored["action"][:rows], Limits(0, actions - 1))
+        """Raise ValueError for stored actions ≥ `actions` or a newest frame other than `obs`'s."""
+        stored, count = self._stored(), self._filled()
+        if not count:
+            raise ValueError("replay: started, but holds no timesteps")
+        check_limits(stored["action"][:count], Limits(0, actions - 1))
         if obs is not None:
             newest = stored["frames"][self.timeline.slot].cpu().numpy()
             if not np.array_equal(newest, obs[:, self._newest :].reshape(newest.shape)):
-                raise ValueError("replay: its newest frames are not what the environments show")
+                raise ValueError(
+                    "replay: its newest frames differ from the environments' observations"
+                )
 
     def clear(self) -> None:
-        """Forget everything; the memory and the generator stay."""
-        self.timeline.clear()  # rows that it does not know are never read
+        """Remove all timesteps; memory stays allocated, the generator keeps its state."""
+        self.timeline.clear()  # the arrays need no clearing: only known timesteps are read
         if self._priorities is not None:
             self._priorities.clear()
 
@@ -172,46 +174,46 @@ class ReplayBuffer(Stateful, ABC):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        # Tensors share the buffer's memory: there may be no room for it twice.
-        rows = self._filled()
-        return {**self._about(), **{name: part[:rows] for name, part in self._stored().items()}}
+        # Tensors share the buffer's memory: a copy may not fit.
+        count = self._filled()
+        return {**self._metadata(), **{name: part[:count] for name, part in self._stored().items()}}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.continue_from(state)
-        rows = self._filled()
+        self.load_metadata(state)
+        count = self._filled()
         for name, part in self._stored().items():
-            part[:rows].copy_(self._rows_in(state, name, rows))
+            part[:count].copy_(self._checked_part(state, name, count))
 
-    # The same in pieces, for those who save it while it goes on: all but the rows, and rows by
-    # their number, which counts from the run's start. Complete rows never change.
-
-    @property
-    def row(self) -> int:
-        """Number of the open row, whose observation alone is known; −1 before the first."""
-        return self.timeline.row
+    # Incremental saving during training: metadata, and timesteps by number (counted from the start
+    # of the run). A complete timestep never changes.
 
     @property
-    def ring_rows(self) -> int:
-        """How many rows there are before the oldest is overwritten."""
-        return self._layout.rows
+    def timestep(self) -> int:
+        """Number of the pending timestep, of which only the observation is known; −1: none yet."""
+        return self.timeline.timestep
 
     @property
-    def row_nbytes(self) -> int:
-        """Bytes of one row in all environments."""
-        return self._layout.row_bytes * self._layout.num_envs
+    def ring_size(self) -> int:
+        """Timesteps in the ring; the next one overwrites the oldest."""
+        return self._layout.ring_size
 
-    def outline(self) -> dict[str, Any]:
-        """Return a copy of all that is no row."""
-        copied: dict[str, Any] = give(self._about())
+    @property
+    def timestep_nbytes(self) -> int:
+        """Bytes of one timestep of all N environments."""
+        return self._layout.slot_bytes * self._layout.num_envs
+
+    def metadata(self) -> dict[str, Any]:
+        """Return a copy of the state without the stored timesteps."""
+        copied: dict[str, Any] = give(self._metadata())
         return copied
 
-    def continue_from(self, outline: Mapping[str, Any]) -> None:
-        """Take back all that is no row."""
-        saved = Saved(outline, "replay")
+    def load_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Load what `metadata` returned."""
+        saved = Saved(metadata, "replay")
         theirs, ours = saved.raw("layout"), self._layout.to_plain()
         if not isinstance(theirs, Mapping):
-            raise ValueError("replay: its layout is no mapping")
+            raise ValueError("replay: layout is not a mapping")
         wrong = [
             f"{key}={theirs.get(key)} (here {ours[key]})"
             for key in ours
@@ -224,42 +226,42 @@ class ReplayBuffer(Stateful, ABC):
         if self._priorities is not None:
             leaves = saved.inside("priorities").raw("leaves")
             self._priorities.load_state_dict(saved.raw("priorities"))
-            check_leaves(leaves, self.timeline.live)
+            check_leaves(leaves, self.timeline.sampleable_ids)
         set_numpy_generator(self._random, saved.raw("random"))
-        if "late" in saved and saved.raw("late") is not None:
-            self._take_late(saved.inside("late"))
+        if "delayed" in saved and saved.raw("delayed") is not None:
+            self._load_delayed(saved.inside("delayed"))
 
-    def _take_late(self, late: Saved) -> None:
-        """Take back errors that were on their way."""
-        index = late.raw("index")
+    def _load_delayed(self, delayed: Saved) -> None:
+        """Apply saved TD errors whose priorities were not updated yet."""
+        index = delayed.raw("index")
         count = length(index)
-        index = late.tensor("index", (count,), torch.int64, 0, self._layout.slots - 1)
-        wide = getattr(late.raw("error"), "dtype", None) == torch.float64
-        error = late.tensor("error", (count,), torch.float64 if wide else torch.float32)
+        index = delayed.tensor("index", (count,), torch.int64, 0, self._layout.slots - 1)
+        wide = getattr(delayed.raw("error"), "dtype", None) == torch.float64
+        error = delayed.tensor("error", (count,), torch.float64 if wide else torch.float32)
         if count:
             self.update_priorities(index, error)
 
-    def read_rows(self, begin: int, end: int) -> dict[str, Tensor]:
-        """Return a copy of rows begin … end − 1, [rows, N, …] each, on the host."""
-        slots = torch.arange(begin, end) % self._layout.rows
+    def read_timesteps(self, begin: int, end: int) -> dict[str, Tensor]:
+        """Return a copy of timesteps begin … end − 1 in host memory, [end − begin, N, …] each."""
+        slots = torch.arange(begin, end) % self._layout.ring_size
         return {
             name: part.index_select(0, slots.to(part.device)).to("cpu")
             for name, part in self._stored().items()
         }
 
-    def write_rows(self, begin: int, rows: Mapping[str, Tensor]) -> None:
-        """Put back rows that `read_rows` gave, the first of them as number `begin`."""
+    def write_timesteps(self, begin: int, timesteps: Mapping[str, Tensor]) -> None:
+        """Write back what `read_timesteps` returned, the first timestep as number `begin`."""
         for name, part in self._stored().items():
-            self._rows_in(rows, name, len(rows[name]))
-            slots = torch.arange(begin, begin + len(rows[name])) % self._layout.rows
-            part.index_copy_(0, slots.to(part.device), rows[name].to(part.device))
+            self._checked_part(timesteps, name, len(timesteps[name]))
+            slots = torch.arange(begin, begin + len(timesteps[name])) % self._layout.ring_size
+            part.index_copy_(0, slots.to(part.device), timesteps[name].to(part.device))
 
-    def _rows_in(self, state: Mapping[str, Any], name: str, rows: int) -> Tensor:
-        """Return so many saved rows, if they are such as are stored."""
+    def _checked_part(self, state: Mapping[str, Any], name: str, count: int) -> Tensor:
+        """Return the saved tensor [rows, N, …] after checking its shape and dtype."""
         part = self._stored()[name]
-        return Saved(state, "replay").tensor(name, (rows, *part.shape[1:]), part.dtype)
+        return Saved(state, "replay").tensor(name, (count, *part.shape[1:]), part.dtype)
 
-    def _about(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, Any]:
         state = {
             "layout": self._layout.to_plain(),
             "random": self._random.bit_generator.state,
@@ -272,10 +274,10 @@ class ReplayBuffer(Stateful, ABC):
 
     @abstractmethod
     def _stored(self) -> dict[str, Tensor]:
-        """Return what is saved of the rows, sharing memory: frames, action, reward."""
+        """Return the stored tensors by name (frames, action, reward), sharing memory."""
 
     def _filled(self) -> int:
-        return min(self.timeline.row + 1, self._layout.rows)
+        return min(self.timeline.timestep + 1, self._layout.ring_size)
 
-    def _misfit(self, obs: NDArray) -> Exception:
-        return ValueError(f"replay: observations {obs.shape} should be {self._expected}")
+    def _shape_error(self, obs: NDArray) -> Exception:
+        return ValueError(f"replay: observations {obs.shape} should be {self._obs_shape}")

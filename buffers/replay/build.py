@@ -1,4 +1,4 @@
-"""Build the replay for a device and a budget."""
+"""Build the replay buffer on the configured device, if it fits into memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from steadyrl.buffers.replay.index import ReplayLayout
 from steadyrl.buffers.replay.placement import choose_accelerator, require_room
 from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.buffers.replay.timeline import ReplayLayout
 
 if TYPE_CHECKING:
     from steadyrl.buffers.replay.buffer import ReplayBuffer
@@ -27,9 +27,9 @@ def build_replay(
     seed: int,
     recorded: bool = False,
 ) -> ReplayBuffer:
-    """Build the replay that the settings ask for; refuse it first if it cannot fit.
+    """Build the replay buffer; raise MemoryBudgetError before allocating if it does not fit.
 
-    `recorded`: where an accelerator works on it, it does so by what it recorded once.
+    `recorded`: sampling and priority updates on an accelerator are replayed as CUDA graphs.
     """
     from steadyrl.buffers.replay.device import DeviceReplay  # here: both build on this module
     from steadyrl.buffers.replay.host import HostReplay

@@ -1,7 +1,7 @@
-"""The replay on an accelerator: tensors there, the same results with torch operations.
+"""Replay buffer in accelerator memory: same results as `HostReplay`, with torch operations.
 
-The bookkeeping of the timeline stays on the host, which sees every row anyway; only numbers flow
-to the device, and nothing is asked back, so adding and drawing never wait for it.
+The timeline's bookkeeping stays on the host, which sees every timestep anyway. Data flows only from
+host to device, so neither `add` nor `sample` synchronises with it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from steadyrl.buffers.memory_layout import send
 from steadyrl.buffers.replay.block_sums import BlockSums
-from steadyrl.buffers.replay.buffer import NOTHING_YET, ReplayBatch, ReplayBuffer
-from steadyrl.buffers.replay.index import ENDED, TERMINATED, VALID, ReplayLayout
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
+from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID, ReplayLayout
 from steadyrl.core.cuda_graph import Recorded
 
 
 class DeviceReplay(ReplayBuffer):
-    """Keep the rows, their flags and the priorities on the device that learns."""
+    """Store timesteps, flags and priorities on the training device."""
 
     _priorities: BlockSums | None
 
@@ -37,20 +37,22 @@ class DeviceReplay(ReplayBuffer):
         seed: int,
         recorded: bool = False,
     ) -> None:
-        """Make room; `recorded`: a draw, and an update of priorities, are one launch each."""
+        """Allocate; `recorded`: sampling and priority updates are one CUDA graph launch each."""
         blocks = None
         if layout.prioritized:
             blocks = BlockSums(layout.slots, alpha, device, recorded=recorded)
         super().__init__(layout, blocks, seed)
-        self._deliver = Recorded(self._gather, "a draw") if recorded else self._gather
+        self._draw = Recorded(self._draw_batch, "a draw") if recorded else self._draw_batch
         self._device = device
-        rows, envs = layout.rows, layout.num_envs
+        ring_size, envs = layout.ring_size, layout.num_envs
         dtype = getattr(torch, layout.dtype)
-        self._frames = torch.zeros((rows, envs, *layout.frame_shape), dtype=dtype, device=device)
-        self._frames_flat = self._frames.view(rows * envs, *layout.frame_shape)
-        self._action = torch.zeros((rows, envs), dtype=torch.int64, device=device)
-        self._reward = torch.zeros((rows, envs), dtype=torch.float32, device=device)
-        self._flags = torch.zeros((rows, envs), dtype=torch.uint8, device=device)
+        self._frames = torch.zeros(
+            (ring_size, envs, *layout.frame_shape), dtype=dtype, device=device
+        )
+        self._frames_flat = self._frames.view(ring_size * envs, *layout.frame_shape)
+        self._action = torch.zeros((ring_size, envs), dtype=torch.int64, device=device)
+        self._reward = torch.zeros((ring_size, envs), dtype=torch.float32, device=device)
+        self._flags = torch.zeros((ring_size, envs), dtype=torch.uint8, device=device)
         powers = gamma ** np.arange(layout.n_step + 1, dtype=np.float64)
         self._gammas = torch.from_numpy(powers).to(device)
         self._ahead = torch.arange(layout.n_step, device=device)
@@ -58,10 +60,10 @@ class DeviceReplay(ReplayBuffer):
 
     @staticmethod
     def bytes_needed(layout: ReplayLayout) -> int:
-        """Return the bytes on the device; the timeline on the host comes on top."""
+        """Return the bytes on the device, without the timeline (host memory)."""
         priorities = BlockSums.bytes_needed(layout.slots) if layout.prioritized else 0
         scratch = 8 * (2 * layout.n_step + 1 + layout.frame_stack)
-        return layout.slots * (layout.row_bytes + 1) + priorities + scratch
+        return layout.slots * (layout.slot_bytes + 1) + priorities + scratch
 
     @property
     @override
@@ -78,31 +80,31 @@ class DeviceReplay(ReplayBuffer):
         valid: NDArray,
         next_obs: NDArray,
     ) -> None:
-        if next_obs.shape != self._expected:
-            raise self._misfit(next_obs)
-        slot, rows, flags = self.timeline.slot, self._layout.rows, self.timeline.flags
-        born, dead = self.timeline.advance(terminated, truncated, valid)
-        before = (slot - 1) % rows  # a cut changes what the row before was
+        if next_obs.shape != self._obs_shape:
+            raise self._shape_error(next_obs)
+        slot, ring_size, flags = self.timeline.slot, self._layout.ring_size, self.timeline.flags
+        added, evicted = self.timeline.advance(terminated, truncated, valid)
+        before = (slot - 1) % ring_size  # a forced reset truncates the timestep before
         sent = send(
             self._device, np.asarray(action, np.int64), np.asarray(reward, np.float32),
-            flags[before], flags[slot], born, dead, next_obs[:, self._newest :],
+            flags[before], flags[slot], added, evicted, next_obs[:, self._newest :],
         )  # fmt: skip
         self._action[slot], self._reward[slot], self._flags[before], self._flags[slot] = sent[:4]
-        if self._priorities is not None and len(born) + len(dead):
-            self._priorities.revise(sent[4], sent[5])
+        if self._priorities is not None and len(added) + len(evicted):
+            self._priorities.add_and_evict(sent[4], sent[5])
         self._frames[self.timeline.slot] = sent[6]
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
         if not self.timeline.count:
-            raise RuntimeError(NOTHING_YET)
-        asked: NDArray[Any] = np.empty(n, np.int64)
+            raise RuntimeError(NOT_SAMPLEABLE)
+        draw_inputs: NDArray[Any] = np.empty(n, np.int64)
         uniform = self._random.random(n)
         if self._priorities is None:
-            self.timeline.pick(uniform, asked)
+            self.timeline.draw(uniform, draw_inputs)
         else:
-            asked = self._priorities.asked(uniform, beta)
-        batch: ReplayBatch = self._deliver(send(self._device, asked)[0])
+            draw_inputs = self._priorities.draw_inputs(uniform, beta)
+        batch: ReplayBatch = self._draw(send(self._device, draw_inputs)[0])
         return batch
 
     @override
@@ -116,49 +118,52 @@ class DeviceReplay(ReplayBuffer):
         self._flags.zero_()
 
     @override
-    def continue_from(self, outline: Mapping[str, Any]) -> None:
-        super().continue_from(outline)
+    def load_metadata(self, metadata: Mapping[str, Any]) -> None:
+        super().load_metadata(metadata)
         self._flags.copy_(torch.from_numpy(self.timeline.flags))
 
     @override
     def _stored(self) -> dict[str, Tensor]:
         return {"frames": self._frames, "action": self._action, "reward": self._reward}
 
-    def _gather(self, asked: Tensor) -> ReplayBatch:
-        """Return the transitions asked for: the shares of priorities and −β [B + 1], or ids [B]."""
+    def _draw_batch(self, draw_inputs: Tensor) -> ReplayBatch:
+        """Return the batch for `draw_inputs`: [B + 1] with priorities, ids [B] without."""
         if self._priorities is not None:
-            return self._read(*self._priorities.draw(asked))
-        return self._read(asked, torch.ones(len(asked), device=self._device))
+            return self._gather_windows(*self._priorities.draw(draw_inputs))
+        return self._gather_windows(draw_inputs, torch.ones(len(draw_inputs), device=self._device))
 
-    def _read(self, index: Tensor, weight: Tensor) -> ReplayBatch:
-        """Gather the n-step windows that begin at `index` [B]."""
-        envs, rows = self._layout.num_envs, self._layout.rows
+    def _gather_windows(self, index: Tensor, weight: Tensor) -> ReplayBatch:
+        """Gather the transitions whose n-step windows start at ids `index` [B]."""
+        envs, ring_size = self._layout.num_envs, self._layout.ring_size
         start, env = index // envs, index % envs
-        slots = (start[:, None] + self._ahead) % rows * envs + env[:, None]  # [B, n]
+        slots = (start[:, None] + self._ahead) % ring_size * envs + env[:, None]  # [B, n]
         state = self._flags.view(-1)[slots]
         ended = (state & ENDED) != 0
-        inside = ended.cumsum(1) == ended  # up to the episode's end, which is itself inside
+        inside = ended.cumsum(1) == ended  # up to and including the episode's last timestep
         steps = inside.sum(1)
         earned = self._reward.view(-1)[slots] * self._gammas[:-1]
         last = state.gather(1, steps[:, None] - 1)[:, 0]
         discount = self._gammas[steps].masked_fill((last & TERMINATED) != 0, 0.0)
         return ReplayBatch(
-            obs=self._stacks(start, env),
+            obs=self._gather_stacks(start, env),
             action=self._action.view(-1)[index],
             reward=earned.masked_fill(~inside, 0.0).sum(1).float(),
             discount=discount.float(),
-            next_obs=self._stacks((start + steps) % rows, env),
+            next_obs=self._gather_stacks((start + steps) % ring_size, env),
             weight=weight,
             index=index,
         )
 
-    def _stacks(self, row: Tensor, env: Tensor) -> Tensor:
-        """Return stacks that end at `row` [B], oldest frame first, within the episode."""
-        envs, rows = self._layout.num_envs, self._layout.rows
+    def _gather_stacks(self, timestep: Tensor, env: Tensor) -> Tensor:
+        """Return frame stacks [B, k·C, …] ending at `timestep` [B], oldest frame first.
+
+        Stacks do not reach into the previous episode: its first frame is repeated instead.
+        """
+        envs, ring_size = self._layout.num_envs, self._layout.ring_size
         if self._layout.frame_stack == 1:
-            return self._frames_flat[row * envs + env]
-        before = (row[:, None] - self._back) % rows * envs + env[:, None]  # [B, k - 1]
+            return self._frames_flat[timestep * envs + env]
+        before = (timestep[:, None] - self._back) % ring_size * envs + env[:, None]  # [B, k - 1]
         same = (self._flags.view(-1)[before] & VALID).cumprod(1)
-        age = torch.cat((torch.zeros_like(row)[:, None], same.cumsum(1)), 1).flip(1)
-        frames = self._frames_flat[(row[:, None] - age) % rows * envs + env[:, None]]
+        age = torch.cat((torch.zeros_like(timestep)[:, None], same.cumsum(1)), 1).flip(1)
+        frames = self._frames_flat[(timestep[:, None] - age) % ring_size * envs + env[:, None]]
         return frames.flatten(1, 2)

@@ -1,4 +1,4 @@
-"""The replay in host memory: NumPy arrays shared with torch, read by Numba kernels."""
+"""Replay buffer in host memory: NumPy arrays shared with torch, sampled by Numba functions."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.buffers.replay.append import PLACES, Ring
-from steadyrl.buffers.replay.buffer import NOTHING_YET, ReplayBatch, ReplayBuffer
-from steadyrl.buffers.replay.delayed import LatePriorities
-from steadyrl.buffers.replay.index import (
+from steadyrl.buffers.memory_layout import PinnedBatch, box, prefaulted_zeros, prefetch
+from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
+from steadyrl.buffers.replay.delayed_priorities import DelayedPriorities
+from steadyrl.buffers.replay.fused_append import COUNTERS, Ring
+from steadyrl.buffers.replay.sum_tree import SumTree, draw_stratified
+from steadyrl.buffers.replay.timeline import (
     ENDED,
     TERMINATED,
     VALID,
     ReplayLayout,
     Timeline,
-    pick_uniform,
+    draw_uniform,
 )
-from steadyrl.buffers.replay.sum_tree import SumTree, draw_stratified
-from steadyrl.buffers.transfer import Parcel, hold, prefetch, touched_zeros
 from steadyrl.core.jit import compiled
 
 
 @compiled
-def stack_slots(flags, slot, chosen):  # type: ignore[no-untyped-def]
-    """Write the slots of the frames that make the stack at `slot`, oldest first.
+def stack_slots(flags, slot, frame_slots):  # type: ignore[no-untyped-def]
+    """Write the slots of the frames in the stack at `slot`, oldest first.
 
-    Before the episode's first frame (the row after an invalid one) it is repeated.
+    The episode's first frame (the timestep after an invalid one) is repeated to fill the stack.
     """
-    stack = chosen.shape[0]
+    stack = frame_slots.shape[0]
     envs = flags.shape[1]
     slots = flags.size
     flat = flags.reshape(slots)
     started = False
     for place in range(stack - 1, -1, -1):
-        chosen[place] = slot
+        frame_slots[place] = slot
         before = slot - envs if slot >= envs else slot - envs + slots
         started = started or not flat[before] & VALID
         if not started:
@@ -48,7 +48,7 @@ def stack_slots(flags, slot, chosen):  # type: ignore[no-untyped-def]
 
 @compiled
 def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type: ignore[no-untyped-def]
-    """Ask for the lines that full windows at `index` begin and end with; all arrays flat."""
+    """Prefetch the cache lines of the first and last timestep of full windows; all arrays flat."""
     slots = flags.size
     for b in range(index.shape[0]):
         start = index[b]
@@ -62,13 +62,24 @@ def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type:
 
 @compiled
 def read_windows(  # type: ignore[no-untyped-def]
-    flags, frames, actions, rewards, gammas, index, chosen, obs, next_obs, action, reward, discount
+    flags,
+    frames,
+    actions,
+    rewards,
+    gammas,
+    index,
+    frame_slots,
+    obs,
+    next_obs,
+    action,
+    reward,
+    discount,
 ):
-    """Gather B transitions whose n-step windows begin at `index`.
+    """Gather B transitions whose n-step windows start at ids `index` [B].
 
-    flags, actions and rewards [rows, N], frames [rows * N, F], gammas [n + 1] powers of γ;
-    obs and next_obs [B, stack, F]. R = Σ_{k<m} γ^k r_k, discount = γ^m (1 − terminated), where m
-    is n or what is left of the episode.
+    flags, actions and rewards [R, N], frames [R * N, F], gammas [n + 1] powers of γ;
+    obs and next_obs [B, stack, F]. Writes reward = Σ_{k<m} γ^k r_k and discount = γ^m (1 −
+    terminated), where m = min(n, steps left in the episode).
     """
     envs, slots = flags.shape[1], flags.size
     n_step = gammas.shape[0] - 1
@@ -97,12 +108,12 @@ def read_windows(  # type: ignore[no-untyped-def]
         action[b] = flat_actions[start]
         reward[b] = total
         discount[b] = 0.0 if state & TERMINATED else gammas[steps]
-        chosen[0, stack - 1], chosen[1, stack - 1] = start, slot
+        frame_slots[0, stack - 1], frame_slots[1, stack - 1] = start, slot
         if stack > 1:
-            stack_slots(flags, start, chosen[0])
-            stack_slots(flags, slot, chosen[1])
+            stack_slots(flags, start, frame_slots[0])
+            stack_slots(flags, slot, frame_slots[1])
         for place in range(stack):
-            frame, next_frame = chosen[0, place], chosen[1, place]
+            frame, next_frame = frame_slots[0, place], frame_slots[1, place]
             for i in range(size):
                 obs[b, place, i] = frames[frame, i]
             for i in range(size):
@@ -110,35 +121,38 @@ def read_windows(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def draw_windows(held, beta):  # type: ignore[no-untyped-def]
-    """Draw a window for each number in [0, 1), used up, by a tree or all alike; gather them."""
+def draw_windows(boxed, beta):  # type: ignore[no-untyped-def]
+    """Sample transitions (by priority if there is a tree, else uniformly) and gather them.
+
+    Overwrites the uniform numbers it is given.
+    """
     (
-        nodes, minima, offsets, alive, cursors, uniform, weight,
+        nodes, minima, offsets, sampleable, cursors, uniform, weight,
         flags, frames, actions, rewards, gammas, index,
-        chosen, obs, next_obs, action, reward, discount,
-    ) = held.inside  # fmt: skip
+        frame_slots, obs, next_obs, action, reward, discount,
+    ) = boxed.inside  # fmt: skip
     if len(nodes):
         draw_stratified(nodes, minima, offsets, uniform, beta, uniform, index, weight)
     else:
-        pick_uniform(alive, cursors, uniform, index)
+        draw_uniform(sampleable, cursors, uniform, index)
     read_windows(
         flags, frames, actions, rewards, gammas, index,
-        chosen, obs, next_obs, action, reward, discount,
+        frame_slots, obs, next_obs, action, reward, discount,
     )  # fmt: skip
 
 
 class _Output(NamedTuple):
-    """A batch of one size: what is handed out, and what `draw_windows` works on to fill it."""
+    """Preallocated output of one batch size: the batch, and the arrays `draw_windows` fills."""
 
     batch: ReplayBatch
     uniform: NDArray[np.float64]
     drawn: NDArray[np.int64]
-    held: Any
-    parcel: Parcel | None  # by which it gets to a device
+    boxed: Any
+    pinned: PinnedBatch | None  # staging buffer of the copy to the device
 
 
 class HostReplay(ReplayBuffer):
-    """Keep the rows on the host and hand batches over to where they are learned from."""
+    """Store timesteps in host memory; copy sampled batches to the training device."""
 
     _priorities: SumTree | None
 
@@ -146,24 +160,26 @@ class HostReplay(ReplayBuffer):
         self, layout: ReplayLayout, *, alpha: float, gamma: float, device: torch.device, seed: int
     ) -> None:
         super().__init__(layout, SumTree(layout.slots, alpha) if layout.prioritized else None, seed)
-        rows, envs = layout.rows, layout.num_envs
-        self._frames: NDArray = touched_zeros((rows, envs, *layout.frame_shape), layout.dtype)
-        self._frames_flat = self._frames.reshape(rows * envs, layout.frame_size)
-        self._action: NDArray[np.int64] = touched_zeros((rows, envs), np.int64)
-        self._reward: NDArray[np.float32] = touched_zeros((rows, envs), np.float32)
+        ring_size, envs = layout.ring_size, layout.num_envs
+        self._frames: NDArray = prefaulted_zeros(
+            (ring_size, envs, *layout.frame_shape), layout.dtype
+        )
+        self._frames_flat = self._frames.reshape(ring_size * envs, layout.frame_size)
+        self._action: NDArray[np.int64] = prefaulted_zeros((ring_size, envs), np.int64)
+        self._reward: NDArray[np.float32] = prefaulted_zeros((ring_size, envs), np.float32)
         self._gammas = gamma ** np.arange(layout.n_step + 1, dtype=np.float64)
-        self._chosen = np.zeros((2, layout.frame_stack), np.int64)
+        self._frame_slots = np.zeros((2, layout.frame_stack), np.int64)
         self._device = device
         away = layout.prioritized and device.type != "cpu"
-        self._late = LatePriorities(device) if away else None
+        self._delayed = DelayedPriorities(device) if away else None
         self._output = self._make_output(1)
 
     @staticmethod
     def bytes_needed(layout: ReplayLayout) -> int:
-        """Return the bytes of such a replay, before any is taken."""
+        """Return the bytes that a replay of this layout allocates."""
         tree = SumTree.bytes_needed(layout.slots) if layout.prioritized else 0
         scratch = 8 * (layout.n_step + 1) + 16 * layout.frame_stack
-        return layout.slots * layout.row_bytes + Timeline.bytes_needed(layout) + tree + scratch
+        return layout.slots * layout.slot_bytes + Timeline.bytes_needed(layout) + tree + scratch
 
     @override
     def add(
@@ -175,30 +191,30 @@ class HostReplay(ReplayBuffer):
         valid: NDArray,
         next_obs: NDArray,
     ) -> None:
-        if next_obs.shape != self._expected:
-            raise self._misfit(next_obs)
+        if next_obs.shape != self._obs_shape:
+            raise self._shape_error(next_obs)
         slot = self.timeline.slot
-        newest = 0.0 if self._priorities is None else self._priorities.newcomers
-        _, dead = self.timeline.advance(terminated, truncated, valid, newest)
+        newest = 0.0 if self._priorities is None else self._priorities.initial_priority
+        _, evicted = self.timeline.advance(terminated, truncated, valid, newest)
         self._action[slot] = action
         self._reward[slot] = reward
         self._frames[self.timeline.slot] = next_obs[:, self._newest :]
-        if self._late is not None:
-            self._late.forget(dead)
+        if self._delayed is not None:
+            self._delayed.drop(evicted)
 
     @override
     def sample(self, n: int, *, beta: float = 1.0) -> ReplayBatch:
         if not self.timeline.count:
-            raise RuntimeError(NOTHING_YET)
+            raise RuntimeError(NOT_SAMPLEABLE)
         if n != len(self._output.drawn):
             self._output = self._make_output(n)
         out = self._output
-        if out.parcel is not None:
-            out.parcel.wait()
+        if out.pinned is not None:
+            out.pinned.wait()
         self._random.random(out=out.uniform)
-        draw_windows(out.held, beta)
-        if out.parcel is not None:
-            out.parcel.send()
+        draw_windows(out.boxed, beta)
+        if out.pinned is not None:
+            out.pinned.send()
         return out.batch
 
     @override
@@ -207,41 +223,41 @@ class HostReplay(ReplayBuffer):
             return
         mine = self._output
         drawn = mine.drawn if index is mine.batch.index else index.numpy(force=True)
-        if self._late is None:
+        if self._delayed is None:
             self._priorities.update(drawn, td_error.numpy(force=True))
         else:
-            self._priorities.update(*self._late.swap(drawn, td_error))
+            self._priorities.update(*self._delayed.swap(drawn, td_error))
 
     @override
     def clear(self) -> None:
         super().clear()
-        if self._late is not None:
-            self._late.clear()
+        if self._delayed is not None:
+            self._delayed.clear()
 
     @override
-    def _about(self) -> dict[str, Any]:
-        late = {} if self._late is None else {"late": self._late.state_dict()}
-        return super()._about() | late
+    def _metadata(self) -> dict[str, Any]:
+        delayed = {} if self._delayed is None else {"delayed": self._delayed.state_dict()}
+        return super()._metadata() | delayed
 
     @cached_property
     def ring(self) -> Ring:
-        """The arrays that compiled code adds rows to, between `give` and `took`."""
-        places = np.zeros(PLACES, np.int64)
+        """Arrays that compiled code appends to, between `begin_append` and `end_append`."""
+        counters = np.zeros(COUNTERS, np.int64)
         stored = (self._layout.n_step, self._frames_flat, self._action, self._reward)
-        levels, newcomers = self._levels, np.zeros(1)
-        everything: Any = (*self.timeline.arrays, *stored, *levels, newcomers, places)
+        levels, initial_priority = self._levels, np.zeros(1)
+        everything: Any = (*self.timeline.arrays, *stored, *levels, initial_priority, counters)
         return Ring._make(everything)
 
-    def give(self, ring: Ring) -> None:
-        """Say where rows are to be added."""
-        ring.places[:] = self.timeline.row, self.timeline.count, 0
+    def begin_append(self, ring: Ring) -> None:
+        """Write the pending timestep and the initial priority into the ring's counters."""
+        ring.counters[:] = self.timeline.timestep, self.timeline.count, 0
         if self._priorities is not None:
-            ring.newcomers[0] = self._priorities.newcomers
+            ring.initial_priority[0] = self._priorities.initial_priority
 
-    def took(self, ring: Ring) -> None:
-        """Count the rows that were added."""
-        self.timeline.row, self.timeline.count, wrong = ring.places.tolist()
-        self.timeline.refuse_wrong(wrong)
+    def end_append(self, ring: Ring) -> None:
+        """Read back the counters after compiled code appended timesteps."""
+        self.timeline.timestep, self.timeline.count, wrong = ring.counters.tolist()
+        self.timeline.raise_if_invalid(wrong)
 
     @override
     def _stored(self) -> dict[str, Tensor]:
@@ -249,8 +265,8 @@ class HostReplay(ReplayBuffer):
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _make_output(self, size: int) -> _Output:
-        shape = (size, *self._expected[1:])
-        stacked = (size, self._layout.frame_stack, self._frames_flat.shape[1])
+        shape = (size, *self._obs_shape[1:])
+        repeat_frame = (size, self._layout.frame_stack, self._frames_flat.shape[1])
         dtype = torch.from_numpy(self._frames[:0]).dtype
         batch = ReplayBatch(
             obs=torch.empty(shape, dtype=dtype),
@@ -261,19 +277,19 @@ class HostReplay(ReplayBuffer):
             weight=torch.empty(size),
             index=torch.empty(size, dtype=torch.int64),
         )
-        parcel, given = None, batch
+        pinned, given = None, batch
         if self._device.type != "cpu":
-            parcel = Parcel(batch[:-1], self._device)
-            batch = ReplayBatch._make([*parcel.here, batch.index])
-            given = ReplayBatch._make([*parcel.there, batch.index])
+            pinned = PinnedBatch(batch[:-1], self._device)
+            batch = ReplayBatch._make([*pinned.host, batch.index])
+            given = ReplayBatch._make([*pinned.device, batch.index])
         batch.weight.fill_(1.0)
         uniform, filled = np.empty(size), {n: t.numpy() for n, t in batch._asdict().items()}
-        frames = [filled.pop(name).reshape(stacked) for name in ("obs", "next_obs")]
+        frames = [filled.pop(name).reshape(repeat_frame) for name in ("obs", "next_obs")]
         drawn, weight = filled.pop("index"), filled.pop("weight")
-        _, alive, cursors, *_ = self.timeline.arrays
-        held = hold((
-            *self._levels, alive, cursors, uniform, weight,
+        _, sampleable, cursors, *_ = self.timeline.arrays
+        boxed = box((
+            *self._levels, sampleable, cursors, uniform, weight,
             self.timeline.flags, self._frames_flat, self._action, self._reward, self._gammas,
-            drawn, self._chosen, *frames, *filled.values(),  # of action, reward and discount
+            drawn, self._frame_slots, *frames, *filled.values(),  # of action, reward and discount
         ))  # fmt: skip
-        return _Output(given, uniform, drawn, held, parcel)
+        return _Output(given, uniform, drawn, boxed, pinned)

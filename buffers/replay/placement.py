@@ -1,4 +1,4 @@
-"""Where a replay has room: on an accelerator, on the host, or nowhere."""
+"""Decide whether the replay lives on the accelerator or the host, and whether it fits there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from steadyrl.buffers.replay.index import ReplayLayout, Timeline
 from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.buffers.replay.timeline import ReplayLayout, Timeline
 from steadyrl.core.errors import SettingError
 from steadyrl.memory.budget import available_bytes, require
 
@@ -18,7 +18,7 @@ AUTO_SHARE = 0.75  # of the accelerator's free memory; networks and activations 
 def require_room(
     layout: ReplayLayout, bytes_needed: Callable[[ReplayLayout], int], device: torch.device | None
 ) -> None:
-    """Refuse a replay that does not fit, naming the capacity that does if there is one."""
+    """Raise MemoryBudgetError if the replay does not fit, naming the largest capacity that does."""
     if device is not None:
         require("the replay's bookkeeping", Timeline.bytes_needed(layout))
     smallest = bytes_needed(replace(layout, capacity=1))
@@ -32,7 +32,7 @@ def require_room(
 def choose_accelerator(
     settings: ReplaySettings, needed: int, device: torch.device
 ) -> torch.device | None:
-    """Return the accelerator that the replay lives on, or None for the host."""
+    """Return the accelerator to store the replay on, or None for host memory."""
     if settings.device == "cpu":
         return None
     if settings.device == "cuda":

@@ -1,4 +1,4 @@
-"""The replay's settings. Light on purpose: it is imported before anything heavy."""
+"""Settings of the replay buffer. Imports nothing heavy: settings are checked first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from steadyrl.core.errors import SettingError
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How much experience is kept, where, and how it is drawn."""
+    """Size, location and sampling of the replay buffer (`agent.replay`)."""
 
     capacity: int  # transitions; rounded up to a multiple of the number of environments
     prioritized: bool
-    alpha: float  # 0 draws uniformly, 1 in proportion to the error
-    beta_start: float  # importance correction at the first update …
+    alpha: float  # priority exponent: 0 samples uniformly, 1 in proportion to |TD error|
+    beta_start: float  # importance-sampling exponent at the first update …
     beta_end: float  # … and at the last
     anneal_beta: Literal["constant", "linear", "cosine"]
     beta_warmup: float

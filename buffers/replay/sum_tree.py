@@ -1,9 +1,9 @@
-"""Priorities on the host: a sum tree whose nodes are cache lines, with a minimum tree on top.
+"""Priorities in host memory: an 8-ary sum tree with a minimum tree on top.
 
-Eight float64 children fill one 64-byte line, so a draw among a million leaves touches seven lines
-of which two or three miss the cache. A parent is always recomputed as the sum of its children,
-never adjusted, so errors do not accumulate. A leaf of 0 cannot be drawn. Level 0 are the leaves;
-every level is padded with zeros to whole lines.
+Eight float64 children fill one 64-byte cache line, so a draw among a million leaves touches seven
+lines, of which two or three miss the cache. A parent is always recomputed as the sum of its
+children, never adjusted, so rounding errors do not accumulate. A leaf of 0 cannot be drawn. Level 0
+holds the leaves; every level is padded with zeros to whole cache lines.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from steadyrl.buffers.transfer import prefetch, touched_zeros
+from steadyrl.buffers.memory_layout import prefaulted_zeros, prefetch
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.jit import compiled
 from steadyrl.core.saved import Saved, length
 
 EPSILON = 1e-6  # keeps a transition without error drawable; ε in Schaul et al. 2016, §3.3
 
-LARGEST_ERROR = 4e38  # beyond float32, in which errors are computed
+LARGEST_ERROR = 4e38  # above the float32 range, in which TD errors are computed
 WIDTH = 8  # children of a node
 BITS = 3  # log2(WIDTH)
 
-# Sums, minima, and where the levels begin: what compiled code reads and writes of a tree.
+# The arrays of a tree for compiled code: sums, minima, and the offset of each level.
 Levels = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 NO_LEVELS: Levels = (np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
 
 
 def check_shapes(index: Tensor | NDArray, td_error: Tensor | NDArray) -> None:
-    """Refuse [B, 1] beside [B], which would broadcast to B × B."""
+    """Raise ValueError unless both are [B]: [B] and [B, 1] would broadcast to [B, B]."""
     if index.shape != td_error.shape or index.ndim != 1:
         raise ValueError(
             f"update_priorities: index {tuple(index.shape)} and td_error {tuple(td_error.shape)}"
@@ -41,8 +41,8 @@ def check_shapes(index: Tensor | NDArray, td_error: Tensor | NDArray) -> None:
         )
 
 
-def refuse(place: int, index: int, error: float, slots: int) -> Exception:
-    """Return the exception for a refused (id, error) pair."""
+def invalid_update(place: int, index: int, error: float, slots: int) -> Exception:
+    """Return the exception for an invalid (id, TD error) pair."""
     if math.isfinite(error):
         return IndexError(f"update_priorities: index[{place}]={index} is not in [0, {slots})")
     return NonFiniteError(
@@ -52,7 +52,7 @@ def refuse(place: int, index: int, error: float, slots: int) -> Exception:
 
 
 def level_offsets(slots: int) -> list[int]:
-    """Return where each level begins in the flat array, and the end of the last."""
+    """Return the offset of each level in the flat array, and the total size."""
     offsets, size = [0], slots
     while True:
         lines = -(-size // WIDTH)
@@ -64,9 +64,9 @@ def level_offsets(slots: int) -> list[int]:
 
 @compiled
 def refresh(nodes, minima, offsets, index):  # type: ignore[no-untyped-def]
-    """Recompute all ancestors of the leaves in `index`: sums, and minima of what is not 0.
+    """Recompute all ancestors of the leaves `index` [B]: sums, and minima of nonzero leaves.
 
-    Ids in rising order share ancestors: one that repeats the last is passed over.
+    Consecutive ids often share a parent: one equal to the previous one's is skipped.
     """
     if offsets.shape[0] == 2:  # a single line has no parent
         return
@@ -99,8 +99,8 @@ def refresh(nodes, minima, offsets, index):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def root_of(nodes, minima, offsets):  # type: ignore[no-untyped-def]
-    """Return the sum of all leaves and the smallest that is not 0 (infinite when none is)."""
+def root_sums(nodes, minima, offsets):  # type: ignore[no-untyped-def]
+    """Return the sum of all leaves and the smallest nonzero leaf (infinity if there is none)."""
     levels = offsets.shape[0] - 1
     total, smallest = 0.0, np.inf
     for node in range(offsets[levels - 1], offsets[levels]):
@@ -113,38 +113,40 @@ def root_of(nodes, minima, offsets):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def set_leaves(nodes, minima, offsets, newcomers, born, dead):  # type: ignore[no-untyped-def]
-    """Give the born leaves the value of newcomers and the dead ones 0, in this order."""
-    nodes[born] = newcomers
-    nodes[dead] = 0.0
-    refresh(nodes, minima, offsets, born)
-    refresh(nodes, minima, offsets, dead)
+def set_leaves(nodes, minima, offsets, initial_priority, added, evicted):  # type: ignore[no-untyped-def]
+    """Set added leaves to `initial_priority`, then evicted leaves to 0."""
+    nodes[added] = initial_priority
+    nodes[evicted] = 0.0
+    refresh(nodes, minima, offsets, added)
+    refresh(nodes, minima, offsets, evicted)
 
 
 @compiled
 def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight):  # type: ignore[no-untyped-def]
-    """Draw one leaf from each of B equal parts of the total, in proportion to the leaves.
+    """Stratified sampling: draw one leaf from each of B equal parts of the priority mass.
 
-    target [B] is scratch: what is left to descend.
+    Writes index [B] and weight [B]; target [B] is scratch (the mass left to descend).
     weight_i = (P(i) * count)^-β / max_j (P(j) * count)^-β = (p_i / p_min)^-β.
     """
-    total, smallest = root_of(nodes, minima, offsets)
+    total, smallest = root_sums(nodes, minima, offsets)
     count = index.shape[0]
     for b in range(count):
         index[b] = 0
         target[b] = (b + uniform[b]) / count * total
-    # All draws go down a level together, without a branch on what is read, and ask for their
-    # next line: it has arrived when their turn comes, where a draw alone would wait for each.
+    # All draws descend one level together, without data-dependent branches, and prefetch their next
+    # cache line, which has arrived by the time they descend further.
     for level in range(offsets.shape[0] - 2, -1, -1):
         for b in range(count):
             line = offsets[level] + (index[b] << BITS)
             upto, below, chosen = 0.0, 0.0, 0
             for child in range(WIDTH):
                 upto += nodes[line + child]
-                passed = upto <= target[b]  # never first true beyond a child of 0
+                passed = upto <= target[b]  # a child of 0 is never where this turns false
                 chosen += passed
                 below = upto if passed else below
-            if chosen == WIDTH:  # the edge of rounding: the last child that is not 0
+            if (
+                chosen == WIDTH
+            ):  # rounding put the target above the sum: take the last nonzero child
                 chosen -= 1
                 while chosen > 0 and nodes[line + chosen] == 0.0:
                     chosen -= 1
@@ -157,54 +159,56 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
 
 
 @compiled
-def set_priorities(nodes, minima, offsets, slots, index, error, alpha, peak):  # type: ignore[no-untyped-def]
-    """Set p = (|δ| + ε)^α for the leaves that are still alive.
+def set_priorities(nodes, minima, offsets, slots, index, error, alpha, max_priority):  # type: ignore[no-untyped-def]
+    """Set p = (|δ| + ε)^α for leaves that have not been evicted.
 
-    Returns -1 and the largest |δ| + ε seen; or the first place whose error is not finite or whose
-    id is unknown, and then nothing is changed.
+    Returns -1 and the largest |δ| + ε seen; or, without changing anything, the first position in
+    the batch whose error is not finite or whose id is out of range.
     """
     for b in range(index.shape[0]):
         if not np.isfinite(error[b]) or index[b] < 0 or index[b] >= slots:
-            return b, peak
+            return b, max_priority
     for b in range(index.shape[0]):
         raw = abs(np.float64(error[b])) + EPSILON
-        peak = max(peak, raw)
+        max_priority = max(max_priority, raw)
         if nodes[index[b]] > 0.0:
             nodes[index[b]] = raw**alpha
     refresh(nodes, minima, offsets, index)
-    return -1, peak
+    return -1, max_priority
 
 
-def priorities_in(state: Any, slots: int, alpha: float) -> tuple[float, Tensor]:
-    """Return the largest error seen, and the priorities, if these are what such errors gave."""
+def load_priorities(state: Any, slots: int, alpha: float) -> tuple[float, Tensor]:
+    """Return the largest |δ| + ε and the priorities of a saved state, after checking both."""
     saved = Saved(state, "priorities")
-    peak, leaves = saved.real("peak", 1.0, LARGEST_ERROR), saved.raw("leaves")
+    max_priority, leaves = saved.real("max_priority", 1.0, LARGEST_ERROR), saved.raw("leaves")
     count = length(leaves)
     if count > slots:
-        raise ValueError(f"priorities.leaves: are {count:,}, there is room for {slots:,}")
-    most = peak**alpha * (1 + 1e-9)  # of two machines one may round otherwise
-    return peak, saved.tensor("leaves", (count,), torch.float64, 0.0, most)
+        raise ValueError(f"priorities.leaves: {count:,} are saved, {slots:,} fit")
+    most = max_priority**alpha * (1 + 1e-9)  # another machine may round differently
+    return max_priority, saved.tensor("leaves", (count,), torch.float64, 0.0, most)
 
 
-def check_leaves(leaves: Tensor, live: NDArray[np.int64]) -> None:
-    """Refuse priorities of what cannot be drawn, and none of what can."""
+def check_leaves(leaves: Tensor, sampleable_ids: NDArray[np.int64]) -> None:
+    """Raise ValueError unless exactly the sampleable ids have a priority."""
     found = np.flatnonzero(leaves.cpu().numpy() > 0)
-    if not np.array_equal(found, np.sort(live)):
+    if not np.array_equal(found, np.sort(sampleable_ids)):
         raise ValueError(
-            f"priorities.leaves: {len(found):,} are above 0, not those of the {len(live):,} "
-            "transitions that can be drawn"
+            f"priorities.leaves: {len(found):,} are above 0, not exactly those of the "
+            f"{len(sampleable_ids):,} sampleable transitions"
         )
 
 
 class SumTree:
-    """Ids to draw in proportion to their priorities; compiled code draws, and sets the leaves."""
+    """Sum tree over transition ids; `draw_stratified` and `set_leaves` work on its `levels`."""
 
     def __init__(self, slots: int, alpha: float) -> None:
         offsets = level_offsets(slots)
         self.alpha, self.slots = alpha, slots
-        self.peak = 1.0  # the largest raw priority seen: what new transitions start with
-        self._nodes: NDArray[np.float64] = touched_zeros((offsets[-1],), np.float64)
-        self._minima: NDArray[np.float64] = touched_zeros((offsets[-1] - offsets[1],), np.float64)
+        self.max_priority = 1.0  # largest |δ| + ε seen: the priority of new transitions
+        self._nodes: NDArray[np.float64] = prefaulted_zeros((offsets[-1],), np.float64)
+        self._minima: NDArray[np.float64] = prefaulted_zeros(
+            (offsets[-1] - offsets[1],), np.float64
+        )
         self._minima.fill(np.inf)
         self.levels: Levels = (self._nodes, self._minima, np.array(offsets, np.int64))
 
@@ -216,50 +220,50 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Allocated bytes."""
         return sum(part.nbytes for part in self.levels)
 
     @property
     def leaves(self) -> NDArray[np.float64]:
-        """Priorities p^α of all ids; 0 where nothing may be drawn."""
+        """Priorities p^α of all ids; 0: not sampleable."""
         return self._nodes[: self.slots]
 
     @property
-    def newcomers(self) -> float:
-        """Priority p^α of new transitions: that of the largest error seen."""
-        newest: float = self.peak**self.alpha
+    def initial_priority(self) -> float:
+        """Priority p^α of new transitions: that of the largest TD error seen."""
+        newest: float = self.max_priority**self.alpha
         return newest
 
     def update(self, index: NDArray[np.int64], error: NDArray) -> None:
-        """Set the priorities of drawn ids from their new errors, [B] each."""
+        """Set the priorities of ids [B] from their new TD errors [B]."""
         check_shapes(index, error)
-        wrong, self.peak = set_priorities(
-            *self.levels, self.slots, index, error, self.alpha, self.peak
+        wrong, self.max_priority = set_priorities(
+            *self.levels, self.slots, index, error, self.alpha, self.max_priority
         )
         if wrong >= 0:
-            raise refuse(wrong, index[wrong], error[wrong], self.slots)
+            raise invalid_update(wrong, index[wrong], error[wrong], self.slots)
 
     @property
-    def rarest(self) -> float:
-        """Probability of the id that is least likely to be drawn."""
-        total, smallest = root_of(*self.levels)
+    def min_probability(self) -> float:
+        """Smallest sampling probability of any id."""
+        total, smallest = root_sums(*self.levels)
         return float(smallest / total)
 
     def clear(self) -> None:
-        """Forget all priorities."""
+        """Reset all priorities."""
         self._nodes.fill(0.0)
         self._minima.fill(np.inf)
-        self.peak = 1.0
+        self.max_priority = 1.0
 
     def state_dict(self, count: int) -> dict[str, Any]:
-        """Return the first `count` priorities (sharing memory) and the largest error seen."""
-        return {"leaves": torch.from_numpy(self.leaves[:count]), "peak": self.peak}
+        """Return the first `count` priorities (sharing memory) and the largest |δ| + ε seen."""
+        return {"leaves": torch.from_numpy(self.leaves[:count]), "max_priority": self.max_priority}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; parents are recomputed, bit for bit."""
+        """Restore the state; parents are recomputed and equal the saved ones bit for bit."""
         self.clear()
-        peak, kept = priorities_in(state, self.slots, self.alpha)
-        leaves = kept.cpu().numpy()
+        max_priority, saved_leaves = load_priorities(state, self.slots, self.alpha)
+        leaves = saved_leaves.cpu().numpy()
         self.leaves[: len(leaves)] = leaves
-        self.peak = peak
+        self.max_priority = max_priority
         refresh(*self.levels, np.arange(0, len(leaves), WIDTH))

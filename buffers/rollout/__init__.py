@@ -1,1 +1,1 @@
-"""The rollout: a short timeline on the training device with GAE on top. Read `buffer.py` first."""
+"""Rollout buffer: T timesteps on the training device, and GAE. Read `buffer.py` first."""

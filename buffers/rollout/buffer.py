@@ -1,6 +1,6 @@
-"""The rollout: T rows of the timeline on the training device, learned from and then forgotten.
+"""Rollout buffer: T timesteps on the training device, learned from once and then cleared.
 
-On them, generalised advantage estimation (Schulman et al. 2016):
+Advantages are generalised advantage estimates (Schulman et al. 2016):
 δ_t = r_t + γ (1 − terminated_t) V_{t+1} − V_t and A_t = δ_t + γ λ (1 − ended_t) A_{t+1}.
 """
 
@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from steadyrl.buffers.memory_layout import send
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
-from steadyrl.buffers.transfer import send
 from steadyrl.core.saved import Saved
 from steadyrl.core.state import Stateful
 from steadyrl.memory.budget import require
@@ -25,7 +25,7 @@ HOST = torch.device("cpu")
 
 
 class RolloutBatch(NamedTuple):
-    """M valid rows of a rollout, on the training device."""
+    """M samples (valid timesteps) of a rollout, on the training device."""
 
     obs: Tensor  # [M, *observation_shape]
     action: Tensor  # [M, *action_shape]
@@ -37,14 +37,15 @@ class RolloutBatch(NamedTuple):
 
 Batch = TypeVar("Batch", bound=tuple[Tensor, ...])
 
-Room = Callable[[Any, int], Any]  # for so many rows of a batch like this
+# scratch(like, M) returns preallocated tensors for M samples of a batch like this one.
+Scratch = Callable[[Any, int], Any]
 
 
 class RolloutBuffer(Stateful):
-    """Rows [T, N, …], allocated once, filled by copy, with advantages computed in place.
+    """Tensors [T, N, …], allocated once, filled by copy; advantages are computed in place.
 
-    What comes from the networks is kept on `device`; what comes from the environments stays on
-    the host (`reward`, [T, N], may be scaled there) until `finish` brings it over in one go.
+    Outputs of the policy are stored on `device`. Outputs of the environments stay in host memory
+    (where `reward` [T, N] may be scaled) until `compute_advantages` copies them to the device.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class RolloutBuffer(Stateful):
         action_shape: tuple[int, ...],
         action_dtype: torch.dtype,
         device: torch.device,
-        beside: int = 0,
+        extra_bytes: int = 0,
     ) -> None:
-        """Ask for the memory of all rows, and for what the owner needs `beside` it, in bytes."""
+        """Require memory for all timesteps and for `extra_bytes` of the owner, then allocate."""
         self._steps, self._device = steps, device
-        rows = (steps, num_envs)
+        shape = (steps, num_envs)
         needed = steps * num_envs * (
             math.prod(observation_shape) * observation_dtype.itemsize
             + math.prod(action_shape) * action_dtype.itemsize
@@ -69,37 +70,39 @@ class RolloutBuffer(Stateful):
             + 3 + 3 * 8  # flags, indices and their order in an epoch
             + (0 if device.type == "cpu" else 6 * 8)  # sums and factors in float64
         )  # fmt: skip
-        require("rollout", needed + beside, device=device if device.type == "cuda" else None)
-        self.obs = touched((*rows, *observation_shape), observation_dtype, device)
-        self.action = touched((*rows, *action_shape), action_dtype, device)
-        self.log_prob = touched(rows, torch.float32, device)
-        self.value = touched((steps + 1, num_envs), torch.float32, device)  # and V(obs[T])
-        self.advantage = touched(rows, torch.float32, device)
-        self.return_ = touched(rows, torch.float32, device)
-        self.reward = touched(rows, torch.float32)
-        self.flags = touched((3, *rows), torch.bool)  # terminated, truncated, valid
-        kept = (self.obs, self.action, self.log_prob, self.value)
+        require("rollout", needed + extra_bytes, device=device if device.type == "cuda" else None)
+        self.obs = prefaulted((*shape, *observation_shape), observation_dtype, device)
+        self.action = prefaulted((*shape, *action_shape), action_dtype, device)
+        self.log_prob = prefaulted(shape, torch.float32, device)
+        self.value = prefaulted((steps + 1, num_envs), torch.float32, device)  # and V(obs[T])
+        self.advantage = prefaulted(shape, torch.float32, device)
+        self.return_ = prefaulted(shape, torch.float32, device)
+        self.reward = prefaulted(shape, torch.float32)
+        self.flags = prefaulted((3, *shape), torch.bool)  # terminated, truncated, valid [3, T, N]
+        stored = (self.obs, self.action, self.log_prob, self.value)
         self._on_numpy = device.type == "cpu"
-        self._decided: list[Any] = [part.numpy() if self._on_numpy else part for part in kept]
-        self._given: tuple[NDArray, ...] = (self.reward.numpy(), *self.flags.numpy())
-        self.position = 0  # how many rows there are
-        self._valid: Tensor | None = None  # see `valid`
+        self._policy_outputs: list[Any] = [
+            part.numpy() if self._on_numpy else part for part in stored
+        ]
+        self._env_outputs: tuple[NDArray, ...] = (self.reward.numpy(), *self.flags.numpy())
+        self.position = 0  # timesteps stored
+        self._valid_indices: Tensor | None = None  # see `valid_indices`
 
     @property
     def full(self) -> bool:
-        """Whether all rows are there."""
+        """Whether all T timesteps are stored."""
         return self.position == self._steps
 
     @property
-    def valid(self) -> Tensor:
-        """The indices [M], among all T·N rows, of those to learn from; once it is finished."""
-        if self._valid is None:
-            raise RuntimeError("rollout: finish it before learning from it")
-        return self._valid
+    def valid_indices(self) -> Tensor:
+        """Indices [M] of the valid samples among all T·N; set by `compute_advantages`."""
+        if self._valid_indices is None:
+            raise RuntimeError("rollout: call compute_advantages() before learning from it")
+        return self._valid_indices
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, on the device and on the host."""
+        """Allocated bytes, on the device and in host memory."""
         return sum(part.nbytes for part in vars(self).values() if isinstance(part, Tensor))
 
     def add(
@@ -113,35 +116,41 @@ class RolloutBuffer(Stateful):
         truncated: NDArray,
         valid: NDArray,
     ) -> None:
-        """Copy one row in: tensors [N, …] from the device, arrays [N] from the environments.
+        """Store one timestep: policy outputs [N, …] (tensors), environment outputs [N] (arrays).
 
-        Log-probabilities and values may instead be filled in for all rows before `finish`.
+        Log-probabilities and values may instead be written for the whole rollout before
+        `compute_advantages`.
         """
         t = self.position
         if t == self._steps:
-            raise RuntimeError(f"rollout: all {t} rows are filled; finish and clear it first")
+            raise RuntimeError(f"rollout: all {t} timesteps are filled; learn from it and clear it")
         parts: tuple[Tensor | None, ...] = (obs, action, log_prob, value)
         if not self._on_numpy:
-            parts = self._there(parts)
-        for store, part in zip(self._decided, parts, strict=True):
+            parts = self._move_to_device(parts)
+        for store, part in zip(self._policy_outputs, parts, strict=True):
             if part is None:
                 continue
             if part.requires_grad:
                 raise ValueError(
-                    "rollout: act under torch.inference_mode(); a graph kept would grow"
+                    "rollout: act under torch.inference_mode(); a stored autograd graph would leak"
                 )
-            # On the host NumPy's assignment costs half of torch's.
+            # On the CPU, NumPy's assignment takes half the time of torch's.
             store[t] = part.numpy() if self._on_numpy else part
-        rewards, ends, cuts, valids = self._given
-        rewards[t], ends[t], cuts[t], valids[t] = reward, terminated, truncated, valid
+        rewards, terminations, truncations, valids = self._env_outputs
+        rewards[t], terminations[t], truncations[t], valids[t] = (
+            reward,
+            terminated,
+            truncated,
+            valid,
+        )
         self.position = t + 1
 
-    def brought(self, array: NDArray) -> Tensor:
-        """Return an array of the host as a tensor where the rows are."""
+    def to_device(self, array: NDArray) -> Tensor:
+        """Return a NumPy array as a tensor on the rollout's device."""
         return torch.from_numpy(array) if self._on_numpy else send(self._device, array)[0]
 
-    def _there(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-        """Return a row's parts on the device: those that come from the host, in one copy."""
+    def _move_to_device(self, parts: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """Return the tensors on the device; those in host memory are transferred in one copy."""
         come = [p is not None and p.device.type == "cpu" and not p.requires_grad for p in parts]
         arrays = [
             p.numpy() for p, comes in zip(parts, come, strict=True) if comes and p is not None
@@ -150,74 +159,80 @@ class RolloutBuffer(Stateful):
         return tuple(next(sent) if comes else p for p, comes in zip(parts, come, strict=True))
 
     def rewards_since(self, begin: int) -> tuple[NDArray, NDArray]:
-        """Return rewards and validity [R, N] of the rows from `begin` on."""
-        return self._given[0][begin : self.position], self._given[-1][begin : self.position]
+        """Return rewards and valid flags [R, N] from timestep `begin` on."""
+        return self._env_outputs[0][begin : self.position], self._env_outputs[-1][
+            begin : self.position
+        ]
 
-    def finish(self, last_value: Tensor, *, gamma: float, gae_lambda: float) -> None:
+    def compute_advantages(self, last_value: Tensor, *, gamma: float, gae_lambda: float) -> None:
         """Compute advantages and returns in place, given V(obs[T]) [N]."""
         if not self.full:
-            raise RuntimeError(f"rollout: only {self.position} of {self._steps} rows are filled")
+            raise RuntimeError(
+                f"rollout: only {self.position} of {self._steps} timesteps are filled"
+            )
         self.value[-1] = last_value.detach()
-        learned = np.flatnonzero(self._given[-1])
+        valid = np.flatnonzero(self._env_outputs[-1])
         if self._on_numpy:
-            self._valid = torch.from_numpy(learned)
+            self._valid_indices = torch.from_numpy(valid)
             value, advantage = self.value.numpy(), self.advantage.numpy()
-            gae_host(self._given[0], value, self.flags.numpy(), gamma, gae_lambda, advantage)
+            gae_host(self._env_outputs[0], value, self.flags.numpy(), gamma, gae_lambda, advantage)
         else:
-            given = (self.reward.numpy(), self.flags.numpy(), learned)
-            reward, flags, self._valid = send(self._device, *given)
+            given = (self.reward.numpy(), self.flags.numpy(), valid)
+            reward, flags, self._valid_indices = send(self._device, *given)
             gae_torch(reward, self.value, flags, gamma, gae_lambda, self.advantage)
         torch.add(self.advantage, self.value[:-1], out=self.return_)
 
     def minibatches(
-        self, count: int, generator: torch.Generator, room: Room | None = None
+        self, count: int, generator: torch.Generator, scratch: Scratch | None = None
     ) -> Iterator[RolloutBatch]:
-        """Yield one epoch: every valid row once, in `count` parts whose sizes differ by 1 at most.
+        """Yield one epoch: every valid sample once, in `count` minibatches of (almost) equal size.
 
-        With fewer valid rows than parts there are fewer parts: none is empty. With `room` each is
-        written there, over the one before.
+        Sizes differ by at most 1. With fewer valid samples than `count` there are fewer
+        minibatches, none of them empty. With `scratch`, each minibatch overwrites the one before.
         """
         order, flat = self.shuffled(generator), self.flat()
-        for rows in order.tensor_split(max(1, min(count, len(order)))):
-            if len(rows):
-                yield pick(flat, rows, room)
+        for index in order.tensor_split(max(1, min(count, len(order)))):
+            if len(index):
+                yield gather_minibatch(flat, index, scratch)
 
     def shuffled(self, generator: torch.Generator) -> Tensor:
-        """Return the indices [M] of the valid rows in a new order."""
-        valid = self.valid
+        """Return the indices [M] of the valid samples in random order."""
+        valid = self.valid_indices
         order = torch.randperm(len(valid), generator=generator)
         if not self._on_numpy:
             (order,) = send(self._device, order.numpy())
         return valid.index_select(0, order)
 
     def flat(self) -> RolloutBatch:
-        """Return all T·N rows, valid or not, sharing memory."""
+        """Return all T·N samples, valid or not, sharing memory."""
         parts = (self.obs, self.action, self.log_prob, self.value[:-1])
         return RolloutBatch(*(p.flatten(0, 1) for p in (*parts, self.advantage, self.return_)))
 
-    def estimates(self) -> tuple[Tensor, Tensor]:
-        """Return values and returns [M] of the rows to learn from."""
+    def values_and_returns(self) -> tuple[Tensor, Tensor]:
+        """Return values [M] and returns [M] of the valid samples."""
         value, return_ = self.value[:-1].flatten(), self.return_.flatten()
-        return value.index_select(0, self.valid), return_.index_select(0, self.valid)
+        return value.index_select(0, self.valid_indices), return_.index_select(
+            0, self.valid_indices
+        )
 
     def clear(self) -> None:
-        """Forget the rows; the memory stays."""
+        """Reset to empty; memory stays allocated."""
         self.position = 0
-        self._valid = None
+        self._valid_indices = None
 
     def release(self) -> None:
         """Free all memory; the buffer is not used afterwards."""
         vars(self).clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows filled so far; tensors share the buffer's memory."""
+        """Return the timesteps stored so far; tensors share the buffer's memory."""
         names = ("obs", "action", "log_prob", "value", "reward")
         t = self.position
-        rows: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
-        return {"position": t, "flags": self.flags[:, :t], **rows}
+        tensors: dict[str, Any] = {name: getattr(self, name)[:t] for name in names}
+        return {"position": t, "flags": self.flags[:, :t], **tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave; advantages are computed anew by `finish`."""
+        """Restore the state; advantages are not saved, `compute_advantages` comes later."""
         self.clear()
         saved = Saved(state, "rollout")
         t = saved.whole("position", 0, self._steps)
@@ -226,26 +241,26 @@ class RolloutBuffer(Stateful):
             here = tuple(self.obs.shape)
             raise ValueError(f"rollout: saved observations {tuple(theirs)} do not fit into {here}")
         for name in ("obs", "action", "log_prob", "value", "reward"):
-            self._take_rows(saved, name, t)
+            self._load_steps(saved, name, t)
         self.flags[:, :t] = saved.tensor("flags", (3, t, *self.flags.shape[2:]), torch.bool)
         self.position = t
 
-    def _take_rows(self, saved: Saved, name: str, rows: int) -> None:
-        """Take back the first so many rows of one kind."""
+    def _load_steps(self, saved: Saved, name: str, steps: int) -> None:
+        """Load the first `rows` timesteps of one tensor."""
         part: Tensor = getattr(self, name)
-        part[:rows] = saved.tensor(name, (rows, *part.shape[1:]), part.dtype)
+        part[:steps] = saved.tensor(name, (steps, *part.shape[1:]), part.dtype)
 
 
-def pick(flat: Batch, rows: Tensor, room: Room | None = None) -> Batch:
-    """Return these rows [M] of a batch, written to where there is `room` for them."""
-    if room is None:
-        return type(flat)(*(part.index_select(0, rows) for part in flat))
-    picked: Batch = room(flat, len(rows))
-    for part, to in zip(flat, picked, strict=True):
-        torch.index_select(part, 0, rows, out=to)
-    return picked
+def gather_minibatch(flat: Batch, index: Tensor, scratch: Scratch | None = None) -> Batch:
+    """Return the samples `rows` [M] of a batch, written into `scratch` if given."""
+    if scratch is None:
+        return type(flat)(*(part.index_select(0, index) for part in flat))
+    batch: Batch = scratch(flat, len(index))
+    for part, to in zip(flat, batch, strict=True):
+        torch.index_select(part, 0, index, out=to)
+    return batch
 
 
-def touched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:
-    """Return zeros whose pages exist, so that use adds none."""
+def prefaulted(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = HOST) -> Tensor:
+    """Return zeros whose pages are already mapped: RSS does not grow later."""
     return torch.empty(shape, dtype=dtype, device=device).zero_()

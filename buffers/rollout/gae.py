@@ -1,4 +1,4 @@
-"""Generalised advantage estimation (Schulman et al. 2016), for the host and for a device."""
+"""Generalised advantage estimation (Schulman et al. 2016), with Numba and with torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steadyrl.core.jit import compiled
 def gae_host(reward, value, flags, gamma, gae_lambda, advantage):  # type: ignore[no-untyped-def]
     """Write advantages [T, N] from rewards [T, N], values [T + 1, N] and flags [3, T, N].
 
-    An episode ends at t also when row t + 1 is invalid: a cut is a truncation of row t.
+    An episode also ends at t if timestep t + 1 is invalid: a forced reset truncates it.
     """
     terminated, truncated, valid = flags
     steps, envs = reward.shape
@@ -36,19 +36,20 @@ def gae_torch(
     gae_lambda: float,
     advantage: Tensor,
 ) -> None:
-    """Write the same with torch operations, in a number of launches that grows with log T.
+    """Write the same advantages as `gae_host` with O(log T) torch operations.
 
-    A_t = δ_t + c_t A_{t+1} has after k doublings all terms of 2^k rows (Hillis & Steele 1986).
+    Parallel scan of A_t = δ_t + c_t A_{t+1}: after k doublings, A_t has the terms of the next 2^k
+    timesteps (Hillis & Steele 1986).
     """
     terminated, truncated, valid = flags
     ended = terminated | truncated
     ended[:-1] |= ~valid[1:]
-    carry = (~ended).double() * (gamma * gae_lambda)
-    known = value.double()
-    delta = torch.addcmul(reward - known[:-1], (~terminated).double() * gamma, known[1:])
-    ahead = 1
-    while ahead < len(delta):
-        delta[:-ahead] += carry[:-ahead] * delta[ahead:]
-        carry[:-ahead] *= carry[ahead:].clone()  # which it lies in
-        ahead *= 2
+    decay = (~ended).double() * (gamma * gae_lambda)
+    value64 = value.double()
+    delta = torch.addcmul(reward - value64[:-1], (~terminated).double() * gamma, value64[1:])
+    offset = 1
+    while offset < len(delta):
+        delta[:-offset] += decay[:-offset] * delta[offset:]
+        decay[:-offset] *= decay[offset:].clone()  # source and destination overlap
+        offset *= 2
     advantage.copy_(delta)

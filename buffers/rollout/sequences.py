@@ -1,7 +1,7 @@
-"""A rollout that is learned from in whole sequences of rows, for networks that remember.
+"""Rollout buffer for recurrent networks: minibatches of whole sequences.
 
-Every environment's T rows are cut into sequences of L, the last of them perhaps shorter. With each
-is stored what the network remembered before it.
+Each environment's T timesteps are split into sequences of length L (the last may be shorter). The
+hidden state before each sequence is stored with it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.buffers.rollout.buffer import RolloutBuffer, pick, touched
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.memory_layout import send
+from steadyrl.buffers.rollout.buffer import RolloutBuffer, gather_minibatch, prefaulted
 from steadyrl.core.saved import Saved
 
 
 class SequenceBatch(NamedTuple):
-    """S sequences of L rows, one after the other, on the training device; some rows only fill."""
+    """S sequences of L samples, concatenated, on the training device; some samples are padding."""
 
     obs: Tensor  # [S·L, *observation_shape]
     action: Tensor  # [S·L, *action_shape]
@@ -27,105 +27,116 @@ class SequenceBatch(NamedTuple):
     value: Tensor  # [S·L]
     advantage: Tensor  # [S·L]
     return_: Tensor  # [S·L]
-    counts: Tensor  # [S·L] which are learned from
-    starts: Tensor  # [S·L] which begin an episode
-    carry: Tensor  # [S, …] what was remembered before the first row of each
+    loss_mask: Tensor  # [S·L] bool: neither padding nor a reset
+    starts: Tensor  # [S·L] bool: first step of an episode
+    carry: Tensor  # [S, …] hidden state before each sequence
 
 
-class Chosen(NamedTuple):
-    """S sequences of an epoch."""
+class SequenceIndex(NamedTuple):
+    """Indices of S sequences of a rollout."""
 
-    sequences: Tensor  # [S] which of all K·N
-    rows: Tensor  # [S·L] which of all T·N rows
-    counts: Tensor  # [S·L] which of them are learned from
+    sequences: Tensor  # [S] among all K·N sequences
+    timesteps: Tensor  # [S·L] among all T·N samples
+    loss_mask: Tensor  # [S·L] bool: neither padding nor a reset
 
 
-def bytes_of_sequences(steps: int, num_envs: int, length: int, carry: int) -> int:
-    """Return what such a rollout needs more than another, with `carry` bytes an environment."""
+def sequence_bytes(steps: int, num_envs: int, length: int, carry: int) -> int:
+    """Return the extra bytes of a sequence rollout; `carry`: hidden-state bytes per environment."""
     sequences = -(-steps // length) * num_envs
     return sequences * (carry + length * 9)
 
 
 class SequenceRollout(RolloutBuffer):
-    """A rollout with the carry [K, N, …] at the start of every sequence."""
+    """Rollout buffer with the hidden states `carry` [K, N, …] at the start of K·N sequences."""
 
-    kind: type[Any] = SequenceBatch  # a batch: a row's fields, and then a sequence's
+    batch_type: type[Any] = SequenceBatch  # fields of a sample first, then those of a sequence
 
-    def __init__(self, *, length: int, together: int, carry: tuple[int, ...], **rows: Any) -> None:
-        """Cut into sequences of `length` rows, of which `together` are a minibatch."""
-        super().__init__(**rows)
-        self._length, self._together = length, together
-        (steps, envs), device = self.reward.shape, rows["device"]
+    def __init__(
+        self, *, length: int, sequences_per_batch: int, carry: tuple[int, ...], **buffer: Any
+    ) -> None:
+        """Split into sequences of `length` timesteps, `sequences_per_batch` in a minibatch."""
+        super().__init__(**buffer)
+        self._length, self._sequences_per_batch = length, sequences_per_batch
+        (steps, envs), device = self.reward.shape, buffer["device"]
         count = -(-steps // length)
-        self.carry = touched((count, envs, *carry), torch.float32, device)
+        self.carry = prefaulted((count, envs, *carry), torch.float32, device)
         t = torch.arange(count * length, device=device).view(count, 1, length)
         env = torch.arange(envs, device=device).view(1, envs, 1)
-        # Those after the last row of a sequence that is shorter are the last row again.
-        self._rows = (t.clamp(max=steps - 1) * envs + env).flatten(0, 1)  # [K·N, L]
-        self._inside = (t < steps).expand(count, envs, length).flatten(0, 1)
+        # A shorter last sequence is padded with its last timestep.
+        self._steps_of_sequence = (t.clamp(max=steps - 1) * envs + env).flatten(0, 1)  # [K·N, L]
+        self._in_rollout = (t < steps).expand(count, envs, length).flatten(0, 1)
 
-    def remember(self, carry: Tensor) -> None:
-        """Keep what is remembered [N, …] before the row that is added next."""
+    def store_hidden_state(self, carry: Tensor) -> None:
+        """Store the hidden state [N, …] before the next timestep, if a sequence starts there."""
         if self.position % self._length == 0 and not self.full:
             self.carry[self.position // self._length] = carry
 
-    def sequences(self, count: int, generator: torch.Generator) -> Iterator[Chosen]:
-        """Yield one epoch: every sequence once, in `count` parts, all of one size.
+    def shuffled_sequences(self, count: int, generator: torch.Generator) -> Iterator[SequenceIndex]:
+        """Yield one epoch: every sequence once, in `count` minibatches of the same size.
 
-        What a part lacks is filled with a sequence again, of which no row counts.
+        Smaller minibatches are padded with a repeated sequence whose loss mask is False.
         """
-        learned = self._learned()
-        order = torch.randperm(len(self._rows), generator=generator)
-        if self._rows.device.type != "cpu":
-            (order,) = send(self._rows.device, order.numpy())
+        valid = self._valid_mask()
+        order = torch.randperm(len(self._steps_of_sequence), generator=generator)
+        if self._steps_of_sequence.device.type != "cpu":
+            (order,) = send(self._steps_of_sequence.device, order.numpy())
         for part in order.tensor_split(count):
-            lacking = self._together - len(part)
+            lacking = self._sequences_per_batch - len(part)
             sequences = torch.cat((part, part[:1].expand(lacking)))
-            rows = self._rows[sequences]
-            counts = self._inside[sequences] & learned[rows]
-            counts[len(part) :] = False
-            yield Chosen(sequences, rows.flatten(), counts.flatten())
+            timesteps = self._steps_of_sequence[sequences]
+            loss_mask = self._in_rollout[sequences] & valid[timesteps]
+            loss_mask[len(part) :] = False
+            yield SequenceIndex(sequences, timesteps.flatten(), loss_mask.flatten())
 
-    def in_order(self) -> Iterator[tuple[Chosen, SequenceBatch]]:
-        """Yield every sequence once, some at a time, before the rollout is finished; all rows of
-        theirs count."""
-        (learned,) = send(self._rows.device, self.flags[-1].flatten().numpy())
-        places = torch.arange(len(self._rows), device=self._rows.device)
-        for sequences in places.split(self._together):
-            rows, inside = self._rows[sequences].flatten(), self._inside[sequences].flatten()
-            chosen = Chosen(sequences, rows, inside)
-            yield chosen, self._batch(chosen, learned)
+    def sequential_batches(self) -> Iterator[tuple[SequenceIndex, SequenceBatch]]:
+        """Yield every sequence once in order, a minibatch at a time; resets are not masked.
 
-    def batch(self, chosen: Chosen) -> SequenceBatch:
-        """Return the rows of these sequences."""
-        return self._batch(chosen, self._learned())
+        Can be called before `compute_advantages`.
+        """
+        (valid,) = send(self._steps_of_sequence.device, self.flags[-1].flatten().numpy())
+        order = torch.arange(len(self._steps_of_sequence), device=self._steps_of_sequence.device)
+        for sequences in order.split(self._sequences_per_batch):
+            index = SequenceIndex(
+                sequences,
+                self._steps_of_sequence[sequences].flatten(),
+                self._in_rollout[sequences].flatten(),
+            )
+            yield index, self._batch(index, valid)
 
-    def _batch(self, chosen: Chosen, learned: Tensor) -> SequenceBatch:
+    def batch(self, index: SequenceIndex) -> SequenceBatch:
+        """Return the samples of these sequences."""
+        return self._batch(index, self._valid_mask())
+
+    def _batch(self, index: SequenceIndex, valid: Tensor) -> SequenceBatch:
         flat, envs = self.flat(), self.carry.shape[1]
-        # The row after one that is not valid begins an episode; the carry knows of the first row.
-        starts = torch.cat((torch.zeros_like(learned[:envs]), ~learned[:-envs]))
-        carry = self.carry.flatten(0, 1).index_select(0, chosen.sequences)
-        rows: SequenceBatch = self.kind(
-            *pick(flat, chosen.rows), chosen.counts, starts[chosen.rows], carry
+        # An invalid timestep is followed by an episode's first step. For a rollout's first timestep
+        # the stored hidden state is reset already.
+        starts = torch.cat((torch.zeros_like(valid[:envs]), ~valid[:-envs]))
+        carry = self.carry.flatten(0, 1).index_select(0, index.sequences)
+        batch: SequenceBatch = self.batch_type(
+            *gather_minibatch(flat, index.timesteps),
+            index.loss_mask,
+            starts[index.timesteps],
+            carry,
         )
-        return rows
+        return batch
 
-    def _learned(self) -> Tensor:
-        """Return which of all T·N rows are valid."""
-        learned = self._rows.new_zeros(self.reward.numel(), dtype=torch.bool)
-        learned[self.valid] = True
-        return learned
+    def _valid_mask(self) -> Tensor:
+        """Return the mask [T·N] of valid samples."""
+        valid = self._steps_of_sequence.new_zeros(self.reward.numel(), dtype=torch.bool)
+        valid[self.valid_indices] = True
+        return valid
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"carry": self.carry[: self._begun], **super().state_dict()}
+        return {"carry": self.carry[: self._started_sequences], **super().state_dict()}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._take_rows(Saved(state, "rollout"), "carry", self._begun)
+        self._load_steps(Saved(state, "rollout"), "carry", self._started_sequences)
 
     @property
-    def _begun(self) -> int:
-        """How many sequences have a row."""
+    def _started_sequences(self) -> int:
+        """Number of sequences with at least one timestep."""
         return -(-self.position // self._length)

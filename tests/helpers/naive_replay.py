@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
-from traffic import Row
+from synthetic_envs import Timestep
 
 
 class Transition(NamedTuple):
@@ -22,7 +22,7 @@ class NaiveReplay:
     """Keep per environment the last `span` transitions that the ring can still have whole."""
 
     def __init__(self, num_envs: int, span: int, rows: int, n_step: int, gamma: float) -> None:
-        self.envs, self.span, self.rows, self.n_step = num_envs, span, rows, n_step
+        self.envs, self.span, self.ring_size, self.n_step = num_envs, span, rows, n_step
         self.gamma = gamma
         self.stored: list[deque[Transition]] = [deque(maxlen=span) for _ in range(num_envs)]
         self.episode: list[list] = [[] for _ in range(num_envs)]  # rows whose window is open
@@ -36,7 +36,7 @@ class NaiveReplay:
         self.obs = obs.copy()
         self._forget()
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Timestep) -> None:
         for env in range(self.envs):
             if not row.valid[env]:
                 self._finish(env)
@@ -76,7 +76,7 @@ class NaiveReplay:
 
     def by_id(self) -> dict[int, Transition]:
         return {
-            (transition.row % self.rows) * self.envs + env: transition
+            (transition.row % self.ring_size) * self.envs + env: transition
             for env, stored in enumerate(self.stored)
             for transition in stored
         }

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.buffers.replay.buffer import ReplayBuffer
-from steadyrl.buffers.replay.index import ENDED, TERMINATED, VALID
+from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID
 from steadyrl.core.saved import Saved
 from steadyrl.training.checkpoints.archive import Existing, read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, part_names
@@ -24,12 +24,12 @@ from steadyrl.training.checkpoints.plain import nbytes_of
 
 BLOCK_BYTES = 8_000_000
 SPARE = 1_000_000  # bytes that a part may have grown by, besides being twice as large
-OUTLINE, TAIL = "replay", "replay-tail"
+METADATA, TAIL = "replay", "replay-tail"
 
 
 def block_rows(replay: ReplayBuffer) -> int:
     """Return how many rows a block has; a property of the replay alone."""
-    return max(1, BLOCK_BYTES // replay.row_nbytes)
+    return max(1, BLOCK_BYTES // replay.timestep_nbytes)
 
 
 def block_name(number: int) -> str:
@@ -44,9 +44,9 @@ class ReplaySave:
         """Begin; names of parts get the `prefix`."""
         self._replay, self._before, self._prefix = replay, before, prefix
         self._size = block_rows(replay)
-        self._row = replay.row
-        self._outline = {**replay.outline(), "block_rows": self._size}
-        self._oldest = max(0, self._row - replay.ring_rows + 1)
+        self._row = replay.timestep
+        self._metadata = {**replay.metadata(), "block_rows": self._size}
+        self._oldest = max(0, self._row - replay.ring_size + 1)
         self._written = threading.Condition()
         self._safe = self._oldest  # rows below this number may be overwritten
         self._over = False
@@ -69,7 +69,7 @@ class ReplaySave:
             tail = self._rows(max(self._oldest, last * self._size), self._row + 1)
             self._let_go(self._row + 1)
             yield self._prefix + TAIL, tail
-            yield self._prefix + OUTLINE, self._outline
+            yield self._prefix + METADATA, self._metadata
         finally:
             self.close()
 
@@ -78,7 +78,7 @@ class ReplaySave:
         self._let_go(self._row + 1, over=True)
 
     def _rows(self, begin: int, end: int) -> dict[str, Any]:
-        return {"begin": begin, **self._replay.read_rows(begin, end)}
+        return {"begin": begin, **self._replay.read_timesteps(begin, end)}
 
     def _let_go(self, below: int, *, over: bool = False) -> None:
         with self._written:
@@ -87,7 +87,7 @@ class ReplaySave:
 
     def keep_up(self) -> None:
         """Wait until the row that comes next overwrites none that is still to be written."""
-        overwritten = self._replay.row + 1 - self._replay.ring_rows
+        overwritten = self._replay.timestep + 1 - self._replay.ring_size
         if self._over or overwritten < self._safe:
             return
         with self._written:
@@ -96,9 +96,9 @@ class ReplaySave:
 
 def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[HeldRow]:
     """Yield one of so many equal stretches of the rows that a saved replay holds."""
-    outline = read_part(path, prefix + OUTLINE)
-    flags, row = outline["timeline"]["flags"].numpy(), outline["timeline"]["row"]
-    size, oldest = outline["block_rows"], max(0, row - len(flags) + 1)
+    metadata = read_part(path, prefix + METADATA)
+    flags, row = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
+    size, oldest = metadata["block_rows"], max(0, row - len(flags) + 1)
     begin, end = (oldest + (row + 1 - oldest) * part // shares for part in (share, share + 1))
     for number in range(begin // size, -(-end // size)):
         name = TAIL if number == row // size else block_name(number)
@@ -113,15 +113,15 @@ def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[Held
 
 def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
     """Take back a replay from the checkpoint at `path`, one block at a time."""
-    most = SPARE + 2 * nbytes_of(replay.outline())
-    outline = read_part(path, prefix + OUTLINE, most=most)
-    size = Saved(outline, "replay").whole("block_rows", 1)
-    replay.continue_from(outline)
-    if replay.row < 0:
+    most = SPARE + 2 * nbytes_of(replay.metadata())
+    metadata = read_part(path, prefix + METADATA, most=most)
+    size = Saved(metadata, "replay").whole("block_rows", 1)
+    replay.load_metadata(metadata)
+    if replay.timestep < 0:
         return
-    oldest = max(0, replay.row - replay.ring_rows + 1)
-    names = [block_name(number) for number in range(oldest // size, replay.row // size)]
-    following, most = oldest, SPARE + 2 * block_rows(replay) * replay.row_nbytes
+    oldest = max(0, replay.timestep - replay.ring_size + 1)
+    names = [block_name(number) for number in range(oldest // size, replay.timestep // size)]
+    following, most = oldest, SPARE + 2 * block_rows(replay) * replay.timestep_nbytes
     for name in [*names, TAIL]:
         rows = read_part(path, prefix + name, most=most)
         begin = Saved(rows, name).whole("begin")
@@ -130,10 +130,12 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
         if begin > following or end <= following:
             raise CheckpointError(f"{path}: {name} holds rows {begin} to {end}, not {following}")
         skip = following - begin
-        replay.write_rows(following, {key: part[skip:] for key, part in rows.items()})
+        replay.write_timesteps(following, {key: part[skip:] for key, part in rows.items()})
         following = end
-    if following != replay.row + 1:
-        raise CheckpointError(f"{path}: the replay's rows end at {following}, not {replay.row + 1}")
+    if following != replay.timestep + 1:
+        raise CheckpointError(
+            f"{path}: the replay's rows end at {following}, not {replay.timestep + 1}"
+        )
 
 
 class HeldRow(NamedTuple):
@@ -153,12 +155,12 @@ def take_over(replay: ReplayBuffer, rows: Iterable[HeldRow]) -> None:
     before: HeldRow | None = None
     for row in rows:
         if before is None:
-            replay.start_within(row.frame)
+            replay.start_mid_episode(row.frame)
         else:
             ended, terminated, valid = (
                 before.flags & bit != 0 for bit in (ENDED, TERMINATED, VALID)
             )
             truncated = ended & ~terminated
-            obs = replay.stacked(row.frame)
+            obs = replay.repeat_frame(row.frame)
             replay.add(before.action, before.reward, terminated, truncated, valid, obs)
         before = row

@@ -12,7 +12,7 @@ from steadyrl.core.state import Stateful
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.checkpoints.archive import read_part
 from steadyrl.training.checkpoints.manifest import manifest_facts, part_names
-from steadyrl.training.checkpoints.replay_blocks import OUTLINE, held_rows, take_over
+from steadyrl.training.checkpoints.replay_blocks import METADATA, held_rows, take_over
 
 log = logging.getLogger("steadyrl")
 
@@ -78,7 +78,7 @@ def regroup(
 def _share_out(path: Path, before: int, world: World, agent: Agent) -> None:
     """Give this rank's replay the rows of whole ranks, or a stretch of one's."""
     assert agent.replay is not None
-    if OUTLINE not in part_names(path):
+    if METADATA not in part_names(path):
         agent.lose_replay()
         return
     if world.size <= before:

@@ -34,7 +34,7 @@ from steadyrl.training.checkpoints.manifest import (
     manifest_facts,
 )
 from steadyrl.training.checkpoints.plain import finite, nbytes_of
-from steadyrl.training.checkpoints.replay_blocks import OUTLINE, ReplaySave, load_replay
+from steadyrl.training.checkpoints.replay_blocks import METADATA, ReplaySave, load_replay
 from steadyrl.training.checkpoints.reshard import facts_ranks, parts_of, regroup
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.checkpoints.store import Checkpoints
@@ -307,7 +307,7 @@ class Saver:
         try:
             load_replay(replay, path, self._prefix)
         except CheckpointError:
-            if (path / f"{self._prefix}{OUTLINE}.json").exists():
+            if (path / f"{self._prefix}{METADATA}.json").exists():
                 raise
             self._agent.lose_replay()
             log.warning(

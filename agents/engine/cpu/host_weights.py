@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.memory_layout import send
 from steadyrl.core.cuda_graph import host_sees
 
 log = logging.getLogger("steadyrl")

@@ -318,7 +318,7 @@ def test_pieces_of_a_batch_give_its_loss_its_priorities_and_its_gradient(pieces,
         run(agent, Chain(2, [3, 10], terminates=True), 61)
         assert agent.updates == len(errors) == 2
         means = next(filter(None, metrics))
-        found.append((errors, agent._learner.network.gradient, means.values, replay.peak))
+        found.append((errors, agent._learner.network.gradient, means.values, replay.max_priority))
     (whole, *others), (cut, *theirs) = found
     assert torch.equal(whole[0][0], cut[0][0]), "the same transitions are drawn"
     for (_, errors), (_, twins) in zip(whole, cut, strict=True):

@@ -68,7 +68,7 @@ def recorded(world, **changes):
 
     agent._learner.step = record
     train(world, agent, UPDATES)
-    return found, agent._replay.peak
+    return found, agent._replay.max_priority
 
 
 @pytest.mark.parametrize(("size", "noisy"), [(2, False), (3, False), (2, True)])

@@ -139,7 +139,7 @@ def test_recorded_ppo_learns_what_the_eager_one_does(device, monkeypatch, change
 
 def test_an_error_that_is_not_finite_raises_one_update_later_where_nobody_looks(device):
     sums = block_sums.BlockSums(8, 1.0, CPU, recorded=True)
-    sums.revise(torch.arange(8), torch.arange(0))
+    sums.add_and_evict(torch.arange(8), torch.arange(0))
     index = torch.tensor([1, 3])
     for _ in range(5):
         sums.update(index, torch.ones(2))

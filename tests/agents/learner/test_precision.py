@@ -134,9 +134,12 @@ def test_all_values_of_a_rollout_are_read_in_the_same_numbers(recurrent):
     decision, step = act(agent, obs), env.step()
     agent.observe(decision, step._replace(obs=obs))
     found, rollout = [], agent._rollout
-    finish, rollout.finish = rollout.finish, lambda last, **how: found.append(last.clone())
+    finish, rollout.compute_advantages = (
+        rollout.compute_advantages,
+        lambda last, **how: found.append(last.clone()),
+    )
     agent._finish_rollout()
-    rollout.finish = finish
+    rollout.compute_advantages = finish
     if recurrent == "none":
         expected = rollout.value[-2]
     else:

@@ -117,7 +117,7 @@ def filled(envs, seed):
             torch.zeros(envs, 2), torch.zeros(envs, dtype=torch.int64), torch.zeros(envs),
             torch.zeros(envs), random.normal(3, 2, envs).astype(np.float32), no, no, valid,
         )  # fmt: skip
-    rollout.finish(torch.zeros(envs), gamma=0.9, gae_lambda=0.9)
+    rollout.compute_advantages(torch.zeros(envs), gamma=0.9, gae_lambda=0.9)
     return rollout
 
 

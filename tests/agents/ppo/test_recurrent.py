@@ -202,8 +202,8 @@ def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
     def record(batch, rate, *numbers):
         parameters, value, _ = agent._learner.forward(batch.obs, batch.carry, batch.starts)
         log_prob = agent._head.log_prob(parameters, batch.action)
-        seen.append((log_prob[batch.counts], batch.log_prob[batch.counts]))
-        seen.append((value[batch.counts], batch.value[batch.counts]))
+        seen.append((log_prob[batch.loss_mask], batch.log_prob[batch.loss_mask]))
+        seen.append((value[batch.loss_mask], batch.value[batch.loss_mask]))
         return step(batch, 0.0, *numbers)
 
     agent._learner.step = record
@@ -222,9 +222,9 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches)
 
     def record(batch, *numbers):
         share = agent._learner.share
-        assert torch.equal(share > 0, batch.counts)
+        assert torch.equal(share > 0, batch.loss_mask)
         assert share.sum() == pytest.approx(1)
-        seen.append(batch.obs[batch.counts])
+        seen.append(batch.obs[batch.loss_mask])
         return step(batch, *numbers)
 
     agent._learner.step = record

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from places import PLACES, make_replay
-from traffic import Scene, Traffic
+from replay_factory import REPLAY_KINDS, make_replay
+from synthetic_envs import EnvConfig, SyntheticEnvs
 
 from steadyrl.buffers.replay.build import build_replay
-from steadyrl.buffers.replay.index import ReplayLayout, Timeline
 from steadyrl.buffers.replay.settings import ReplaySettings
+from steadyrl.buffers.replay.timeline import ReplayLayout, Timeline
 from steadyrl.core.errors import MemoryBudgetError, SettingError
 
-SCENE = Scene(num_envs=3, frame_shape=(1, 4, 3), dtype="uint8", frame_stack=3, mean_length=4.0)
+SCENE = EnvConfig(num_envs=3, frame_shape=(1, 4, 3), dtype="uint8", frame_stack=3, mean_length=4.0)
 CPU = torch.device("cpu")
 
 
@@ -34,7 +34,7 @@ def settings(**changes) -> ReplaySettings:
 
 
 def build(
-    chosen: ReplaySettings, scene: Scene = SCENE, device: torch.device = CPU, n_step: int = 3
+    chosen: ReplaySettings, scene: EnvConfig = SCENE, device: torch.device = CPU, n_step: int = 3
 ):
     return build_replay(
         chosen,
@@ -51,9 +51,9 @@ def build(
 
 def filled(place: str, *, prioritized: bool = True, rows: int = 60, seed: int = 0):
     replay, _ = make_replay(place, SCENE, 50, 3, 0.9, prioritized, seed=seed)
-    traffic = Traffic(SCENE, 5)
+    traffic = SyntheticEnvs(SCENE, 5)
     replay.start(traffic.first())
-    for row in traffic.rows(rows):
+    for row in traffic.timesteps(rows):
         replay.add(*row)
     return replay, traffic
 
@@ -64,9 +64,11 @@ def copy_of(batch) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_both_places_draw_the_same_batches(prioritized):
-    (host, traffic), (device, _) = (filled(place, prioritized=prioritized) for place in PLACES)
+    (host, traffic), (device, _) = (
+        filled(place, prioritized=prioritized) for place in REPLAY_KINDS
+    )
     errors = np.random.default_rng(2)
-    for row in traffic.rows(80):
+    for row in traffic.timesteps(80):
         batches = []
         td_error = torch.from_numpy(errors.normal(size=16).astype(np.float32))
         for replay in (host, device):
@@ -80,8 +82,8 @@ def test_both_places_draw_the_same_batches(prioritized):
 
 
 @pytest.mark.parametrize("rows", [1, 7, 60])
-@pytest.mark.parametrize("target", PLACES)
-@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("target", REPLAY_KINDS)
+@pytest.mark.parametrize("source", REPLAY_KINDS)
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_saved_replay_continues_the_same_in_either_place(source, target, prioritized, rows):
     replay, traffic = filled(source, prioritized=prioritized, rows=rows)
@@ -89,7 +91,7 @@ def test_a_saved_replay_continues_the_same_in_either_place(source, target, prior
         replay.update_priorities(replay.sample(8).index, torch.linspace(-2, 2, 8))
     other, _ = filled(target, prioritized=prioritized, rows=23, seed=9)
     other.load_state_dict(replay.state_dict())
-    for row in traffic.rows(30):
+    for row in traffic.timesteps(30):
         replay.add(*row)
         other.add(*row)
         assert len(replay) == len(other)
@@ -109,7 +111,7 @@ def test_a_replay_of_another_shape_is_refused_with_what_differs():
         replay.load_state_dict(plain.state_dict())
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", REPLAY_KINDS)
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_sampling_changes_nothing_but_the_generator(place, prioritized):
     replay, _ = filled(place, prioritized=prioritized)
@@ -127,7 +129,7 @@ def test_sampling_changes_nothing_but_the_generator(place, prioritized):
     assert not np.array_equal(first[-1], replay.sample(16).index.numpy())
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", REPLAY_KINDS)
 def test_a_cleared_replay_is_as_good_as_new(place):
     replay, traffic = filled(place)
     row = traffic.step()
@@ -138,15 +140,15 @@ def test_a_cleared_replay_is_as_good_as_new(place):
     fresh, _ = make_replay(place, SCENE, 50, 3, 0.9, True)
     fresh.load_state_dict({**fresh.state_dict(), "random": replay.state_dict()["random"]})
     for some in (replay, fresh):
-        traffic = Traffic(SCENE, 8)
+        traffic = SyntheticEnvs(SCENE, 8)
         some.start(traffic.first())
-        for row in traffic.rows(10):
+        for row in traffic.timesteps(10):
             some.add(*row)
     for ours, theirs in zip(replay.sample(8), fresh.sample(8), strict=True):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", REPLAY_KINDS)
 def test_uniform_draws_reach_everything_alike(place):
     replay, _ = filled(place, prioritized=False)
     count = len(replay)
@@ -160,7 +162,7 @@ def test_uniform_draws_reach_everything_alike(place):
 def test_an_update_after_the_ring_moved_on_is_left_out():
     replay, traffic = filled("host")
     index = replay.sample(16).index.clone()
-    for row in traffic.rows(8):
+    for row in traffic.timesteps(8):
         replay.add(*row)
     replay.update_priorities(index, torch.full((16,), 50.0))
     leaves = replay.state_dict()["priorities"]["leaves"]
@@ -168,7 +170,7 @@ def test_an_update_after_the_ring_moved_on_is_left_out():
 
 
 def test_a_valid_row_right_after_an_end_is_refused():
-    scene = Scene(num_envs=2)
+    scene = EnvConfig(num_envs=2)
     replay, _ = make_replay("host", scene, 10, 1, 0.9, False)
     obs = np.zeros((2, 2), np.float32)
     no, yes = np.zeros(2, np.bool_), np.ones(2, np.bool_)
@@ -176,14 +178,14 @@ def test_a_valid_row_right_after_an_end_is_refused():
     replay.start(obs)
     action = np.zeros(2, np.int64)
     replay.add(action, np.zeros(2), ended, no, yes, obs)
-    with pytest.raises(ValueError, match="environment 1 sent a valid row"):
+    with pytest.raises(ValueError, match="environment 1 sent a valid timestep"):
         replay.add(action, np.zeros(2), no, no, yes, obs)
     replay.add(action, np.zeros(2), no, no, ~ended, obs)
     assert len(replay) == 3
 
 
 def test_observations_of_another_shape_and_early_calls_are_refused():
-    replay, _ = make_replay("host", Scene(num_envs=2), 10, 1, 0.9, False)
+    replay, _ = make_replay("host", EnvConfig(num_envs=2), 10, 1, 0.9, False)
     with pytest.raises(ValueError, match=r"\(2, 3\) should be \(2, 2\)"):
         replay.start(np.zeros((2, 3), np.float32))
     with pytest.raises(RuntimeError, match="no complete transition"):
@@ -199,7 +201,7 @@ def test_updating_uniform_priorities_does_nothing():
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_atari_costs_one_frame_a_transition(prioritized):
-    scene = Scene(num_envs=4, frame_shape=(1, 84, 84), dtype="uint8", frame_stack=4)
+    scene = EnvConfig(num_envs=4, frame_shape=(1, 84, 84), dtype="uint8", frame_stack=4)
     replay = build(settings(capacity=2000, prioritized=prioritized), scene)
     assert replay.capacity == 2000
     assert replay.nbytes / replay.capacity < 7200
@@ -221,12 +223,12 @@ def test_windows_that_cannot_fit_are_refused_without_naming_a_capacity():
 
 def test_rows_are_numbered_in_integers_that_hold_them():
     layout = make_replay("host", SCENE, 50, 3, 0.9, True)[1]
-    assert layout.row_type == np.int32
+    assert layout.timestep_dtype == np.int32
     longest = 2**31 - 3 - SCENE.frame_stack  # and the rows that its windows read
     for capacity, kind in ((3 * longest, np.int32), (3 * longest + 3, np.int64)):
         long = replace(layout, capacity=capacity)
-        assert long.row_type == kind
-        assert (long.rows <= 2**31 - 1) == (kind == np.int32)
+        assert long.timestep_dtype == kind
+        assert (long.ring_size <= 2**31 - 1) == (kind == np.int32)
         assert Timeline.bytes_needed(long) > long.slots + kind().itemsize * capacity
 
 
@@ -255,9 +257,9 @@ def test_settings_out_of_range_are_refused_by_name(field, value):
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_long_rings_draw_what_short_ones_do(monkeypatch, prioritized):
     short, _ = filled("host", prioritized=prioritized)
-    monkeypatch.setattr(ReplayLayout, "row_type", np.dtype(np.int64))
+    monkeypatch.setattr(ReplayLayout, "timestep_dtype", np.dtype(np.int64))
     long, _ = filled("host", prioritized=prioritized)
-    assert long.state_dict()["timeline"]["alive"].dtype == torch.int64
+    assert long.state_dict()["timeline"]["sampleable"].dtype == torch.int64
     for ours, theirs in zip(short.sample(64), long.sample(64), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -265,9 +267,9 @@ def test_long_rings_draw_what_short_ones_do(monkeypatch, prioritized):
 def test_capacity_is_rounded_up_to_whole_rows_and_never_exceeded():
     replay, layout = make_replay("host", SCENE, 50, 10, 0.9, True)
     assert (replay.capacity, layout.span) == (51, 17)
-    traffic = Traffic(SCENE, 0)
+    traffic = SyntheticEnvs(SCENE, 0)
     replay.start(traffic.first())
-    for row in traffic.rows(200):
+    for row in traffic.timesteps(200):
         replay.add(*row)
         assert len(replay) <= replay.capacity
 

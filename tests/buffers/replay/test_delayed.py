@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from places import CPU, make_replay
-from traffic import Scene, Traffic
+from replay_factory import CPU, make_replay
+from synthetic_envs import EnvConfig, SyntheticEnvs
 
-from steadyrl.buffers.replay.delayed import LatePriorities
+from steadyrl.buffers.replay.delayed_priorities import DelayedPriorities
 
-SCENE = Scene(num_envs=2, frame_shape=(3,), dtype="float32", frame_stack=1, crash_rate=0.0)
+SCENE = EnvConfig(num_envs=2, frame_shape=(3,), dtype="float32", frame_stack=1, crash_rate=0.0)
 
 
 def started(traffic):
@@ -17,9 +17,9 @@ def started(traffic):
     return replay
 
 
-def late():
-    replay = started(Traffic(SCENE, 3))
-    replay._late = LatePriorities(CPU)
+def delayed():
+    replay = started(SyntheticEnvs(SCENE, 3))
+    replay._delayed = DelayedPriorities(CPU)
     return replay
 
 
@@ -28,11 +28,11 @@ def errors(turn):
 
 
 def leaves(replay):
-    return replay.outline()["priorities"]["leaves"].clone()
+    return replay.metadata()["priorities"]["leaves"].clone()
 
 
 def test_they_are_set_one_update_late_unless_the_transition_is_gone():
-    ours, naive, traffic = late(), started(Traffic(SCENE, 3)), Traffic(SCENE, 3)
+    ours, naive, traffic = delayed(), started(SyntheticEnvs(SCENE, 3)), SyntheticEnvs(SCENE, 3)
     traffic.first()
     waiting, left_out = None, 0
     for turn in range(80):
@@ -57,13 +57,13 @@ def test_they_are_set_one_update_late_unless_the_transition_is_gone():
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["again late", "where nothing is late"])
 def test_what_was_on_its_way_is_saved(at_once):
-    straight, traffic = late(), Traffic(SCENE, 3)
+    straight, traffic = delayed(), SyntheticEnvs(SCENE, 3)
     traffic.first()
     for turn in range(10):
         straight.add(*traffic.step())
         if len(straight):
             straight.update_priorities(straight.sample(4).index, errors(turn))
-    resumed = started(Traffic(SCENE, 3)) if at_once else late()
+    resumed = started(SyntheticEnvs(SCENE, 3)) if at_once else delayed()
     before = leaves(straight)
     resumed.load_state_dict(straight.state_dict())
     assert at_once != torch.equal(leaves(resumed), before)
@@ -78,10 +78,10 @@ def test_what_was_on_its_way_is_saved(at_once):
 
 
 def test_what_is_cleared_forgets_what_was_on_its_way():
-    replay, traffic = late(), Traffic(SCENE, 3)
+    replay, traffic = delayed(), SyntheticEnvs(SCENE, 3)
     traffic.first()
     for _ in range(5):
         replay.add(*traffic.step())
     replay.update_priorities(replay.sample(4).index, errors(0))
     replay.clear()
-    assert replay.outline()["late"]["index"].tolist() == []
+    assert replay.metadata()["delayed"]["index"].tolist() == []

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from places import make_replay
+from replay_factory import make_replay
+from synthetic_envs import EnvConfig, SyntheticEnvs
 from torch.utils._python_dispatch import TorchDispatchMode
-from traffic import Scene, Traffic
 
-from steadyrl.buffers.transfer import send
+from steadyrl.buffers.memory_layout import send
 
-SCENE = Scene(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
+SCENE = EnvConfig(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
 # What a Python number turns into as an operand, and what brings a tensor's value to the host.
 WAITS = {"scalar_tensor", "full", "nonzero", "_local_scalar_dense", "masked_select"}
 
@@ -37,9 +37,9 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_adding_and_drawing_wait_for_nothing(prioritized):
     replay, _ = make_replay("device", SCENE, 20, 3, 0.9, prioritized)
-    traffic = Traffic(SCENE, 5)
+    traffic = SyntheticEnvs(SCENE, 5)
     replay.start(traffic.first())
-    rows = list(traffic.rows(60))
+    rows = list(traffic.timesteps(60))
     died = False
     for row in rows:
         before = len(replay)
@@ -56,9 +56,9 @@ def test_adding_and_drawing_wait_for_nothing(prioritized):
 
 def test_updating_waits_for_nothing_but_the_check():
     replay, _ = make_replay("device", SCENE, 20, 3, 0.9, True)
-    traffic = Traffic(SCENE, 5)
+    traffic = SyntheticEnvs(SCENE, 5)
     replay.start(traffic.first())
-    for row in traffic.rows(30):
+    for row in traffic.timesteps(30):
         replay.add(*row)
     batch = replay.sample(16)
     with Operations() as seen:
@@ -70,14 +70,14 @@ def test_updating_waits_for_nothing_but_the_check():
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_row_travels_in_one_copy(prioritized, monkeypatch):
     replay, _ = make_replay("device", SCENE, 20, 3, 0.9, prioritized)
-    traffic = Traffic(SCENE, 5)
+    traffic = SyntheticEnvs(SCENE, 5)
     replay.start(traffic.first())
     copies = []
     monkeypatch.setattr(
         "steadyrl.buffers.replay.device.send",
         lambda *given: copies.append(len(given)) or send(*given),
     )
-    for row in traffic.rows(10):
+    for row in traffic.timesteps(10):
         replay.add(*row)
     assert len(copies) == 10
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from places import make_replay
-from traffic import Scene, Traffic
+from replay_factory import make_replay
+from synthetic_envs import EnvConfig, SyntheticEnvs
 
 from steadyrl.buffers.replay.build import build_replay
-from steadyrl.buffers.replay.delayed import LatePriorities
+from steadyrl.buffers.replay.delayed_priorities import DelayedPriorities
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.errors import NonFiniteError
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-SCENE = Scene(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
+SCENE = EnvConfig(num_envs=3, frame_shape=(1, 6, 5), dtype="uint8", frame_stack=3, crash_rate=0.05)
 CUDA = torch.device("cuda")
 
 
@@ -32,11 +32,11 @@ def test_the_device_and_the_host_deliver_the_same(prioritized):
     ]
     if prioritized:  # which reach the host one update late: held against the same on the CPU below
         del replays[1]
-    traffic = Traffic(SCENE, 5)
+    traffic = SyntheticEnvs(SCENE, 5)
     first = traffic.first()
     for replay in replays:
         replay.start(first)
-    for row in traffic.rows(200):
+    for row in traffic.timesteps(200):
         for replay in replays:
             replay.add(*row)
         if not len(replays[0]):
@@ -55,12 +55,12 @@ def test_the_device_and_the_host_deliver_the_same(prioritized):
 def test_priorities_that_are_late_are_as_late_on_the_cpu():
     ours, _ = make_replay("host", SCENE, 60, 3, 0.9, True, device=CUDA)
     naive, _ = make_replay("host", SCENE, 60, 3, 0.9, True)
-    naive._late = LatePriorities(torch.device("cpu"))
-    traffic = Traffic(SCENE, 5)
+    naive._delayed = DelayedPriorities(torch.device("cpu"))
+    traffic = SyntheticEnvs(SCENE, 5)
     first = traffic.first()
     for replay in (ours, naive):
         replay.start(first)
-    for row in traffic.rows(150):
+    for row in traffic.timesteps(150):
         for replay in (ours, naive):
             replay.add(*row)
         if len(ours):
@@ -73,9 +73,9 @@ def test_priorities_that_are_late_are_as_late_on_the_cpu():
 
 def test_adding_drawing_and_updating_ask_the_device_nothing():
     replay, _ = make_replay("device", SCENE, 60, 3, 0.9, True, device=CUDA)
-    traffic = Traffic(SCENE, 5)
+    traffic = SyntheticEnvs(SCENE, 5)
     replay.start(traffic.first())
-    rows = list(traffic.rows(40))
+    rows = list(traffic.timesteps(40))
     for row in rows:  # first calls load kernels, which waits
         replay.add(*row)
     batch = replay.sample(16)
@@ -92,9 +92,9 @@ def test_adding_drawing_and_updating_ask_the_device_nothing():
 
 def test_an_error_that_is_not_finite_is_refused_soon():
     replay, _ = make_replay("device", SCENE, 60, 1, 0.9, True, device=CUDA)
-    traffic = Traffic(SCENE, 5)
+    traffic = SyntheticEnvs(SCENE, 5)
     replay.start(traffic.first())
-    for row in traffic.rows(20):
+    for row in traffic.timesteps(20):
         replay.add(*row)
     index = replay.sample(4).index
     wrong = torch.tensor([1.0, math.nan, 2.0, 3.0], device=CUDA)
@@ -150,5 +150,5 @@ def test_a_rollout_on_the_device_equals_the_host():
                 no = np.zeros(envs, np.bool_)
                 rollout.add(obs, action, values, values, reward[t], ended[t], no, valid[t])
             last = torch.from_numpy(value[-1]).to(device)
-            rollout.finish(last, gamma=0.9, gae_lambda=0.8)
+            rollout.compute_advantages(last, gamma=0.9, gae_lambda=0.8)
         torch.testing.assert_close(rollouts[1].advantage.cpu(), rollouts[0].advantage)

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from steadyrl.buffers.replay import block_sums
 from steadyrl.buffers.replay.block_sums import BlockSums, first_beyond
-from steadyrl.buffers.replay.sum_tree import EPSILON, SumTree, draw_stratified, root_of, set_leaves
+from steadyrl.buffers.replay.sum_tree import (
+    EPSILON,
+    SumTree,
+    draw_stratified,
+    root_sums,
+    set_leaves,
+)
 from steadyrl.core.errors import NonFiniteError
 
 CPU = torch.device("cpu")
@@ -27,17 +33,17 @@ class Tree:
         self.host = kind == "host"
         self.part = SumTree(slots, alpha) if self.host else BlockSums(slots, alpha, CPU)
 
-    def revise(self, born=NONE, dead=NONE) -> None:
-        born, dead = np.asarray(born, np.int64), np.asarray(dead, np.int64)
+    def add_and_evict(self, added=NONE, evicted=NONE) -> None:
+        added, evicted = np.asarray(added, np.int64), np.asarray(evicted, np.int64)
         if self.host:
-            set_leaves(*self.part.levels, self.part.newcomers, born, dead)
+            set_leaves(*self.part.levels, self.part.initial_priority, added, evicted)
         else:
-            self.part.revise(torch.from_numpy(born), torch.from_numpy(dead))
+            self.part.add_and_evict(torch.from_numpy(added), torch.from_numpy(evicted))
 
     def draw(self, uniform, beta: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
         uniform = np.array(uniform, np.float64)
         if not self.host:
-            index, weight = self.part.draw(torch.from_numpy(self.part.asked(uniform, beta)))
+            index, weight = self.part.draw(torch.from_numpy(self.part.draw_inputs(uniform, beta)))
             return index.numpy(), weight.numpy()
         index, weight = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
         draw_stratified(*self.part.levels, uniform, beta, uniform, index, weight)
@@ -58,7 +64,7 @@ class Tree:
         """Return the sum of the priorities and the smallest one (infinite when empty)."""
         part = self.part
         if self.host:
-            return root_of(*part.levels)
+            return root_sums(*part.levels)
         return part._sums.sum().item(), part._minima.amin().item()
 
     def leaves(self) -> np.ndarray:
@@ -74,10 +80,10 @@ def test_frequencies_follow_the_priorities(kind):
     random = np.random.default_rng(7)
     slots, alpha = 37, 0.6
     tree = Tree(kind, slots, alpha)
-    alive = np.flatnonzero(np.arange(slots) % 4 != 1)
-    tree.revise(born=alive)
-    error = random.exponential(size=len(alive)) + 0.05
-    tree.update(alive, error)
+    sampleable = np.flatnonzero(np.arange(slots) % 4 != 1)
+    tree.add_and_evict(added=sampleable)
+    error = random.exponential(size=len(sampleable)) + 0.05
+    tree.update(sampleable, error)
     counts = np.zeros(slots)
     draws, batch = 4000, 25
     for _ in range(draws):
@@ -86,8 +92,8 @@ def test_frequencies_follow_the_priorities(kind):
     assert counts[1::4].sum() == 0
     expected = (error + EPSILON) ** alpha
     expected *= draws * batch / expected.sum()
-    statistic = ((counts[alive] - expected) ** 2 / expected).sum()
-    freedom = len(alive) - 1
+    statistic = ((counts[sampleable] - expected) ** 2 / expected).sum()
+    freedom = len(sampleable) - 1
     assert statistic < freedom + 5 * (2 * freedom) ** 0.5  # mean and five standard deviations
 
 
@@ -96,39 +102,39 @@ def test_frequencies_follow_the_priorities(kind):
 def test_both_places_hold_the_same_and_draw_the_same(seed, slots):
     random = np.random.default_rng(seed)
     trees = [Tree("host", slots, 0.7), Tree("device", slots, 0.7)]
-    alive: set[int] = set()
+    sampleable: set[int] = set()
     for _ in range(6):
-        born = random.permutation(slots)[: random.integers(1, slots + 1)]
-        dead = random.permutation(slots)[: random.integers(0, slots)]
+        added = random.permutation(slots)[: random.integers(1, slots + 1)]
+        evicted = random.permutation(slots)[: random.integers(0, slots)]
         index = random.permutation(slots)[: random.integers(1, slots + 1)]
         error = random.normal(size=len(index)) * 10.0 ** random.integers(-4, 5)
         uniform = random.random(16)
-        alive = (alive | set(born.tolist())) - set(dead.tolist())
+        sampleable = (sampleable | set(added.tolist())) - set(evicted.tolist())
         for tree in trees:
-            tree.revise(born, dead)
+            tree.add_and_evict(added, evicted)
             tree.update(index, error)
-            assert set(np.flatnonzero(tree.leaves()).tolist()) == alive
+            assert set(np.flatnonzero(tree.leaves()).tolist()) == sampleable
         host, device = trees
         np.testing.assert_allclose(host.leaves(), device.leaves(), rtol=1e-14)
         np.testing.assert_allclose(host.root(), device.root(), rtol=1e-13)
-        if not alive:
+        if not sampleable:
             continue
         ours, theirs = host.draw(uniform, 0.5), device.draw(uniform, 0.5)
         np.testing.assert_array_equal(ours[0], theirs[0])
         np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-6)
-        assert set(ours[0].tolist()) <= alive
+        assert set(ours[0].tolist()) <= sampleable
 
 
 def test_draws_are_stratified(kind):
     tree = Tree(kind, 100)
-    tree.revise(born=np.arange(100))  # all alike: stratum b of 10 is ids 10 b … 10 b + 9
+    tree.add_and_evict(added=np.arange(100))  # all alike: stratum b of 10 is ids 10 b … 10 b + 9
     index, _ = tree.draw(np.random.default_rng(0).random(10))
     assert (index // 10).tolist() == list(range(10))
 
 
 def test_weights_of_four_items_in_closed_form(kind):
     tree = Tree(kind, 4)
-    tree.revise(born=range(4))
+    tree.add_and_evict(added=range(4))
     tree.set(range(4), [1.0, 2.0, 3.0, 4.0])
     # P = p / 10; w_i = (4 P_i)^-β, divided by the largest, which belongs to p = 1.
     uniform = [0.9, 0.9, 0.9, 0.9]  # 2.25, 4.75, 7.25, 9.75 of 10 in all
@@ -143,31 +149,31 @@ def test_weights_of_four_items_in_closed_form(kind):
 
 def test_the_smallest_rises_when_it_is_updated_or_dies(kind):
     tree = Tree(kind, 50)
-    tree.revise(born=range(50))
+    tree.add_and_evict(added=range(50))
     tree.set(range(50), np.arange(1, 51))
     assert tree.root()[1] == pytest.approx(1.0)
     tree.set([0], [100.0])
     assert tree.root()[1] == pytest.approx(2.0)
-    tree.revise(dead=[1])
+    tree.add_and_evict(evicted=[1])
     assert tree.root()[1] == pytest.approx(3.0)
-    tree.revise(dead=range(50))
+    tree.add_and_evict(evicted=range(50))
     assert tree.root() == (0.0, math.inf)
 
 
 def test_new_ones_start_at_the_largest_error_seen(kind):
     tree = Tree(kind, 8, alpha=0.5)
-    tree.revise(born=[0])
+    tree.add_and_evict(added=[0])
     assert tree.leaves()[0] == 1.0
     tree.update([0], [-16.0])
     tree.update([0], [0.5])
-    tree.revise(born=[1])
+    tree.add_and_evict(added=[1])
     assert tree.leaves()[1] == pytest.approx((16 + EPSILON) ** 0.5)
 
 
 def test_what_is_gone_is_not_brought_back_by_a_late_update(kind):
     tree = Tree(kind, 8)
-    tree.revise(born=[0, 1])
-    tree.revise(dead=[0])
+    tree.add_and_evict(added=[0, 1])
+    tree.add_and_evict(evicted=[0])
     tree.update([0, 1], [5.0, 7.0])
     assert np.flatnonzero(tree.leaves()).tolist() == [1]
 
@@ -178,15 +184,15 @@ def test_no_dead_leaf_is_drawn_at_the_edge_of_rounding(kind, slots):
     top = math.nextafter(1.0, 0.0)
     for _ in range(20):
         tree = Tree(kind, slots)
-        alive = np.flatnonzero(random.random(slots) < 0.3)
-        if not len(alive):
-            alive = np.array([slots // 2])
-        tree.revise(born=alive)
+        sampleable = np.flatnonzero(random.random(slots) < 0.3)
+        if not len(sampleable):
+            sampleable = np.array([slots // 2])
+        tree.add_and_evict(added=sampleable)
         # Sums of numbers this far apart are rounded on every level.
-        tree.set(alive, 10.0 ** random.uniform(-5, 12, len(alive)))
+        tree.set(sampleable, 10.0 ** random.uniform(-5, 12, len(sampleable)))
         for uniform in ([0.0], [top], [top] * 64, [0.0] * 64):
             index, weight = tree.draw(uniform)
-            assert np.isin(index, alive).all()
+            assert np.isin(index, sampleable).all()
             assert ((weight > 0) & (weight <= 1)).all()
 
 
@@ -203,7 +209,7 @@ def test_the_root_is_the_sum_of_the_leaves_after_a_million_updates():
     random = np.random.default_rng(0)
     slots = 5000
     tree = Tree("host", slots, 0.6)
-    tree.revise(born=np.arange(slots))
+    tree.add_and_evict(added=np.arange(slots))
     for _ in range(1000):
         scale = 10.0 ** random.integers(-6, 7)
         tree.update(random.integers(0, slots, 1000), random.normal(size=1000) * scale)
@@ -216,7 +222,7 @@ def test_the_root_is_the_sum_of_the_leaves_after_a_million_updates():
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_errors_that_are_not_finite_are_refused_by_name(kind, wrong):
     tree = Tree(kind, 8)
-    tree.revise(born=range(8))
+    tree.add_and_evict(added=range(8))
     before = tree.leaves().copy()
     with pytest.raises(NonFiniteError, match=r"td_error\[1\]=-?(nan|inf) for transition 6"):
         tree.update([2, 6, 7], [1.0, wrong, 3.0])
@@ -225,7 +231,7 @@ def test_errors_that_are_not_finite_are_refused_by_name(kind, wrong):
 
 def test_wrong_shapes_and_ids_are_refused(kind):
     tree = Tree(kind, 8)
-    tree.revise(born=range(8))
+    tree.add_and_evict(added=range(8))
     with pytest.raises(ValueError, match="must both be"):
         tree.update([1, 2], [[0.5], [0.5]])
     for wrong in (-1, 8):
@@ -236,11 +242,11 @@ def test_wrong_shapes_and_ids_are_refused(kind):
 def test_a_saved_tree_continues_the_same(kind):
     random = np.random.default_rng(1)
     tree, other = Tree(kind, 300, 0.6), Tree(kind, 300, 0.6)
-    tree.revise(born=np.arange(0, 250))
+    tree.add_and_evict(added=np.arange(0, 250))
     tree.update(np.arange(250), random.normal(size=250))
     other.part.load_state_dict(tree.part.state_dict(250))
-    tree.revise(born=[290], dead=[3])
-    other.revise(born=[290], dead=[3])
+    tree.add_and_evict(added=[290], evicted=[3])
+    other.add_and_evict(added=[290], evicted=[3])
     uniform = random.random(32)
     np.testing.assert_array_equal(tree.draw(uniform)[0], other.draw(uniform)[0])
     assert tree.root() == other.root()

@@ -113,7 +113,7 @@ def test_nothing_leaks_across_an_end_or_a_cut():
         rollout = make(12, 3)
         fill(rollout, some)
         last_value = torch.from_numpy(some["value"][-1])
-        rollout.finish(last_value, gamma=GAMMA, gae_lambda=LAMBDA)
+        rollout.compute_advantages(last_value, gamma=GAMMA, gae_lambda=LAMBDA)
         advantages.append(rollout.advantage[:5].clone())
     assert torch.equal(advantages[0], advantages[1])
 
@@ -124,7 +124,7 @@ def test_a_time_limit_is_bootstrapped_and_a_termination_is_not():
     zeros = torch.zeros(2)
     valid = np.ones(2, np.bool_)
     rollout.add(torch.zeros(2, 2), zeros.long(), zeros, zeros, np.ones(2), *ends, valid)
-    rollout.finish(torch.full((2,), 10.0), gamma=0.9, gae_lambda=LAMBDA)
+    rollout.compute_advantages(torch.full((2,), 10.0), gamma=0.9, gae_lambda=LAMBDA)
     assert rollout.return_.flatten().tolist() == [1.0, 10.0]
 
 
@@ -144,7 +144,7 @@ def finished(seed, steps, envs):
     rows = random_rows(seed, steps, envs)
     rollout = make(steps, envs)
     fill(rollout, rows)
-    rollout.finish(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
+    rollout.compute_advantages(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
     return rows, rollout
 
 
@@ -180,7 +180,7 @@ def test_every_valid_row_once_an_epoch_in_fresh_order(seed, steps, envs, count):
 def test_minibatches_written_where_there_is_room_are_the_same_rows():
     rollout = make(6, 3)
     fill(rollout, random_rows(3, 6, 3))
-    rollout.finish(torch.zeros(3), gamma=GAMMA, gae_lambda=LAMBDA)
+    rollout.compute_advantages(torch.zeros(3), gamma=GAMMA, gae_lambda=LAMBDA)
     rooms: dict[int, RolloutBatch] = {}
 
     def room(like: RolloutBatch, rows: int) -> RolloutBatch:
@@ -221,7 +221,7 @@ def test_memory_stays_where_it_is_over_many_updates():
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
         fill(rollout, rows)
-        rollout.finish(torch.zeros(2), gamma=GAMMA, gae_lambda=LAMBDA)
+        rollout.compute_advantages(torch.zeros(2), gamma=GAMMA, gae_lambda=LAMBDA)
         for _ in rollout.minibatches(4, generator):
             pass
         rollout.clear()
@@ -241,13 +241,13 @@ def test_what_carries_a_graph_is_refused(place):
 def test_misuse_is_answered_clearly():
     rollout = make(2, 1)
     rows = random_rows(0, 2, 1)
-    with pytest.raises(RuntimeError, match="0 of 2 rows"):
-        rollout.finish(torch.zeros(1), gamma=GAMMA, gae_lambda=LAMBDA)
+    with pytest.raises(RuntimeError, match="0 of 2 timesteps"):
+        rollout.compute_advantages(torch.zeros(1), gamma=GAMMA, gae_lambda=LAMBDA)
     fill(rollout, rows)
     assert rollout.full
-    with pytest.raises(RuntimeError, match="finish it"):
+    with pytest.raises(RuntimeError, match=r"call compute_advantages\(\)"):
         next(rollout.minibatches(1, torch.Generator()))
-    with pytest.raises(RuntimeError, match="all 2 rows"):
+    with pytest.raises(RuntimeError, match="all 2 timesteps"):
         fill(rollout, rows)
     rollout.clear()
     assert not rollout.full
@@ -263,7 +263,9 @@ def test_a_half_filled_rollout_goes_on_after_a_reload():
     other.load_state_dict(half.state_dict())
     fill(other, rest)
     for rollout in (whole, other):
-        rollout.finish(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
+        rollout.compute_advantages(
+            torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA
+        )
     assert torch.equal(whole.advantage, other.advantage)
     assert torch.equal(whole.obs[:3], other.obs[:3])
     with pytest.raises(ValueError, match="do not fit"):

@@ -108,7 +108,7 @@ class A2C(Agent):
         s, network = self._settings, self._learner.network.module
         with torch.inference_mode():
             _, last_value = network(torch.from_numpy(self._next_obs).to(self._device))
-        self._rollout.finish(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
+        self._rollout.compute_advantages(last_value, gamma=s.gamma, gae_lambda=s.gae_lambda)
         for batch in self._rollout.minibatches(1, self._order):
             self._learner.step(batch, linear(s.learning_rate, 0.0, self._total, self._steps))
         self._rollout.clear()

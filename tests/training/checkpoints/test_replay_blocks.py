@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "buffers"))
-
-from places import PLACES, make_replay
-from traffic import Row, Scene, Traffic
+from replay_factory import REPLAY_KINDS, make_replay
+from synthetic_envs import EnvConfig, SyntheticEnvs, Timestep
 
 import steadyrl.training.checkpoints.replay_blocks
 from steadyrl.buffers.replay.buffer import ReplayBuffer
@@ -39,7 +35,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "BLOCK_BYTES", 300)
 
 
-def feed(replay: ReplayBuffer, rows: list[Row]) -> None:
+def feed(replay: ReplayBuffer, rows: list[Timestep]) -> None:
     for row in rows:
         replay.add(*row)
 
@@ -63,7 +59,7 @@ def write(path: Path, replay: ReplayBuffer, before: Path | None) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    place=st.sampled_from(PLACES),
+    place=st.sampled_from(REPLAY_KINDS),
     envs=st.integers(1, 3),
     stack=st.integers(1, 3),
     n_step=st.integers(1, 4),
@@ -83,14 +79,14 @@ def test_a_replay_continues_as_if_nothing_had_happened(
     lengths: list[int],
     seed: int,
 ) -> None:
-    scene = Scene(num_envs=envs, frame_stack=stack, crash_rate=0.05)
+    scene = EnvConfig(num_envs=envs, frame_stack=stack, crash_rate=0.05)
     arguments = (place, scene, capacity, n_step, 0.9, prioritized)
     replay, _ = make_replay(*arguments)
-    traffic = Traffic(scene, seed)
+    traffic = SyntheticEnvs(scene, seed)
     replay.start(traffic.first())
     directory, before = tmp_path_factory.mktemp("replay"), None
     for number, length in enumerate(lengths):
-        feed(replay, list(traffic.rows(length)))
+        feed(replay, list(traffic.timesteps(length)))
         learn(replay, number)
         path = directory / f"step-{number}"
         write(path, replay, before)
@@ -101,7 +97,7 @@ def test_a_replay_continues_as_if_nothing_had_happened(
     assert len(other) == len(replay)
     for _ in range(3):
         assert all(map(torch.equal, learn(replay, 7), learn(other, 7)))
-        rows = list(traffic.rows(20))
+        rows = list(traffic.timesteps(20))
         feed(replay, rows)
         feed(other, rows)
 
@@ -111,13 +107,13 @@ def files(path: Path) -> dict[str, int]:
 
 
 def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
-    scene = Scene(num_envs=2)
+    scene = EnvConfig(num_envs=2)
     replay, _ = make_replay("host", scene, 1000, 3, 0.9, True)
-    traffic = Traffic(scene, 0)
+    traffic = SyntheticEnvs(scene, 0)
     replay.start(traffic.first())
-    feed(replay, list(traffic.rows(100)))
+    feed(replay, list(traffic.timesteps(100)))
     write(tmp_path / "one", replay, None)
-    feed(replay, list(traffic.rows(100)))
+    feed(replay, list(traffic.timesteps(100)))
     write(tmp_path / "two", replay, tmp_path / "one")
     one, two = files(tmp_path / "one"), files(tmp_path / "two")
     shared = {name for name in one if two.get(name) == one[name]}
@@ -128,12 +124,12 @@ def test_complete_blocks_are_written_once(tmp_path: Path) -> None:
 
 def test_rows_are_not_overwritten_before_they_are_written(tmp_path: Path) -> None:
     """A replay that turns over many times while a slow disk writes it."""
-    scene = Scene(num_envs=2)
+    scene = EnvConfig(num_envs=2)
     arguments = ("host", scene, 200, 3, 0.9, True)
     replay, _ = make_replay(*arguments)
-    traffic = Traffic(scene, 0)
+    traffic = SyntheticEnvs(scene, 0)
     replay.start(traffic.first())
-    feed(replay, list(traffic.rows(150)))
+    feed(replay, list(traffic.timesteps(150)))
     twin, _ = make_replay(*arguments, seed=1)
     twin.load_state_dict(replay.state_dict())
     save = ReplaySave(replay, None)
@@ -149,7 +145,7 @@ def test_rows_are_not_overwritten_before_they_are_written(tmp_path: Path) -> Non
     )
     writer.start()
     waited = 0
-    for row in traffic.rows(1000):
+    for row in traffic.timesteps(1000):
         kept_up = threading.Thread(target=save.keep_up, daemon=True)
         kept_up.start()
         while kept_up.is_alive():  # the loop waits: let one more block be written
@@ -167,16 +163,16 @@ def test_rows_are_not_overwritten_before_they_are_written(tmp_path: Path) -> Non
 
 
 def test_a_failed_write_does_not_hold_the_loop_up(tmp_path: Path) -> None:
-    scene = Scene()
+    scene = EnvConfig()
     replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
-    traffic = Traffic(scene, 0)
+    traffic = SyntheticEnvs(scene, 0)
     replay.start(traffic.first())
-    feed(replay, list(traffic.rows(200)))
+    feed(replay, list(traffic.timesteps(200)))
     save = ReplaySave(replay, None)
     with pytest.raises(FileNotFoundError):
         write_archive(Files(), tmp_path / "missing" / "one", save.parts(), {})
     save.close()
-    for row in traffic.rows(200):
+    for row in traffic.timesteps(200):
         save.keep_up()
         replay.add(*row)
 
@@ -194,21 +190,21 @@ class Late(Files):
 
 
 def test_the_row_after_a_save_waits_too(tmp_path: Path) -> None:
-    scene, disk = Scene(), Late()
+    scene, disk = EnvConfig(), Late()
     replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
-    traffic = Traffic(scene, 0)
+    traffic = SyntheticEnvs(scene, 0)
     replay.start(traffic.first())
-    feed(replay, list(traffic.rows(200)))  # full: every row overwrites one
+    feed(replay, list(traffic.timesteps(200)))  # full: every row overwrites one
     saver = Saver(
         CheckpointSettings(every=1, seconds=0, keep=1, replay=True), tmp_path, {}, files=disk
     )
     agent = Weightless(replay)
     saver.attach(agent, agent, agent)  # type: ignore[arg-type]
-    saved_row = replay.row
+    saved_row = replay.timestep
 
     def go_on() -> None:
         saver.after_row(1, None, best=False, asked=False)
-        for row in traffic.rows(1):
+        for row in traffic.timesteps(1):
             replay.add(*row)
         saver.after_row(1, None, best=False, asked=False)
 
@@ -216,7 +212,7 @@ def test_the_row_after_a_save_waits_too(tmp_path: Path) -> None:
     loop.start()
     while saver._replay is None or not saver._replay._written._waiters:  # type: ignore[attr-defined]
         assert loop.is_alive(), "waited for nothing"
-    assert replay.row == saved_row, "a row that was to be saved is overwritten"
+    assert replay.timestep == saved_row, "a row that was to be saved is overwritten"
     disk.answers.set()
     loop.join()
     saver.finish(1, None)
@@ -243,11 +239,11 @@ class Weightless(Stateful):
 
 
 def test_a_save_that_fails_at_once_does_not_hold_the_loop_up(tmp_path: Path) -> None:
-    scene = Scene()
+    scene = EnvConfig()
     replay, _ = make_replay("host", scene, 50, 1, 0.9, False)
-    traffic = Traffic(scene, 0)
+    traffic = SyntheticEnvs(scene, 0)
     replay.start(traffic.first())
-    feed(replay, list(traffic.rows(200)))  # full: every row overwrites one
+    feed(replay, list(traffic.timesteps(200)))  # full: every row overwrites one
     saver = Saver(
         CheckpointSettings(every=1, seconds=0, keep=1, replay=True), tmp_path, {}, files=NoRoom()
     )
@@ -256,7 +252,7 @@ def test_a_save_that_fails_at_once_does_not_hold_the_loop_up(tmp_path: Path) -> 
     saver.save(200, None)
 
     def go_on() -> None:
-        for row in traffic.rows(60):
+        for row in traffic.timesteps(60):
             saver.after_row(0, None, best=False, asked=False)
             replay.add(*row)
 
@@ -267,11 +263,11 @@ def test_a_save_that_fails_at_once_does_not_hold_the_loop_up(tmp_path: Path) -> 
 
 
 def test_blocks_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    scene = Scene()
+    scene = EnvConfig()
     replay, _ = make_replay("host", scene, 100, 1, 0.9, False)
-    traffic = Traffic(scene, 0)
+    traffic = SyntheticEnvs(scene, 0)
     replay.start(traffic.first())
-    feed(replay, list(traffic.rows(100)))
+    feed(replay, list(traffic.timesteps(100)))
     parts = dict(ReplaySave(replay, None).parts())
     names = sorted(name for name in parts if name.startswith("replay-0"))
     swapped = {**parts, names[1]: parts[names[2]], names[2]: parts[names[1]]}
@@ -299,10 +295,10 @@ def transitions(*replays: ReplayBuffer) -> set[tuple[float, ...]]:
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("rows", [30, 90], ids=["not full", "overwritten"])
 def test_a_replay_is_shared_out_among_others(tmp_path: Path, rows: int, stack: int) -> None:
-    scene = Scene(num_envs=2, mean_length=6.0, frame_stack=stack)
+    scene = EnvConfig(num_envs=2, mean_length=6.0, frame_stack=stack)
     shape = {"n_step": 2, "gamma": 0.9, "prioritized": True}
     replay, _ = make_replay("host", scene, capacity=80, **shape)
-    traffic = Traffic(scene, seed=1)
+    traffic = SyntheticEnvs(scene, seed=1)
     replay.start(traffic.first())
     feed(replay, [traffic.step() for _ in range(rows)])
     path = tmp_path / "step-000000000001"

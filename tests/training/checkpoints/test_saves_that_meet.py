@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -10,11 +9,8 @@ from pathlib import Path
 import pytest
 from forked_ranks import start, together
 from opened import job
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "buffers"))
-
-from places import make_replay
-from traffic import Scene, Traffic
+from replay_factory import make_replay
+from synthetic_envs import EnvConfig, SyntheticEnvs
 
 import steadyrl.training.checkpoints.replay_blocks
 from steadyrl.agents.learner.comm import World
@@ -50,11 +46,11 @@ def test_two_saves_that_meet_are_both_written_where_one_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(steadyrl.training.checkpoints.replay_blocks, "BLOCK_BYTES", 300)
-    scene, disk = Scene(), Held()
+    scene, disk = EnvConfig(), Held()
     replay, _ = make_replay("host", scene, 200, 1, 0.9, False)
-    traffic = Traffic(scene, 0)
+    traffic = SyntheticEnvs(scene, 0)
     replay.start(traffic.first())
-    feed(replay, list(traffic.rows(100)))
+    feed(replay, list(traffic.timesteps(100)))
     saver = Saver(KEEP_ONE, tmp_path, {}, files=disk)
     agent = Weightless(replay)
     saver.attach(agent, agent, agent)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Row(NamedTuple):
+class Timestep(NamedTuple):
     action: np.ndarray
     reward: np.ndarray
     terminated: np.ndarray
@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scene:
+class EnvConfig:
     """Shapes and habits of the environments."""
 
     num_envs: int = 1
@@ -31,10 +31,10 @@ class Scene:
     crash_rate: float = 0.0
 
 
-class Traffic:
+class SyntheticEnvs:
     """Environments that end, reset on the next row, and crash now and then."""
 
-    def __init__(self, scene: Scene, seed: int) -> None:
+    def __init__(self, scene: EnvConfig, seed: int) -> None:
         self.scene = scene
         self.random = np.random.default_rng(seed)
         self.stacks = [deque(maxlen=scene.frame_stack) for _ in range(scene.num_envs)]
@@ -58,7 +58,7 @@ class Traffic:
             self._reset(env)
         return self.observation()
 
-    def step(self) -> Row:
+    def step(self) -> Timestep:
         envs = self.scene.num_envs
         action = self.random.integers(0, 18, envs)
         reward = self.random.standard_normal(envs).astype(np.float32)
@@ -74,7 +74,7 @@ class Traffic:
             if self.left[env] == 0:
                 kind = self.random.integers(0, 3)  # terminated, truncated, or both
                 terminated[env], truncated[env] = kind != 1, kind != 0
-        return Row(action, reward, terminated, truncated, valid, self.observation())
+        return Timestep(action, reward, terminated, truncated, valid, self.observation())
 
-    def rows(self, count: int) -> Iterator[Row]:
+    def timesteps(self, count: int) -> Iterator[Timestep]:
         return (self.step() for _ in range(count))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import torch
-from traffic import Scene
+from synthetic_envs import EnvConfig
 
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.device import DeviceReplay
 from steadyrl.buffers.replay.host import HostReplay
-from steadyrl.buffers.replay.index import ReplayLayout
+from steadyrl.buffers.replay.timeline import ReplayLayout
 
-PLACES = ("host", "device")
+REPLAY_KINDS = ("host", "device")
 CPU = torch.device("cpu")
 
 
 def make_replay(
     place: str,
-    scene: Scene,
+    scene: EnvConfig,
     capacity: int,
     n_step: int,
     gamma: float,

@@ -10,15 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_replay import NaiveReplay
-from places import PLACES, make_replay
-from traffic import Scene, Traffic
+from replay_factory import REPLAY_KINDS, make_replay
+from synthetic_envs import EnvConfig, SyntheticEnvs
 
 GAMMA = 0.93
 
 
 @dataclass(frozen=True)
 class Case:
-    scene: Scene
+    scene: EnvConfig
     capacity: int
     n_step: int
     prioritized: bool
@@ -30,7 +30,7 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     image = draw(st.booleans())
     channels = draw(st.integers(1, 3))
-    scene = Scene(
+    scene = EnvConfig(
         num_envs=draw(st.integers(1, 8)),
         frame_shape=(channels, 3, 2) if image else (channels,),
         dtype="uint8" if image else "float32",
@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn) -> Case:
         capacity=draw(st.integers(1, 70)),
         n_step=draw(st.integers(1, 10)),
         prioritized=draw(st.booleans()),
-        place=draw(st.sampled_from(PLACES)),
+        place=draw(st.sampled_from(REPLAY_KINDS)),
         seed=draw(st.integers(0, 2**32 - 1)),
     )
 
@@ -89,29 +89,29 @@ def leaves_alive(replay) -> set[int]:
 @given(case=cases())
 def test_same_transitions_as_whole_transitions_in_lists(case: Case) -> None:
     scene = case.scene
-    traffic = Traffic(scene, case.seed)
+    traffic = SyntheticEnvs(scene, case.seed)
     replay, layout = make_replay(
         case.place, scene, case.capacity, case.n_step, GAMMA, case.prioritized, seed=case.seed
     )
-    naive = NaiveReplay(scene.num_envs, layout.span, layout.rows, case.n_step, GAMMA)
+    naive = NaiveReplay(scene.num_envs, layout.span, layout.ring_size, case.n_step, GAMMA)
     errors = np.random.default_rng(case.seed)
     first = traffic.first()
     replay.start(first)
     naive.start(first)
     assert_same(replay, naive)
-    check_every = max(1, layout.rows // 3)
-    for count, row in enumerate(traffic.rows(4 * layout.rows), start=1):
+    check_every = max(1, layout.ring_size // 3)
+    for count, row in enumerate(traffic.timesteps(4 * layout.ring_size), start=1):
         replay.add(*row)
         naive.add(row)
-        if count == 2 * layout.rows:  # a restart without a reset row of the environment's own
+        if count == 2 * layout.ring_size:  # a restart without a reset row of the environment's own
             first = traffic.first()
             replay.start(first)
             naive.start(first)
-        if count == 3 * layout.rows:  # all lost in the middle of episodes, which go on
+        if count == 3 * layout.ring_size:  # all lost in the middle of episodes, which go on
             replay.clear()
             replay.start(traffic.observation())
-            naive = NaiveReplay(scene.num_envs, layout.span, layout.rows, case.n_step, GAMMA)
-            naive.row = replay.row
+            naive = NaiveReplay(scene.num_envs, layout.span, layout.ring_size, case.n_step, GAMMA)
+            naive.row = replay.timestep
             naive.start(traffic.observation())
         if count % check_every:
             continue
