@@ -1,5 +1,6 @@
-"""What all tests have in common: few threads, usual signals, and the longest tests first."""
+"""What all tests have in common: few threads, usual signals, a limit, the longest tests first."""
 
+import faulthandler
 import gc
 import logging
 import os
@@ -24,6 +25,7 @@ LONGEST = (
     "envs/backends/test_containment.py",
     "test_cut_short.py",
     "test_fuzz.py",
+    "test_fuzz_more.py",
     "test_growth_of_a_run.py",
     "test_installed.py",
     "test_presets.py",
@@ -32,9 +34,27 @@ LONGEST = (
 )
 
 
+# Far more than any test takes on a busy machine; slow ones have limits of their own.
+LIMIT_SECONDS = 900.0
+TERMINAL = pytest.StashKey[int]()
+
+
 def pytest_configure(config):
-    """Let pytest-xdist hand files out in the order they have."""
+    """Let pytest-xdist hand files out in the order they have; keep where no output is captured."""
     config.option.loadscopereorder = False
+    config.stash[TERMINAL] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """End the process where a test never ends, whatever it waits for; say where it stood."""
+    if item.get_closest_marker("slow") is None:
+        terminal = item.config.stash[TERMINAL]
+        faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True, file=terminal)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(items):

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from steadyrl.agents.engine.graphs.plain_paths import plain_path, torch_by_plain_paths
 from steadyrl.core.private import make_private, temporary_folder
 
 log = logging.getLogger("steadyrl")
@@ -43,10 +44,10 @@ def _of_this_process() -> TemporaryDirectory[str]:
 @contextmanager
 def compiling_privately() -> Iterator[Path]:
     """Let torch's compiler work in such a directory, and in no other."""
-    chosen, folder = os.environ.get(CHOICE), compile_directory()
+    chosen, folder = os.environ.get(CHOICE), plain_path(compile_directory())
     os.environ[CHOICE] = str(folder)
     try:
-        with _headers_in(folder):
+        with _headers_in(folder), torch_by_plain_paths():
             yield folder
     finally:
         os.environ.pop(CHOICE)

@@ -110,30 +110,11 @@ def _processor() -> str:
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
     for node in graph.graph.nodes:
         node.meta.clear()  # what tracing noted of shapes is for another compiler than this
-    with compiling_privately(), compilable(), _linkable(), warnings.catch_warnings():
+    with compiling_privately(), compilable(), warnings.catch_warnings():
         from torch._inductor import aot_compile  # slow to import
 
         warnings.simplefilter("ignore", FutureWarning)  # about torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))
-
-
-@contextmanager
-def _linkable() -> Iterator[None]:
-    """Name torch's libraries by a path without spaces: the compiler does not quote it."""
-    from torch.utils import cpp_extension  # slow to import
-
-    path = cpp_extension.TORCH_LIB_PATH
-    if " " not in path:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="steadyrl-") as private:
-        link = Path(private, "lib")
-        link.symlink_to(path)
-        cpp_extension.TORCH_LIB_PATH = str(link)
-        try:
-            yield
-        finally:
-            cpp_extension.TORCH_LIB_PATH = path
 
 
 def _loaded(library: Path) -> Callable[[Any], Any]:

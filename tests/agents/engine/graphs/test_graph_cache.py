@@ -10,6 +10,7 @@ import torch._inductor
 from torch.utils import cpp_extension
 
 from steadyrl.agents.engine.graphs import graph_cache as kept_graphs
+from steadyrl.agents.engine.graphs.compile_directory import CHOICE
 from steadyrl.agents.engine.graphs.graph_cache import fingerprint, folder, host_code
 from steadyrl.agents.engine.graphs.trace import traced
 
@@ -31,12 +32,13 @@ def graph(function=steps, size=3):
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Return a library that was compiled and kept, by a torch below a folder with a space."""
+    """Return a library that was compiled and kept, with a space in every path it takes."""
     torch_lib = tmp_path_factory.mktemp("some folder") / "lib"
     torch_lib.symlink_to(cpp_extension.TORCH_LIB_PATH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpp_extension, "TORCH_LIB_PATH", str(torch_lib))
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv(CHOICE, str(tmp_path_factory.mktemp("some compile directory")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("some cache")))
         host_code(graph(), inputs())
         (library,) = folder().iterdir()
         assert str(torch_lib) == cpp_extension.TORCH_LIB_PATH, "it is put back"

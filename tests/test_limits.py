@@ -1,0 +1,37 @@
+"""A test that never ends has a limit, also where it waits in native code."""
+
+import subprocess
+import sys
+
+from command import ROOT, environment
+
+# `PyDLL` holds the interpreter, as a destructor that joins a thread does: no handler runs.
+ENDLESS = """
+import ctypes
+
+def test_that_ends():
+    pass
+
+def test_that_never_ends():
+    ctypes.PyDLL(None).pause()
+"""
+WITH_A_LIMIT = """
+import sys, conftest, pytest
+conftest.LIMIT_SECONDS = 1.0
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[1]], plugins=[conftest]))
+"""
+
+
+def test_a_test_that_never_ends_is_ended_and_named(tmp_path):
+    file = tmp_path / "test_endless.py"
+    file.write_text(ENDLESS)
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_LIMIT, str(file)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "tests",
+        env=environment(),
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr and "in test_that_never_ends" in done.stderr
