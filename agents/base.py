@@ -19,7 +19,7 @@ from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.errors import SettingError
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
-from steadyrl.envs.types import EnvSpec, Rows, RunRows, Step
+from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
 
 class Decision(NamedTuple):
@@ -107,7 +107,9 @@ class Agent(Stateful, ABC):
     def observe(self, decision: Decision, step: Step) -> None:
         """Store the row and count its valid steps."""
 
-    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(
+        self, decision: Decision, run: StepMany | None, steps: int
+    ) -> BlockResult | None:
         """Finish the row that was decided on, and go on to so many valid steps, in one call.
 
         It ends sooner where learning is due. None where rows are observed one at a time.

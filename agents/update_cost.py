@@ -27,7 +27,7 @@ def update_cost(settings: AgentSettings, spec: EnvSpec) -> UpdateCost:
         # Without memory: this is asked before anything is built.
         network, _ = agent_class(settings.name).policy(settings, spec, torch.device("meta"))
     except Exception:  # foreign code, which may need numbers where there are none
-        return UpdateCost(0, len(spec.seen_shape) == 3)
+        return UpdateCost(0, len(spec.unmasked_shape) == 3)
     batch = settings.update_batch(spec) if isinstance(settings, Batching) else UNKNOWN_BATCH
     weights = sum(parameter.numel() for parameter in network.parameters())
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -15,12 +15,12 @@ from steadyrl.envs.backends.native import NativeBackend
 from steadyrl.envs.backends.single_env import SingleEnv
 from steadyrl.envs.backends.subprocess import ProcessBackend
 from steadyrl.envs.backends.sync import SyncBackend
-from steadyrl.envs.backends.worker_handle import ask_process, read_description
-from steadyrl.envs.encoding.masks import refuse_without
-from steadyrl.envs.faults import WorkerError, told
+from steadyrl.envs.backends.worker_handle import query_subprocess, read_description
+from steadyrl.envs.encoding.masks import require_masks
+from steadyrl.envs.faults import WorkerError, error_summary
 from steadyrl.envs.kernels.api import changed_source, find_kernel
-from steadyrl.envs.registration import ATARI, MINATAR, NOT_ATARI, brings_its_module, find_spec
-from steadyrl.envs.settings import BackendName, EnvSettings, EvaluationSettings, ShownSettings
+from steadyrl.envs.registration import ATARI, MINATAR, NOT_ATARI, find_spec, imports_module
+from steadyrl.envs.settings import BackendName, EnvSettings, EvaluationSettings, RenderSettings
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
 from steadyrl.envs.vector import Backend, VectorEnv
 from steadyrl.memory.process import usable_cores
@@ -33,17 +33,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("steadyrl")
 
 
-def _kernel(settings: EnvSettings, seed: int) -> KernelBackend:
+def _kernel_backend(settings: EnvSettings, seed: int) -> KernelBackend:
     from steadyrl.envs.backends.kernel import KernelBackend  # it needs the compiler
 
     return KernelBackend(settings, seed=seed)
 
 
-def _kernels(settings: EnvSettings, seed: int) -> VectorEnv:
+def _kernel_vector_env(settings: EnvSettings, seed: int) -> VectorEnv:
     from steadyrl.envs.backends.kernel_block import KernelVectorEnv  # likewise
 
     stack, checked = settings.frame_stack, settings.checked
-    return KernelVectorEnv(_kernel(settings, seed), frame_stack=stack, check_levels=checked)
+    return KernelVectorEnv(
+        _kernel_backend(settings, seed), frame_stack=stack, check_pixel_range=checked
+    )
 
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
@@ -53,11 +55,11 @@ BACKENDS: dict[str, Callable[..., Backend]] = {
     "ale": AtariBackend,
     "envpool": EnvPoolBackend,
 }
-BATCHES = ("kernel", "native", "ale", "envpool")  # make no single environments
+BATCH_BACKENDS = ("kernel", "native", "ale", "envpool")  # make no single environments
 # From this many environments on, one batch of array operations beats the plain loop.
 NATIVE_FROM = 8
 # What a process costs per step. A step that is cheaper is done sooner than it is handed over.
-ROUND_TRIP_SECONDS = 150e-6
+PROCESS_ROUND_TRIP_SECONDS = 150e-6
 
 
 def build_env(
@@ -65,21 +67,21 @@ def build_env(
 ) -> VectorEnv:
     """Build the vector environment; `num_envs` replaces the number in the settings."""
     settings = replace(settings, num_envs=num_envs or settings.num_envs)
-    with _making(settings, EnvironmentFailedError):
+    with _setting_errors(settings, EnvironmentFailedError):
         name, why = choose_backend(settings)
         n = settings.num_envs
         log.info("%s: backend %s for %d x %s: %s", purpose, name, n, settings.id, why)
         if name == "kernel":
-            return _kernels(settings, seed)
+            return _kernel_vector_env(settings, seed)
         backend, stack = BACKENDS[name](settings, seed=seed), settings.frame_stack
-        return VectorEnv(backend, frame_stack=stack, check_levels=settings.checked)
+        return VectorEnv(backend, frame_stack=stack, check_pixel_range=settings.checked)
 
 
-def build_shown_env(settings: ShownSettings, *, seed: int) -> VectorEnv:
+def build_render_env(settings: RenderSettings, *, seed: int) -> VectorEnv:
     """Build one environment that is looked at, in a process: whatever draws may break or hang."""
     if settings.backend == "envpool":
         raise SettingError("backend", "envpool", "EnvPool's environments draw no pictures")
-    with _making(settings, EnvironmentFailedError):
+    with _setting_errors(settings, EnvironmentFailedError):
         choose_backend(settings)  # refuses what training would
         return VectorEnv(ProcessBackend(settings, seed=seed), frame_stack=settings.frame_stack)
 
@@ -90,7 +92,7 @@ def probe(settings: EnvSettings) -> EnvSpec:
     What an environment raises is refused like any wrong setting, what would have ended this
     process is a failure. What may run in processes is not made in this one.
     """
-    with _making(settings, SettingError):
+    with _setting_errors(settings, SettingError):
         one: EnvSettings = EvaluationSettings(**{**vars(settings), "num_envs": 1})
         name, _ = choose_backend(one)
         if name == "kernel":
@@ -103,9 +105,11 @@ def probe(settings: EnvSettings) -> EnvSpec:
         elif one.action_masks == "true":
             one = replace(one, action_masks="auto")  # it is seen whether it does
         if name == "async" or (name == "sync" and _may_become_async(settings)):
-            found = read_description(ask_process(one), one).spec
+            found = read_description(query_subprocess(one), one).spec
         elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
-            found = _kernel(one, seed=0).spec  # its own takes longer to import than the compiler
+            found = _kernel_backend(
+                one, seed=0
+            ).spec  # its own takes longer to import than the compiler
         elif name in ("sync", "kernel"):  # which needs no compiler to say that
             with contextlib.closing(SingleEnv(one, seed=0, index=0)) as env:
                 env.build()
@@ -113,12 +117,12 @@ def probe(settings: EnvSettings) -> EnvSpec:
         else:
             with contextlib.closing(BACKENDS[name](one, seed=0)) as backend:
                 found = backend.spec
-        refuse_without(settings, found)
+        require_masks(settings, found)
     return replace(found, num_envs=settings.num_envs, frame_stack=settings.frame_stack)
 
 
 @contextlib.contextmanager
-def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
+def _setting_errors(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
     """Say in one line why an environment cannot be made; `kind` is for ordinary exceptions."""
     try:
         yield
@@ -128,7 +132,7 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
         if is_out_of_memory(error):  # there is too little for any environment
             raise
         raised = error.raised if isinstance(error, WorkerError) else isinstance(error, Exception)
-        what = f"cannot be made: {told(error)}"
+        what = f"cannot be made: {error_summary(error)}"
         if raised and kind is SettingError:
             raise SettingError("id", settings.id, what) from error
         raise EnvironmentFailedError(f"{settings.role}{settings.id} {what}") from error
@@ -137,7 +141,7 @@ def _making(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
 def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:
     """Return the backend to use, with `auto` the fastest, and why."""
     name, why = _fastest(settings)
-    if settings.one_by_one and name in BATCHES:
+    if settings.needs_single_envs and name in BATCH_BACKENDS:
         batch = f"backend {name} steps all environments as one batch"
         if not settings.wrappers:
             reason = f"{batch}, which says of none what it allows"
@@ -149,7 +153,7 @@ def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:
 
 def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
     backend = settings.backend
-    if backend == "envpool" or (backend == "async" and brings_its_module(settings.id)):
+    if backend == "envpool" or (backend == "async" and imports_module(settings.id)):
         return backend, "as set"
     if backend == "kernel":
         find_kernel(settings)
@@ -169,7 +173,7 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
 
 
 def _without_kernel(settings: EnvSettings, spec: GymSpec) -> tuple[BackendName, str]:
-    batched = settings.num_envs >= NATIVE_FROM and not settings.one_by_one
+    batched = settings.num_envs >= NATIVE_FROM and not settings.needs_single_envs
     if not batched or spec.vector_entry_point is None:
         return _sync_or_async(settings)
     reason = _why_no_batch(settings)
@@ -185,7 +189,7 @@ def _has_kernel(settings: EnvSettings) -> bool:
         kernel = find_kernel(settings)
     except SettingError:
         return False
-    return not settings.one_by_one and not (kernel.masks and settings.action_masks == "auto")
+    return not settings.needs_single_envs and not (kernel.masks and settings.action_masks == "auto")
 
 
 def _why_no_batch(settings: EnvSettings) -> str:
@@ -201,7 +205,7 @@ def _why_no_batch(settings: EnvSettings) -> str:
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
-        return told(error)
+        return error_summary(error)
 
 
 def _may_become_async(settings: EnvSettings) -> bool:
@@ -219,10 +223,10 @@ def _sync_or_async(settings: EnvSettings) -> tuple[BackendName, str]:
         if error.raised:
             return "sync", f"the trial failed: {error}"
         return "async", f"in the trial {error}"
-    backend: BackendName = "async" if seconds > ROUND_TRIP_SECONDS else "sync"
+    backend: BackendName = "async" if seconds > PROCESS_ROUND_TRIP_SECONDS else "sync"
     return backend, f"a step takes {seconds * 1e6:,.0f} µs"
 
 
 def step_seconds(settings: EnvSettings) -> float:
     """Measure in a process what a step takes; rows are the same whatever is chosen."""
-    return float(ask_process(settings, trial=True))
+    return float(query_subprocess(settings, trial=True))

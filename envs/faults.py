@@ -42,7 +42,7 @@ class Faults:
         self._budget = RestartBudget(max_restarts)
         self._role = role  # such as "evaluation's "
 
-    def excuse(self, env: int, error: BaseException) -> None:
+    def handle_failure(self, env: int, error: BaseException) -> None:
         """Use one restart up for this failure, or raise it when none is left.
 
         Ctrl-C is nobody's failure, and a wrong setting stays wrong: both pass as they are.
@@ -50,18 +50,18 @@ class Faults:
         if isinstance(error, KeyboardInterrupt | SettingError):
             raise error
         failure: ExpectedError = EnvironmentFailedError(
-            f"{self._role}environment {env} failed at step {self.step}: {told(error)}"
+            f"{self._role}environment {env} failed at step {self.step}: {error_summary(error)}"
         )
         if isinstance(error, NonFiniteError):
             failure = error
-        for_good = isinstance(error, EnvironmentFailedError) or (
-            isinstance(error, WorkerError) and error.for_good
+        fatal = isinstance(error, EnvironmentFailedError) or (
+            isinstance(error, WorkerError) and error.fatal
         )
-        if for_good or not self._budget.spend():
+        if fatal or not self._budget.spend():
             raise failure from error
         log.error("%s; it is built anew", failure, exc_info=error)
 
-    def not_finite(self, name: str, env: int, number: str) -> NonFiniteError:
+    def non_finite_error(self, name: str, env: int, number: str) -> NonFiniteError:
         """Name the array that is not finite, and the number that is none."""
         where = f"{name} of {self._role}environment {env}"
         return NonFiniteError(f"{where} is not finite at step {self.step}: {number}")
@@ -70,7 +70,7 @@ class Faults:
         """Raise what broke in a simulator of all environments, which cannot be built anew."""
         if isinstance(error, KeyboardInterrupt | ExpectedError):
             raise error
-        what = f"{self._role}{name} failed at step {self.step}: {told(error)}"
+        what = f"{self._role}{name} failed at step {self.step}: {error_summary(error)}"
         raise EnvironmentFailedError(what) from error
 
 
@@ -82,13 +82,13 @@ class WorkerError(Exception):
         what: str,
         trace: str = "",
         *,
-        for_good: bool = False,
+        fatal: bool = False,
         raised: bool = False,
         user_frames: Sequence[str] = (),
     ) -> None:
         super().__init__(what)
         self.user_frames = tuple(user_frames)  # the last ones, as they are shown
-        self.for_good = for_good  # building it anew would not help
+        self.fatal = fatal  # building it anew would not help
         self.raised = raised  # an ordinary exception; the process itself was sound
         if trace:
             self.__cause__ = RemoteTraceback(trace)
@@ -101,14 +101,14 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
         return "\n" + str(self.args[0])
 
 
-def told(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Return what is said of an error in one line; of foreign errors type and place too."""
     if isinstance(error, WorkerError | EnvironmentFailedError):
         return one_line(str(error))
     return with_place(error)
 
 
-def refuse_other_spaces(before: str, now: str) -> None:
+def validate_same_spaces(before: str, now: str) -> None:
     """Refuse an environment that is not like the others or like itself before."""
     if now != before:
         raise EnvironmentFailedError(f"its spaces are {now}, but they were {before}")

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from steadyrl.core.errors import SettingError, at_place, is_out_of_memory
 from steadyrl.envs.settings import EnvSettings
-from steadyrl.envs.wrappers import import_foreign, wrap
+from steadyrl.envs.wrappers import import_user_module, wrap
 
 # Packages that bring environments: the start of an id → (module, extra that installs it).
 PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
@@ -31,8 +31,8 @@ MINATAR_GAMES = {
     "SpaceInvaders": "space_invaders",
 }
 LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
-ENDLESS = -1  # its word for none
-LONGEST = 2**31 - 1
+NO_LIMIT = -1  # its word for none
+MAX_LIMIT = 2**31 - 1
 EXTRAS_BY_ENTRY_POINT = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 
 
@@ -53,7 +53,7 @@ def find_spec(env_id: str) -> GymSpec:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # newer versions of an environment exist: not our call
-            name = _import_module_of(env_id)
+            name = _import_id_module(env_id)
             if name not in gym.registry and importlib.util.find_spec("ale_py") is not None:
                 register_provider("ale_py")  # it also brings ids without a prefix
             return gym.spec(name)
@@ -63,7 +63,7 @@ def find_spec(env_id: str) -> GymSpec:
         raise SettingError("id", env_id, f"{what}, {nearest_id(env_id, gym.registry)}") from None
 
 
-def brings_its_module(env_id: str) -> bool:
+def imports_module(env_id: str) -> bool:
     """Tell whether an id names a module to import, whose code is then the environment's."""
     return ":" in env_id
 
@@ -85,24 +85,24 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         if is_out_of_memory(error):
             raise
-        raise SettingError("id", settings.id, _missing(spec, error)) from None
+        raise SettingError("id", settings.id, _missing_dependency(spec, error)) from None
     except TypeError as error:
         raise unknown_keyword(settings, error) or error from None
 
 
-def limit_in(kwargs: Mapping[str, Any]) -> int | None:
+def time_limit(kwargs: Mapping[str, Any]) -> int | None:
     """Return how long episodes are to be, ENDLESS or None for as long as they are anyway."""
     limit = kwargs.get(LIMIT)
-    if limit is not None and (type(limit) is not int or limit < ENDLESS or limit == 0):
+    if limit is not None and (type(limit) is not int or limit < NO_LIMIT or limit == 0):
         raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
     return limit
 
 
-def told_as_number(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def explicit_time_limit(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return keywords for simulators that count to whatever limit they are told."""
-    limit = limit_in(kwargs)
+    limit = time_limit(kwargs)
     rest = {key: value for key, value in kwargs.items() if key != LIMIT}
-    return rest if limit is None else rest | {LIMIT: LONGEST if limit == ENDLESS else limit}
+    return rest if limit is None else rest | {LIMIT: MAX_LIMIT if limit == NO_LIMIT else limit}
 
 
 def unknown_keyword(settings: EnvSettings, error: TypeError) -> SettingError | None:
@@ -141,14 +141,14 @@ def register_provider(module: str) -> None:
             gym.register(f"MinAtar/{name}-{version}", entry_point=MINATAR, kwargs=kwargs)
 
 
-def _import_module_of(env_id: str) -> str:
+def _import_id_module(env_id: str) -> str:
     """Import the module of `module:Env-v0` and return the id without it."""
     module, colon, name = env_id.rpartition(":")
     if not colon:
         return env_id
     if not name:
         raise SettingError("id", env_id, "before the colon stands a module, after it an id")
-    import_foreign(module, "id", env_id)
+    import_user_module(module, "id", env_id)
     return name
 
 
@@ -163,7 +163,7 @@ def nearest_id(env_id: str, known_ids: Iterable[str]) -> str:
     return f"did you mean {known[near[0]]}?" if near else "is the package that brings it installed?"
 
 
-def _missing(spec: GymSpec, error: Exception) -> str:
+def _missing_dependency(spec: GymSpec, error: Exception) -> str:
     entry = str(spec.entry_point)
     for prefix, extra in EXTRAS_BY_ENTRY_POINT.items():
         if entry.startswith(prefix):

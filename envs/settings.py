@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple
 from steadyrl.core.errors import SettingError
 
 # More than anybody means, and less than what they are kept in can hold.
-MOST = {
+UPPER_BOUNDS = {
     "num_envs": (65_536, "every row holds all of them"),
     "frame_stack": (1_000, "every observation holds so many frames"),
     "step_timeout": (1_000_000, "that is eleven days"),
     "max_restarts": (1_000_000, "each is remembered for an hour"),
 }
 # Keywords of Gymnasium's own, which never reach the environment.
-RESERVED = {
+RESERVED_KWARGS = {
     "id": "use env.id",
     "num_envs": "use env.num_envs",
     "vectorization_mode": "use env.backend",
@@ -25,14 +25,14 @@ RESERVED = {
 }
 
 
-class Wrapping(NamedTuple):
+class WrapperSpec(NamedTuple):
     """One wrapper: a name of Gymnasium's or `module:Class`, and its keyword arguments."""
 
     name: str
     arguments: dict[str, Any]
 
     @classmethod
-    def read(cls, written: str | dict[str, Any]) -> Wrapping:
+    def parse(cls, written: str | dict[str, Any]) -> WrapperSpec:
         """Read a name, or one name with its arguments."""
         pairs: dict[Any, Any] = {written: {}} if isinstance(written, str) else written
         (name, given), *more = pairs.items() or [(None, None)]
@@ -56,7 +56,7 @@ class ImageSettings(NamedTuple):
     range: tuple[float, ...] | None = None  # lowest and highest number; None: as declared
 
     @property
-    def wanted(self) -> bool:
+    def declared(self) -> bool:
         """Whether somebody says that observations are images."""
         return self.axes in ("hwc", "chw") or self.range is not None
 
@@ -98,20 +98,20 @@ class EnvSettings:
         return ImageSettings(self.image_axes, self.image_range)
 
     @property
-    def one_by_one(self) -> bool:
+    def needs_single_envs(self) -> bool:
         """Whether each environment is asked for, or surrounded by, what no batch of them has."""
         return bool(self.wrappers) or self.action_masks == "true"
 
-    def shown(
+    def for_rendering(
         self,
         *,
         video: str | None,
         episodes: int,
         max_episode_steps: int,
         preview: str | None = None,
-    ) -> ShownSettings:
+    ) -> RenderSettings:
         """Return the settings of one environment as in evaluation, which can be looked at."""
-        return ShownSettings(
+        return RenderSettings(
             **{**vars(self.for_evaluation()), "num_envs": 1, "max_restarts": 0},
             video=video,
             video_episodes=episodes,
@@ -129,7 +129,7 @@ class EnvSettings:
             raise SettingError("step_timeout", self.step_timeout, "must be a positive number")
         if self.max_restarts < 0:
             raise SettingError("max_restarts", self.max_restarts, "must not be negative")
-        for field, (most, why) in MOST.items():
+        for field, (most, why) in UPPER_BOUNDS.items():
             if getattr(self, field) > most:
                 reason = f"must be at most {most:,}: {why}"
                 raise SettingError(field, getattr(self, field), reason)
@@ -141,9 +141,9 @@ class EnvSettings:
         _ = self.wrapping  # which refuses what it cannot read
 
     @property
-    def wrapping(self) -> tuple[Wrapping, ...]:
+    def wrapping(self) -> tuple[WrapperSpec, ...]:
         """The wrappers with their arguments."""
-        return tuple(map(Wrapping.read, self.wrappers))
+        return tuple(map(WrapperSpec.parse, self.wrappers))
 
     def _refuse_odd_range(self) -> None:
         limits = self.image_range
@@ -164,8 +164,8 @@ class EnvSettings:
         for key, value in self.kwargs.items():
             if not isinstance(key, str):
                 raise SettingError(f"kwargs.{key}", value, "a keyword is a name")
-            if key in RESERVED:
-                raise SettingError(f"kwargs.{key}", value, f"cannot be set: {RESERVED[key]}")
+            if key in RESERVED_KWARGS:
+                raise SettingError(f"kwargs.{key}", value, f"cannot be set: {RESERVED_KWARGS[key]}")
 
 
 class EvaluationSettings(EnvSettings):
@@ -176,7 +176,7 @@ class EvaluationSettings(EnvSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownSettings(EvaluationSettings):
+class RenderSettings(EvaluationSettings):
     """One environment that is looked at: in a window, or in a file that is written."""
 
     role = "the shown "

@@ -137,11 +137,11 @@ class EnvSpec:
         return replace(self, frame_shape=(first, *rest), mask=0)
 
     @property
-    def seen_shape(self) -> tuple[int, ...]:
+    def unmasked_shape(self) -> tuple[int, ...]:
         """Shape of what the agent sees of an observation."""
         return self.unmasked.observation_shape
 
-    def refuse_another(self, purpose: str, found: EnvSpec) -> None:
+    def validate_same(self, purpose: str, found: EnvSpec) -> None:
         """Refuse environments that are built like these and offer something else."""
         for part in ("frame_shape", "dtype", "action", "mask"):
             now, before = getattr(found, part), getattr(self, part)
@@ -152,7 +152,7 @@ class EnvSpec:
                 )
 
 
-class Rows(NamedTuple):
+class BlockResult(NamedTuple):
     """What rows came to: valid steps, and the episodes that ended, each after so many."""
 
     steps: int
@@ -160,7 +160,7 @@ class Rows(NamedTuple):
 
 
 # Lets compiled code make rows: `VectorEnv.run`.
-RunRows = Callable[[Callable[..., None], int, Any], Rows]
+StepMany = Callable[[Callable[..., None], int, Any], BlockResult]
 # Where it does, the first of its counters: which of two arrays holds what is to be
 # decided on, which of two rows is the last, whether to stop, and whether for a broken number.
-SEEN, ROW, OVER, BROKEN = range(4)
+OBS_SLOT, STEP_SLOT, STOP, NON_FINITE = range(4)

@@ -16,16 +16,16 @@ from steadyrl.core.saved import Saved, length
 from steadyrl.core.state import Stateful, give
 from steadyrl.envs.encoding.action_log import ActionLog
 from steadyrl.envs.encoding.frame_stack import FrameStack
+from steadyrl.envs.encoding.pixel_range import PixelRangeCheck
 from steadyrl.envs.encoding.statistics import EpisodeStatistics
-from steadyrl.envs.encoding.step_buffer import Row, action_form
-from steadyrl.envs.encoding.used_levels import UsedLevels
+from steadyrl.envs.encoding.step_buffer import StepBuffer, action_layout
 from steadyrl.envs.faults import Faults
-from steadyrl.envs.row_clock import RowClock
-from steadyrl.envs.types import EnvSpec, RunRows, Step
+from steadyrl.envs.step_clock import StepClock
+from steadyrl.envs.types import EnvSpec, Step, StepMany
 
 log = logging.getLogger("steadyrl")
 
-WHOLE = ("uint8", "int8", "int16", "int32", "int64")  # types that discrete actions come in
+INT_DTYPES = ("uint8", "int8", "int16", "int32", "int64")  # types that discrete actions come in
 
 
 class Backend(ABC):
@@ -34,28 +34,32 @@ class Backend(ABC):
     spec: EnvSpec  # of single frames
     faults: Faults
     limits: tuple[float, float] | None = None  # as `Encoder.limits`
-    replays = False  # episodes have seeds of their own, so that their actions lead to them again
-    works_alone = False  # a step goes on from its launch, whatever this process does meanwhile
+    supports_replay = (
+        False  # episodes have seeds of their own, so that their actions lead to them again
+    )
+    steps_in_background = (
+        False  # a step goes on from its launch, whatever this process does meanwhile
+    )
     # Environments that have answered so far, and how many step timeouts the next may take.
-    answers, timeouts = 0, 1
+    responses, max_timeouts = 0, 1
 
-    def rows(self) -> tuple[Row, Row]:
+    def buffers(self) -> tuple[StepBuffer, StepBuffer]:
         """Return the two rows that are filled in turn."""
-        return Row(self.spec, 0), Row(self.spec, 1)
+        return StepBuffer(self.spec, 0), StepBuffer(self.spec, 1)
 
     @abstractmethod
-    def start(self, row: Row) -> None:
+    def start(self, out: StepBuffer) -> None:
         """Start every environment anew; the row holds their first frames."""
 
     @abstractmethod
-    def launch(self, action: NDArray[Any], row: Row) -> None:
+    def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
         """Begin a step [N, …] whose outcome this row will hold."""
 
     @abstractmethod
-    def collect(self, row: Row) -> None:
+    def step_wait(self, out: StepBuffer) -> None:
         """Finish the step begun last and fill the row."""
 
-    def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
+    def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Replace an environment whose numbers are no numbers; its row becomes a reset."""
         raise error
 
@@ -65,16 +69,16 @@ class Backend(ABC):
 
     @abstractmethod
     def restore(
-        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+        self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
         """Put a snapshot back; return whose episode goes on [N], the others' next row is a reset.
 
-        `past` holds the actions of the episodes under way, the row the frames of that moment, which
+        `past_actions` holds the actions of the episodes under way, the row the frames of that moment, which
         those that replay overwrite with what they came to.
         """
 
     @abstractmethod
-    def cut(self, env: int) -> None:
+    def force_reset(self, env: int) -> None:
         """Let the next row of an environment be a reset."""
 
     @abstractmethod
@@ -86,37 +90,37 @@ class VectorEnv(Stateful):
     """N environments whose rows alternate between two preallocated sets of arrays."""
 
     def __init__(
-        self, backend: Backend, *, frame_stack: int = 1, check_levels: bool = False
+        self, backend: Backend, *, frame_stack: int = 1, check_pixel_range: bool = False
     ) -> None:
         num_envs = backend.spec.num_envs
         self.spec = replace(backend.spec, frame_stack=frame_stack)
         self._backend = backend
         self._faults = backend.faults
-        self._rows = backend.rows()
-        self._turn = 0
+        self._buffers = backend.buffers()
+        self._slot = 0
         self._stack = FrameStack(self.spec) if frame_stack > 1 else None
         self._statistics = EpisodeStatistics(num_envs, self.spec.info_metrics)
-        self._actions = ActionLog(num_envs) if backend.replays else None
-        self._levels: UsedLevels | None = None
-        if check_levels and backend.limits is not None:
-            self._levels = UsedLevels(self.spec, backend.limits)
-        self._started = self._under_way = False
-        self.clock = RowClock()
+        self._actions = ActionLog(num_envs) if backend.supports_replay else None
+        self._pixel_range: PixelRangeCheck | None = None
+        if check_pixel_range and backend.limits is not None:
+            self._pixel_range = PixelRangeCheck(self.spec, backend.limits)
+        self._started = self._awaiting_receive = False
+        self.clock = StepClock()
 
     @property
-    def answers(self) -> int:
+    def responses(self) -> int:
         """How many environments have answered so far: it grows within a row, unless one hangs."""
-        return self._backend.answers
+        return self._backend.responses
 
     @property
-    def timeouts(self) -> int:
+    def max_timeouts(self) -> int:
         """How many times `env.step_timeout` it may take until the next one answers."""
-        return self._backend.timeouts
+        return self._backend.max_timeouts
 
     @property
     def observation(self) -> NDArray[Any]:
         """The current observations [N, …], which the next action is decided on."""
-        return self._rows[self._turn].obs if self._stack is None else self._stack.now
+        return self._buffers[self._slot].obs if self._stack is None else self._stack.current
 
     @property
     def started(self) -> bool:
@@ -124,58 +128,58 @@ class VectorEnv(Stateful):
         return self._started
 
     @property
-    def starts(self) -> NDArray[np.bool_]:
+    def episode_starts(self) -> NDArray[np.bool_]:
         """Whose next action is the first of an episode [N]."""
-        return ~self._rows[self._turn].valid
+        return ~self._buffers[self._slot].valid
 
     def reset(self) -> NDArray[Any]:
         """Start every environment anew and return the first observations [N, …]."""
-        row = self._next()
+        out = self._next()
         with self.clock:
-            self._backend.start(row)
-        self._repair(row)
-        row.set_all_reset()
+            self._backend.start(out)
+        self._handle_non_finite(out)
+        out.set_all_reset()
         self._statistics.clear()
         if self._actions is not None:
             self._actions.clear()
-        self._started, self._under_way = True, False
-        return row.obs if self._stack is None else self._stack.push(row.obs, row.valid)
+        self._started, self._awaiting_receive = True, False
+        return out.obs if self._stack is None else self._stack.push(out.obs, out.valid)
 
     def send(self, action: NDArray[Any]) -> None:
         """Hand one action per environment over; rows that reset ignore theirs."""
-        if self._under_way or not self._started:
+        if self._awaiting_receive or not self._started:
             raise RuntimeError("send() needs a reset() before it and one receive() after it")
-        self._under_way = True
-        if self._backend.works_alone:
+        self._awaiting_receive = True
+        if self._backend.steps_in_background:
             self.clock.begin()
-        self._backend.launch(action, self._rows[1 - self._turn])
+        self._backend.step_async(action, self._buffers[1 - self._slot])
         if self._actions is not None:
-            self._note_starts(self._actions)
+            self._log_episode_starts(self._actions)
             self._actions.append(action)
 
     def receive(self) -> Step:
         """Return the row that the last `send` led to."""
-        if not self._under_way:
+        if not self._awaiting_receive:
             raise RuntimeError("receive() needs a send() before it")
-        self._under_way = False
-        row = self._next()
+        self._awaiting_receive = False
+        out = self._next()
         with self.clock:
-            self._backend.collect(row)
-        if not row.is_finite():
-            self._repair(row)
+            self._backend.step_wait(out)
+        if not out.is_finite():
+            self._handle_non_finite(out)
         self._faults.step += 1
-        self._look(row)
-        episodes = self._statistics.record(row)
-        obs = row.obs if self._stack is None else self._stack.push(row.obs, row.valid)
-        return Step(obs, row.reward, row.terminated, row.truncated, row.valid, episodes)
+        self._check_pixels(out)
+        episodes = self._statistics.record(out)
+        obs = out.obs if self._stack is None else self._stack.push(out.obs, out.valid)
+        return Step(obs, out.reward, out.terminated, out.truncated, out.valid, episodes)
 
     @property
     def runs_blocks(self) -> bool:
-        """Whether `run` lets compiled code take steps, once actions are sent."""
+        """Whether `step_many` lets compiled code take steps, once actions are sent."""
         return False
 
     @property
-    def run(self) -> RunRows | None:
+    def step_many(self) -> StepMany | None:
         """What lets compiled code make rows, first with the actions sent; None where it cannot.
 
         It is given a function, the number of valid steps to end after, and `Held(arguments)`, and
@@ -186,59 +190,61 @@ class VectorEnv(Stateful):
         return None
 
     @property
-    def under_way(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def running_episodes(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """What the episodes under way have come to: returns and lengths [N]."""
-        returns, begin = self._statistics.under_way
-        return returns.copy(), self._statistics.rows - begin
+        returns, begin = self._statistics.running
+        return returns.copy(), self._statistics.timesteps - begin
 
     def step(self, action: NDArray[Any]) -> Step:
         """Send and receive."""
         self.send(action)
         return self.receive()
 
-    def _next(self) -> Row:
-        self._turn = 1 - self._turn
-        return self._rows[self._turn]
+    def _next(self) -> StepBuffer:
+        self._slot = 1 - self._slot
+        return self._buffers[self._slot]
 
-    def _repair(self, row: Row) -> None:
-        while not row.is_finite():
-            name, env, number = row.not_finite()
-            self._backend.repair(env, self._faults.not_finite(name, env, number), row)
+    def _handle_non_finite(self, out: StepBuffer) -> None:
+        while not out.is_finite():
+            name, env, number = out.first_non_finite()
+            self._backend.handle_non_finite(
+                env, self._faults.non_finite_error(name, env, number), out
+            )
 
-    def _look(self, row: Row, rows: int = 1) -> None:
+    def _check_pixels(self, out: StepBuffer, timesteps: int = 1) -> None:
         """Look at the levels of the first images."""
-        if self._levels is not None and self._levels.look(row.obs, rows):
-            self._levels = None
+        if self._pixel_range is not None and self._pixel_range.check(out.obs, timesteps):
+            self._pixel_range = None
 
-    def _note_starts(self, actions: ActionLog) -> None:
-        valid = self._rows[self._turn].valid
+    def _log_episode_starts(self, actions: ActionLog) -> None:
+        valid = self._buffers[self._slot].valid
         if np.count_nonzero(valid) < valid.size:
             for env in np.flatnonzero(~valid).tolist():
                 actions.begin_episode(env)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        if self._under_way:
+        if self._awaiting_receive:
             raise RuntimeError("the state is whole between receive() and send() only")
-        row = self._rows[self._turn]
+        out = self._buffers[self._slot]
         parts: dict[str, Any] = {
             "step": self._faults.step,
             "started": self._started,
-            "valid": row.valid,
-            "frames": row.obs,
-            "stack": None if self._stack is None else self._stack.now,
-            "actions": self._past(),
+            "valid": out.valid,
+            "frames": out.obs,
+            "stack": None if self._stack is None else self._stack.current,
+            "actions": self._past_actions(),
             "statistics": self._statistics,
             "backend": self._backend.snapshot(),
         }
         given: dict[str, Any] = give(parts)
         return given
 
-    def _past(self) -> dict[str, NDArray[Any]]:
+    def _past_actions(self) -> dict[str, NDArray[Any]]:
         """Return the actions of the episodes under way, of those environments that know them."""
         if self._actions is None or not self._started:
             return {}
-        self._note_starts(self._actions)
+        self._log_episode_starts(self._actions)
         known = ((env, self._actions.episode(env)) for env in range(self.spec.num_envs))
         return {str(env): actions for env, actions in known if actions is not None}
 
@@ -248,28 +254,30 @@ class VectorEnv(Stateful):
         theirs = given.raw("frames")
         if length(theirs) not in (0, num_envs):
             raise ValueError(f"the state is of {length(theirs)} environments, there are {num_envs}")
-        row = self._rows[1 - self._turn]
+        out = self._buffers[1 - self._slot]
         dtype = self.spec.dtype
-        saved = given.tensor("frames", row.obs.shape, dtype).numpy()
+        saved = given.tensor("frames", out.obs.shape, dtype).numpy()
         valid = given.tensor("valid", (num_envs,), "bool").numpy()
-        past = [self._past_in(given, env) for env in range(num_envs)]
+        past_actions = [self._load_past_actions(given, env) for env in range(num_envs)]
         step, started = given.whole("step"), given.boolean("started")
-        stack = None if self._stack is None else self._stack_in(given, saved)
+        stack = None if self._stack is None else self._load_stack(given, saved)
         self._statistics.load_state_dict(given.raw("statistics"))
-        if self._statistics.rows != step:
-            raise ValueError(f"env.step: is {step}, its statistics have {self._statistics.rows}")
-        self._faults.step, self._started, self._under_way = step, started, False
-        self._turn = row.turn
-        row.obs[...] = saved
+        if self._statistics.timesteps != step:
+            raise ValueError(
+                f"env.step: is {step}, its statistics have {self._statistics.timesteps}"
+            )
+        self._faults.step, self._started, self._awaiting_receive = step, started, False
+        self._slot = out.slot
+        out.obs[...] = saved
         backend = given.raw("backend")
-        self._go_on(self._backend.restore(backend, past, row), past, saved)
-        row.set_all_reset()
-        row.valid[:] = valid
-        row.obs[...] = saved
+        self._check_replayed(self._backend.restore(backend, past_actions, out), past_actions, saved)
+        out.set_all_reset()
+        out.valid[:] = valid
+        out.obs[...] = saved
         if self._stack is not None:
-            self._stack.now[...] = stack
+            self._stack.current[...] = stack
 
-    def _stack_in(self, given: Saved, frames: NDArray[Any]) -> NDArray[Any]:
+    def _load_stack(self, given: Saved, frames: NDArray[Any]) -> NDArray[Any]:
         """Return the saved stacks [N, k·C, …], which end with the saved frames."""
         shape, dtype = (len(frames), *self.spec.observation_shape), self.spec.dtype
         stack: NDArray[Any] = given.tensor("stack", shape, dtype).numpy()
@@ -277,36 +285,38 @@ class VectorEnv(Stateful):
             raise ValueError("env.stack: does not end with env.frames")
         return stack
 
-    def _past_in(self, given: Saved, env: int) -> NDArray[Any] | None:
+    def _load_past_actions(self, given: Saved, env: int) -> NDArray[Any] | None:
         """Return the actions of an environment's episode under way, where they are known."""
         actions = given.inside("actions")
         if str(env) not in actions:
             return None
-        dtype, shape = action_form(self.spec.action)
+        dtype, shape = action_layout(self.spec.action)
         raw = actions.raw(str(env))
         count = length(raw)
         if not count and hasattr(raw, "numpy"):
             return np.zeros((0, *shape), dtype)  # of an episode that begins: as yet of no shape
         sent = str(getattr(raw, "dtype", "")).removeprefix("torch.")
-        if dtype.kind == "i" and sent in WHOLE:  # kept as whoever acted had them
+        if dtype.kind == "i" and sent in INT_DTYPES:  # kept as whoever acted had them
             dtype = np.dtype(sent)
         found: NDArray[Any] = actions.tensor(str(env), (count, *shape), dtype.name).numpy()
         return found
 
-    def _go_on(
-        self, able: NDArray[np.bool_], past: list[NDArray[Any] | None], saved: NDArray[Any]
+    def _check_replayed(
+        self, able: NDArray[np.bool_], past_actions: list[NDArray[Any] | None], saved: NDArray[Any]
     ) -> None:
         """Cut the episodes that replaying did not bring back to the saved frames [N, …]."""
-        frames = self._rows[self._turn].obs
+        frames = self._buffers[self._slot].obs
         same = (frames == saved).reshape(len(saved), -1).all(axis=1)
         for env in np.flatnonzero(able & ~same).tolist():
-            self._backend.cut(env)
+            self._backend.force_reset(env)
         lost = np.flatnonzero(~(able & same)).tolist()
         if self._actions is not None:
-            self._actions.load([None if env in lost else past[env] for env in range(len(past))])
+            self._actions.load(
+                [None if env in lost else past_actions[env] for env in range(len(past_actions))]
+            )
         if lost and self._started:
             who = "all environments"
-            if len(lost) < len(past):
+            if len(lost) < len(past_actions):
                 who = f"environment {', '.join(map(str, lost))}"
             log.warning("episodes of %s cannot be continued: the next row starts new ones", who)
 

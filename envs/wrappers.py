@@ -18,11 +18,11 @@ from steadyrl.core.errors import (
     one_line,
     with_place,
 )
-from steadyrl.envs.settings import Wrapping
+from steadyrl.envs.settings import WrapperSpec
 
 NUMPY = "observations and actions are arrays of NumPy"
 # Those of Gymnasium that would break a promise, and what keeps it.
-REFUSED = {
+UNSUPPORTED = {
     "Autoreset": "environments reset on the step after an episode's end",
     "NormalizeObservation": "evaluation would have statistics of its own; use agent.normalize_obs",
     "NormalizeReward": "scores would be no returns any more; use agent.normalize_reward",
@@ -32,10 +32,10 @@ REFUSED = {
     **dict.fromkeys(("ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"), NUMPY),
 }
 # What is in lower case is no wrapper but a module.
-KNOWN = [name for name in wrappers.__all__ if name[0].isupper() and name not in REFUSED]
+KNOWN = [name for name in wrappers.__all__ if name[0].isupper() and name not in UNSUPPORTED]
 
 
-def wrap(env: gym.Env[Any, Any], wrapping: tuple[Wrapping, ...]) -> gym.Env[Any, Any]:
+def wrap(env: gym.Env[Any, Any], wrapping: tuple[WrapperSpec, ...]) -> gym.Env[Any, Any]:
     """Put wrappers around an environment, the first of them innermost."""
     for each in wrapping:
         try:
@@ -56,19 +56,19 @@ def _find(name: str) -> Any:
     """Return a wrapper of Gymnasium's, or what `module:Class` names."""
     module, colon, attribute = name.rpartition(":")
     if colon:
-        found = getattr(import_foreign(module, "wrappers", name), attribute, None)
+        found = getattr(import_user_module(module, "wrappers", name), attribute, None)
         if not callable(found):
             raise SettingError("wrappers", name, f"{module} has no class {attribute}")
         return found
-    if name in REFUSED:
-        raise SettingError("wrappers", name, f"cannot be used: {REFUSED[name]}")
+    if name in UNSUPPORTED:
+        raise SettingError("wrappers", name, f"cannot be used: {UNSUPPORTED[name]}")
     if name not in KNOWN:
         hint = nearest(name, KNOWN)
         raise SettingError("wrappers", name, f"no wrapper of Gymnasium's; {hint}")
     return getattr(wrappers, name)
 
 
-def import_foreign(module: str, field: str, value: str) -> ModuleType:
+def import_user_module(module: str, field: str, value: str) -> ModuleType:
     """Import a module that a setting names; a refusal names the setting."""
     if not module or not all(part.isidentifier() for part in module.split(".")):
         raise SettingError(field, value, "before the colon stands a module, after it a name")

@@ -47,7 +47,7 @@ def play(job, rows=5):
         env.reset()
         actor = agent.actor(env.spec.num_envs, explore=True)
         for _ in range(rows):
-            decision = actor.act(env.observation, env.starts)
+            decision = actor.act(env.observation, env.episode_starts)
             step = env.step(decision.action.numpy(force=True))
             agent.observe(decision, step)
             agent.update()

@@ -17,7 +17,7 @@ import pytest
 import warm
 from command import QUICK
 
-from steadyrl.envs.row_clock import RowClock
+from steadyrl.envs.step_clock import StepClock
 from steadyrl.training.run.signals import RANKS_SECONDS, STEP_SECONDS, Patience, StopSignals
 from steadyrl.training.run.watcher import Watcher
 from steadyrl.training.run.watcher_process import (
@@ -55,7 +55,7 @@ def test_how_long_a_row_may_still_take() -> None:
 def test_the_clock_knows_the_slowest_row_and_one_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock, slower, seen = RowClock(), [], memoryview(bytearray(8)).cast("Q")
+    clock, slower, seen = StepClock(), [], memoryview(bytearray(8)).cast("Q")
     clock.on_slower = lambda: slower.append(clock.slowest)
     clock.show_in(seen)
     numbers = []

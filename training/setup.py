@@ -82,7 +82,7 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
     with build_env(settings.env, seed=seeds.env) as env:
         prepare_arithmetic(threads)  # environments may have other ideas
         validate_torch_defaults(settings.env.id)
-        job.spec.refuse_another("training", env.spec)
+        job.spec.validate_same("training", env.spec)
         agent = build_agent(
             of_rank(job.settings.agent, world.rank, world.size),
             env.spec,
@@ -124,7 +124,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         evaluator, seed = None, spawn(settings.seed).evaluation
         if settings.eval.every and world.rank == 0:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
-            env.spec.refuse_another("evaluation", evaluator.spec)
+            env.spec.validate_same("evaluation", evaluator.spec)
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)

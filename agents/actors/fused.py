@@ -6,19 +6,19 @@ from typing import Any
 
 from steadyrl.agents.engine.cpu.policy import Drawing, choose
 from steadyrl.core.jit import Held, call, compiled
-from steadyrl.envs.types import BROKEN, OVER, SEEN, Rows, RunRows
+from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STOP, BlockResult, StepMany
 
 
 @compiled
-def go_on(advance: int, held_stage: Any, held: Any) -> None:
+def go_on(advance: int, boxed_context: Any, held: Any) -> None:
     """Make rows until the environments say that it is over."""
-    stage, drawing = held_stage.inside, held.inside
-    counters = stage.counters
+    context, drawing = boxed_context.inside, held.inside
+    counters = context.counters
     while True:
-        call(advance, (stage,))
-        if counters[BROKEN] or counters[OVER]:
+        call(advance, (context,))
+        if counters[NON_FINITE] or counters[STOP]:
             return
-        choose(drawing, stage.seen[counters[SEEN]], stage.sent)
+        choose(drawing, context.observations[counters[OBS_SLOT]], context.flat_action)
 
 
 @compiled
@@ -34,7 +34,7 @@ class Chooser:
         self._drawing = drawing
         self._held: Any = None
 
-    def __call__(self, run: RunRows, steps: int) -> Rows:
+    def __call__(self, run: StepMany, steps: int) -> BlockResult:
         """Go on from the actions that were sent."""
         if self._held is None:
             self._held = hold(self._drawing)

@@ -31,7 +31,7 @@ from steadyrl.agents.ppo.build import recipe_of, start_rollout
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.settings import TaughtSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
-from steadyrl.envs.types import EnvSpec, Rows, RunRows, Step
+from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
 
 class Taught(Agent):
@@ -69,7 +69,9 @@ class Taught(Agent):
         return Led(actor, self._teaching, self._head)
 
     @override
-    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(
+        self, decision: Decision, run: StepMany | None, steps: int
+    ) -> BlockResult | None:
         if self._teaching.led.any() or self._teaching.share > 0:
             return None
         return super().collect_block(decision, run, steps)

@@ -37,7 +37,7 @@ from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.saved import COUNT, Limits
-from steadyrl.envs.types import DiscreteActions, EnvSpec, Rows, RunRows, Step
+from steadyrl.envs.types import BlockResult, DiscreteActions, EnvSpec, Step, StepMany
 from steadyrl.memory.reclaim import reclaim
 
 log = logging.getLogger("steadyrl")
@@ -224,7 +224,9 @@ class DQN(Agent):
         )
 
     @override
-    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(
+        self, decision: Decision, run: StepMany | None, steps: int
+    ) -> BlockResult | None:
         able = self._started and self._world.alone
         if run is None or self._explore is None or not able:
             return None

@@ -79,7 +79,7 @@ def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = H
     noisy = partial(NoisyLinear, sigma=settings.noisy.sigma)
     with torch.device("meta"):
         return QNetwork(
-            spec.seen_shape,
+            spec.unmasked_shape,
             spec.dtype,
             spec.action.n,
             settings.hidden,
@@ -126,7 +126,7 @@ def start_replay(
 def mode_of(settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
     """Decide how updates run."""
     expected = settings.expected_updates(spec, total_steps)
-    large = is_large_image(spec.seen_shape)
+    large = is_large_image(spec.unmasked_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 
 

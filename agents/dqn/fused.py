@@ -16,7 +16,7 @@ from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.fused_append import ERROR, append_timestep
 from steadyrl.buffers.replay.host import HostReplay
 from steadyrl.core.jit import Held, call, compiled
-from steadyrl.envs.types import BROKEN, OVER, ROW, SEEN, Rows, RunRows
+from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
 STEPS, DRAWN = range(2)  # of the places
 CONSTANT, LINEAR, COSINE = range(3)
@@ -38,25 +38,31 @@ class Exploring(NamedTuple):
 
 
 @compiled
-def go_on(advance: int, held_stage: Any, held: Any) -> None:
+def go_on(advance: int, boxed_context: Any, held: Any) -> None:
     """Make rows until what was drawn is used up, or the environments say so."""
-    stage = held_stage.inside
+    context = boxed_context.inside
     by, ring = held.inside
-    counters, places = stage.counters, by.places
+    counters, places = context.counters, by.places
     while True:
-        call(advance, (stage,))
-        if counters[BROKEN]:
+        call(advance, (context,))
+        if counters[NON_FINITE]:
             return
-        row, obs = stage.rows[counters[ROW]], stage.seen[counters[SEEN]]
-        append_timestep(ring, row, stage.sent, obs, by.clip_reward)
+        row, obs = context.outcomes[counters[STEP_SLOT]], context.observations[counters[OBS_SLOT]]
+        append_timestep(ring, row, context.flat_action, obs, by.clip_reward)
         for valid in row.valid:
             places[STEPS] += valid
         drawn = places[DRAWN]
-        if ring.counters[ERROR] or counters[OVER] or drawn == len(by.coins):
+        if ring.counters[ERROR] or counters[STOP] or drawn == len(by.coins):
             return
         epsilon = epsilon_at(by.curve, by.epsilons, places[STEPS])
         explore(
-            by.plan, by.activation, obs, by.coins[drawn], by.choices[drawn], epsilon, stage.sent
+            by.plan,
+            by.activation,
+            obs,
+            by.coins[drawn],
+            by.choices[drawn],
+            epsilon,
+            context.flat_action,
         )
         places[DRAWN] = drawn + 1
 
@@ -88,7 +94,7 @@ class Explorer:
         self._by, self._actor, self._replay = by, actor, replay
         self._held: Any = None
 
-    def __call__(self, run: RunRows, now: int, steps: int) -> Rows:
+    def __call__(self, run: StepMany, now: int, steps: int) -> BlockResult:
         """Go on from the actions that were sent."""
         actor, places = self._actor, self._by.places
         ring = self._replay.ring

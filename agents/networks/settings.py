@@ -48,7 +48,7 @@ class NetworkSettings:
 
     def refuse_unfit(self, spec: EnvSpec) -> None:
         """Refuse an encoder that the environment's observations do not go through."""
-        shape = spec.seen_shape
+        shape = spec.unmasked_shape
         if self.encoder == "auto" or self.encoder in fitting(shape):
             return
         size = "x".join(str(side) for side in shape)

@@ -45,7 +45,7 @@ from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.buffers.rollout.sequences import SequenceRollout
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.saved import COUNT, Limits, check_limits, tensor
-from steadyrl.envs.types import EnvSpec, Rows, RunRows, Step
+from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 from steadyrl.memory.reclaim import reclaim
 
 
@@ -239,7 +239,9 @@ class PPO(Agent):
         np.copyto(self._next_obs, step.obs)
 
     @override
-    def collect_block(self, decision: Decision, run: RunRows | None, steps: int) -> Rows | None:
+    def collect_block(
+        self, decision: Decision, run: StepMany | None, steps: int
+    ) -> BlockResult | None:
         looking = self._observations is not None and self._begun == 0  # from row to row
         if run is None or self._fill is None or looking or not self._world.alone:
             return None

@@ -47,7 +47,7 @@ def build_network(
         )
     with torch.device("meta"):
         return kind(
-            spec.seen_shape,
+            spec.unmasked_shape,
             spec.dtype,
             head,
             hidden=settings.hidden,
@@ -73,7 +73,7 @@ def start_network(
 def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
     """Decide how updates run."""
     expected = settings.expected_updates(spec, total_steps)
-    large = is_large_image(spec.seen_shape)
+    large = is_large_image(spec.unmasked_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 
 

@@ -14,7 +14,7 @@ from steadyrl.agents.networks.normalizers import RewardNormaliser
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.jit import Held, call, compiled
-from steadyrl.envs.types import BROKEN, OVER, ROW, SEEN, Rows, RunRows
+from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
 POSITION, NOISE = range(2)  # of the places
 
@@ -35,30 +35,30 @@ class Collecting(NamedTuple):
 
 
 @compiled
-def collect(advance: int, held_stage: Any, held: Any) -> None:
+def collect(advance: int, boxed_context: Any, held: Any) -> None:
     """Make rows until the rollout is full, the noise used up, or the environments say so."""
-    stage, to = held_stage.inside, held.inside
-    counters, places = stage.counters, to.places
+    context, to = boxed_context.inside, held.inside
+    counters, places = context.counters, to.places
     while True:
         t = places[POSITION]
-        _copy(stage.seen[counters[SEEN]], to.obs[t])
-        call(advance, (stage,))
-        if counters[BROKEN]:
+        _copy(context.observations[counters[OBS_SLOT]], to.obs[t])
+        call(advance, (context,))
+        if counters[NON_FINITE]:
             return
         _copy(to.chosen, to.action[t])
-        row = stage.rows[counters[ROW]]
+        row = context.outcomes[counters[STEP_SLOT]]
         for env in range(len(row.reward)):
             reward = row.reward[env]
             to.reward[t, env] = min(max(reward, -1), 1) if to.clip_reward else reward
             to.flags[0, t, env] = row.terminated[env]
             to.flags[1, t, env] = row.truncated[env]
             to.flags[2, t, env] = row.valid[env]
-        obs = stage.seen[counters[SEEN]]
+        obs = context.observations[counters[OBS_SLOT]]
         places[POSITION] = t + 1
-        if counters[OVER] or t + 1 == len(to.reward) or places[NOISE] == len(to.noise):
+        if counters[STOP] or t + 1 == len(to.reward) or places[NOISE] == len(to.noise):
             _copy(obs, to.next_obs)
             return
-        draw(to.drawing, obs, to.noise[places[NOISE]], to.chosen, stage.sent)
+        draw(to.drawing, obs, to.noise[places[NOISE]], to.chosen, context.flat_action)
         places[NOISE] += 1
 
 
@@ -88,7 +88,7 @@ class Collector:
         self._to, self._actor, self._rollout, self._rewards = to, actor, rollout, rewards
         self._held: Any = None
 
-    def __call__(self, decision: Decision, run: RunRows, steps: int) -> Rows:
+    def __call__(self, decision: Decision, run: StepMany, steps: int) -> BlockResult:
         """Go on from the actions that were sent."""
         if self._held is None:
             self._held = hold(self._to)

@@ -154,8 +154,8 @@ class Curiosity(Stateful):
         self._parts = settings.minibatches_of(rows)
         self._piece = -(-rows // self._parts)
         with torch.device("meta"):
-            learned = Novelty(spec.seen_shape, settings.hidden, settings.network)
-            fixed = features(spec.seen_shape, settings.hidden, settings.network)
+            learned = Novelty(spec.unmasked_shape, settings.hidden, settings.network)
+            fixed = features(spec.unmasked_shape, settings.hidden, settings.network)
         _ask_for_memory(settings, spec, learned, device, self._piece)
         generator = torch.Generator().manual_seed(seed)
         for module in (learned, fixed):
@@ -310,7 +310,7 @@ def _ask_for_memory(
     """Refuse what does not fit: networks, what is told of a rollout, and minibatches of floats."""
     rows = (settings.rollout_steps + 1) * spec.num_envs
     told = 4 * rows * (settings.hidden[-1] + 3)
-    batch = 4 * piece * (6 * math.prod(spec.seen_shape) + settings.hidden[-1])
+    batch = 4 * piece * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
     networks = 9 * sum(parameter.nbytes for parameter in learned.parameters())
     where = device if device.type == "cuda" else None
     require("curiosity", told + batch + networks, device=where)

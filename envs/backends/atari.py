@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.spaces import observation_encoder
-from steadyrl.envs.encoding.step_buffer import Ends, Row
+from steadyrl.envs.encoding.step_buffer import ScoreBoundaries, StepBuffer
 from steadyrl.envs.rendering.atari import SEED_LIMIT, make_ale
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import DiscreteActions
@@ -59,16 +59,18 @@ class AtariBackend(BatchBackend):
     def _send(self, action: NDArray[Any]) -> None:
         self.env.send(np.where(self._new_life, self._after_life, action))
 
-    def _receive(self, row: Row) -> None:
+    def _receive(self, out: StepBuffer) -> None:
         """Finish the step and fill the row, whose scores go by games and not by lives."""
         observations, reward, game_over, time_up, info = self.env.recv()
         lives, begun, new_life = info["lives"], self._done.copy(), self._new_life
-        self._fill(row, observations[:, 0], reward, game_over, time_up, info)
-        row.ends = Ends(reward, begun=begun, ended=self._done.copy(), skipped=new_life.copy())
-        row.valid &= ~new_life
-        for array in (row.reward, row.terminated, row.truncated):
+        self._fill(out, observations[:, 0], reward, game_over, time_up, info)
+        out.score_boundaries = ScoreBoundaries(
+            reward, begun=begun, ended=self._done.copy(), skipped=new_life.copy()
+        )
+        out.valid &= ~new_life
+        for array in (out.reward, out.terminated, out.truncated):
             array[new_life] = 0
         if self._lives_are_episodes:
-            self._new_life = (lives < self._lives) & row.valid & ~self._done
-            row.terminated |= self._new_life
+            self._new_life = (lives < self._lives) & out.valid & ~self._done
+            out.terminated |= self._new_life
         self._lives[:] = lives

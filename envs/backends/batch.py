@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.core.saved import LARGEST_SEED, Saved
-from steadyrl.envs.backends.single_env import Remarks, episode_seed
+from steadyrl.envs.backends.single_env import WarnOnce, episode_seed
 from steadyrl.envs.encoding.statistics import read_infos
-from steadyrl.envs.encoding.step_buffer import Row, made_by
+from steadyrl.envs.encoding.step_buffer import StepBuffer, backend_kind
 from steadyrl.envs.faults import Faults
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import ActionSpec, Encoder, EnvSpec
@@ -26,7 +26,7 @@ class BatchBackend(Backend):
     environment is then a reset.
     """
 
-    works_alone = True
+    steps_in_background = True
 
     def __init__(
         self, settings: EnvSettings, encoder: Encoder, action: ActionSpec, *, seed: int
@@ -39,10 +39,10 @@ class BatchBackend(Backend):
         self._starts = 0  # how often all environments were started; each start has its own seeds
         self._cut = False  # the next row starts all environments
         self._done = np.ones(n, np.bool_)  # whose next row is a reset
-        self._say = Remarks(settings.id)
-        self.timeouts = n  # one after the other, it may be
+        self._warn = WarnOnce(settings.id)
+        self.max_timeouts = n  # one after the other, it may be
         if settings.checked:
-            self._say(encoder.remark)
+            self._warn(encoder.remark)
 
     @abstractmethod
     def _reset(self, seeds: list[int]) -> Any:
@@ -53,7 +53,7 @@ class BatchBackend(Backend):
         """Begin a step of all environments."""
 
     @abstractmethod
-    def _receive(self, row: Row) -> None:
+    def _receive(self, out: StepBuffer) -> None:
         """Finish the step; `_fill` the row."""
 
     def _save(self) -> dict[str, Any] | None:
@@ -64,23 +64,23 @@ class BatchBackend(Backend):
         """Put back what `_save` returned; say whether that could be done."""
         return False
 
-    def start(self, row: Row) -> None:
+    def start(self, out: StepBuffer) -> None:
         """Start every environment anew; the row holds their first frames."""
         envs = range(self.spec.num_envs)
         try:
             observations = self._reset([episode_seed(self._seed, e, self._starts) for e in envs])
-            self._write(observations, row.obs, (self.spec.num_envs,))
+            self._write(observations, out.obs, (self.spec.num_envs,))
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
         self._starts += 1
         self._cut = False
         self._done[:] = False
-        row.set_all_reset()
+        out.set_all_reset()
 
     def _check(self, action: NDArray[Any]) -> None:
         """Raise ValueError for actions [N, …] that no environment may be sent."""
 
-    def launch(self, action: NDArray[Any], row: Row) -> None:
+    def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
         """Begin a step [N, …] whose outcome this row will hold."""
         if self._cut:
             return
@@ -90,20 +90,20 @@ class BatchBackend(Backend):
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
 
-    def collect(self, row: Row) -> None:
+    def step_wait(self, out: StepBuffer) -> None:
         """Finish the step begun last and fill the row."""
         if self._cut:
-            self.start(row)
+            self.start(out)
             return
         try:
-            self._receive(row)
+            self._receive(out)
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
-        self.answers += 1
+        self.responses += 1
 
     def _fill(
         self,
-        row: Row,
+        out: StepBuffer,
         observations: Any,
         reward: Any,
         terminated: NDArray[np.bool_],
@@ -116,20 +116,20 @@ class BatchBackend(Backend):
         for name, column in columns:
             if np.shape(column) != (n,):  # it would count for environments that it is not of
                 raise ValueError(f"{name} has shape {np.shape(column)}, not ({n},)")
-        self._write(observations, row.obs, (n,))
-        np.logical_not(self._done, out=row.valid)
-        np.multiply(reward, row.valid, out=row.reward, casting="unsafe")
-        row.terminated[:] = terminated & row.valid
-        row.truncated[:] = truncated & row.valid
+        self._write(observations, out.obs, (n,))
+        np.logical_not(self._done, out=out.valid)
+        np.multiply(reward, out.valid, out=out.reward, casting="unsafe")
+        out.terminated[:] = terminated & out.valid
+        out.truncated[:] = truncated & out.valid
         np.logical_or(terminated, truncated, out=self._done)
         if self.spec.info_metrics and self._done.any():
-            read_infos(info, self.spec.info_metrics, row.info, self._say)
+            read_infos(info, self.spec.info_metrics, out.info, self._warn)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the plain state: of the simulator itself where it can be taken."""
         idle = self._cut or not self._starts
         return {
-            "made_by": "batch",
+            "backend_kind": "batch",
             "seed": self._seed,
             "starts": self._starts,
             "done": self._done,
@@ -137,12 +137,12 @@ class BatchBackend(Backend):
         }
 
     def restore(
-        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+        self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
         """Put a snapshot back; where there is none all start anew."""
         # Of a backend that knows its environments one by one only the seed is of use.
         state, n = Saved(saved, "backend"), self.spec.num_envs
-        known = made_by(state) == "batch" or "starts" in state
+        known = backend_kind(state) == "batch" or "starts" in state
         self._seed = state.whole("seed", 0, LARGEST_SEED)
         self._starts = state.whole("starts") if known else 1
         self._done[:] = state.tensor("done", (n,), "bool").numpy() if known else True
@@ -150,6 +150,6 @@ class BatchBackend(Backend):
         self._cut = snapshot is None or not self._load(snapshot)
         return np.full(self.spec.num_envs, not self._cut)
 
-    def cut(self, env: int) -> None:
+    def force_reset(self, env: int) -> None:
         """Let the next row of all environments be a reset: one alone cannot be."""
         self._cut = True

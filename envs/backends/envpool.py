@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.spaces import Decoder, encoders
-from steadyrl.envs.encoding.step_buffer import Row
-from steadyrl.envs.registration import nearest_id, told_as_number, unknown_keyword
+from steadyrl.envs.encoding.step_buffer import StepBuffer
+from steadyrl.envs.registration import explicit_time_limit, nearest_id, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Encoder
 
@@ -54,8 +54,8 @@ class EnvPoolBackend(BatchBackend):
     def _send(self, action: NDArray[Any]) -> None:
         self._env.send(np.asarray(self._decode(action), self._env.action_space.dtype))
 
-    def _receive(self, row: Row) -> None:
-        self._fill(row, *self._env.recv())
+    def _receive(self, out: StepBuffer) -> None:
+        self._fill(out, *self._env.recv())
 
 
 def _kwargs(settings: EnvSettings) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _kwargs(settings: EnvSettings) -> dict[str, Any]:
     config = envpool.make_spec(settings.id).config._fields
     return {
         **({"stack_num": 1} if "stack_num" in config else {}),
-        **told_as_number(settings.kwargs),
+        **explicit_time_limit(settings.kwargs),
     }
 
 
@@ -80,8 +80,8 @@ def _inspect(settings: EnvSettings) -> tuple[Encoder, Decoder]:
     if settings.id not in known:
         raise SettingError("id", settings.id, f"not in EnvPool, {nearest_id(settings.id, known)}")
     try:
-        told = envpool.make_spec(settings.id, **_kwargs(settings))
+        error_summary = envpool.make_spec(settings.id, **_kwargs(settings))
     except TypeError as error:
         raise unknown_keyword(settings, error) or error from None
-    spaces = told.gymnasium_observation_space, told.gymnasium_action_space
+    spaces = error_summary.gymnasium_observation_space, error_summary.gymnasium_action_space
     return encoders(settings.id, *spaces, settings.images)

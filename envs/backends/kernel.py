@@ -13,7 +13,12 @@ from steadyrl.core.jit import address_of
 from steadyrl.core.saved import LARGEST, LARGEST_SEED, Saved
 from steadyrl.envs.backends.kernel_generators import TWISTER_WORDS, check_generators, check_twisters
 from steadyrl.envs.encoding.spaces import action_decoder
-from steadyrl.envs.encoding.step_buffer import Row, action_form, made_by, progress_in
+from steadyrl.envs.encoding.step_buffer import (
+    StepBuffer,
+    action_layout,
+    backend_kind,
+    load_progress,
+)
 from steadyrl.envs.faults import Faults
 from steadyrl.envs.kernels.api import find_kernel
 from steadyrl.envs.kernels.kernel import Kernel, Range
@@ -21,11 +26,11 @@ from steadyrl.envs.kernels.state import (
     ELAPSED,
     EPISODE,
     LIMIT,
-    OVER,
+    NEEDS_RESET,
     Outcome,
     new_simulation,
     seed_words,
-    within,
+    valid_actions,
 )
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import Encoder, EnvSpec
@@ -46,16 +51,16 @@ class KernelBackend(Backend):
         self.faults = Faults(settings.max_restarts, settings.role)
         self.sim = new_simulation(kernel, settings.num_envs, found.limit, seed)
         self._seed = seed
-        self._choices = kernel.action.n if isinstance(kernel.action, spaces.Discrete) else None
+        self._num_actions = kernel.action.n if isinstance(kernel.action, spaces.Discrete) else None
         self._address: int | None = None
-        dtype, shape = action_form(self.spec.action)
+        dtype, shape = action_layout(self.spec.action)
         self.action: NDArray[Any] = np.zeros((settings.num_envs, *shape), dtype)
 
-    def rows(self) -> tuple[Row, Row]:
+    def buffers(self) -> tuple[StepBuffer, StepBuffer]:
         """Return the two rows that are filled in turn."""
-        rows = super().rows()
+        rows = super().buffers()
         one, two = (
-            Outcome(row.obs, row.reward, row.terminated, row.truncated, row.valid) for row in rows
+            Outcome(out.obs, out.reward, out.terminated, out.truncated, out.valid) for out in rows
         )
         self.outcomes = one, two
         return rows
@@ -69,23 +74,23 @@ class KernelBackend(Backend):
     def close(self) -> None:
         """Nothing is open."""
 
-    def start(self, row: Row) -> None:
+    def start(self, out: StepBuffer) -> None:
         """Start every environment anew; the row holds their first frames."""
-        self.sim.clock[:, OVER] = True
+        self.sim.clock[:, NEEDS_RESET] = True
         self.action[:] = 0
-        self.collect(row)
+        self.step_wait(out)
 
-    def launch(self, action: NDArray[Any], row: Row) -> None:
+    def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
         """Keep the actions [N, …] of a step until it is collected."""
         self.action[:] = action
 
-    def collect(self, row: Row) -> None:
+    def step_wait(self, out: StepBuffer) -> None:
         """Make the next row of every environment."""
         action = self.action
         try:
-            if self._choices is not None and not within(action, self._choices):
-                raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
-            self.kernel.step(self.sim, action, self.outcomes[row.turn])
+            if self._num_actions is not None and not valid_actions(action, self._num_actions):
+                raise ValueError(f"actions {action.tolist()} lie outside 0…{self._num_actions - 1}")
+            self.kernel.step(self.sim, action, self.outcomes[out.slot])
         except BaseException as error:
             self.faults.give_up(self.spec.id, error)
 
@@ -93,53 +98,53 @@ class KernelBackend(Backend):
         """Return the plain state: what `sync` would say, and the arrays of the simulation."""
         sim = self.sim
         return {
-            "made_by": "kernel",
+            "backend_kind": "kernel",
             "seed": self._seed,
             "episode": sim.clock[:, EPISODE].tolist(),
-            "over": (sim.clock[:, OVER] > 0).tolist(),
+            "needs_reset": (sim.clock[:, NEEDS_RESET] > 0).tolist(),
             "simulation": {
-                "reals": sim.reals,
-                "wholes": sim.wholes,
+                "float_state": sim.float_state,
+                "int_state": sim.int_state,
                 "elapsed": sim.clock[:, ELAPSED],
                 "generators": sim.generators.view(np.int64),
             },
         }
 
     def restore(
-        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+        self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
         """Put a snapshot back; where another backend made it, all start their next episodes."""
         state = Saved(saved, "backend")
-        whole = made_by(state) == "kernel" or "simulation" in state
+        whole = backend_kind(state) == "kernel" or "simulation" in state
         seed = state.whole("seed", 0, LARGEST_SEED)
-        progress = progress_in(saved, self.spec.num_envs)
+        progress = load_progress(saved, self.spec.num_envs)
         if whole:  # looked at before anything is changed
             arrays = self._arrays_in(state.inside("simulation"), progress)
         self._seed = seed
         self.sim = sim = self.sim._replace(seed=seed_words(seed))
         sim.clock[:, EPISODE] = progress[:, 0]
-        sim.clock[:, OVER] = progress[:, 1] if whole else True
+        sim.clock[:, NEEDS_RESET] = progress[:, 1] if whole else True
         if whole:
-            sim.reals[:], sim.wholes[:], sim.clock[:, ELAPSED], generators = arrays
+            sim.float_state[:], sim.int_state[:], sim.clock[:, ELAPSED], generators = arrays
             sim.generators.view(np.int64)[:] = generators
         return np.full(self.spec.num_envs, whole)
 
     def _arrays_in(self, saved: Saved, progress: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
         """Return the saved arrays of the simulation, if its code cannot be led astray by them."""
         sim, limit = self.sim, int(self.sim.clock[0, LIMIT])
-        reals, wholes, elapsed, generators = (
+        float_state, int_state, elapsed, generators = (
             saved.tensor(name, array.shape, dtype).numpy()
             for name, array, dtype in (
-                ("reals", sim.reals, "float64"),
-                ("wholes", sim.wholes, "int64"),
+                ("float_state", sim.float_state, "float64"),
+                ("int_state", sim.int_state, "int64"),
                 ("elapsed", sim.clock[:, ELAPSED], "int64"),
                 ("generators", sim.generators, "int64"),
             )
         )
         # What has not begun yet is zeros, which need not be any state of an episode.
-        new = (progress[:, 1] > 0) & ~wholes.any(axis=1) & ~reals.any(axis=1)
-        _check_limits("reals", reals[~new], self.kernel.real_ranges)
-        _check_limits("wholes", wholes[~new], self.kernel.whole_ranges)
+        new = (progress[:, 1] > 0) & ~int_state.any(axis=1) & ~float_state.any(axis=1)
+        _check_limits("float_state", float_state[~new], self.kernel.float_ranges)
+        _check_limits("int_state", int_state[~new], self.kernel.int_ranges)
         most = limit - 1 + progress[:, 1] if limit else np.full(len(elapsed), LARGEST)
         if ((elapsed < 0) | (elapsed > most)).any():
             raise ValueError(f"elapsed: is {elapsed.tolist()}, it can be 0 to {most.tolist()}")
@@ -147,16 +152,16 @@ class KernelBackend(Backend):
         refuse(generators.view(np.uint64))
         if self.kernel.validate is not None:
             for env in np.flatnonzero(~new):
-                self.kernel.validate(reals[env], wholes[env])
-        return reals, wholes, elapsed, generators
+                self.kernel.validate(float_state[env], int_state[env])
+        return float_state, int_state, elapsed, generators
 
-    def cut(self, env: int) -> None:
+    def force_reset(self, env: int) -> None:
         """Let the next row of an environment be a reset."""
-        self.sim.clock[env, OVER] = True
+        self.sim.clock[env, NEEDS_RESET] = True
 
 
 def _spec(settings: EnvSettings, kernel: Kernel) -> EnvSpec:
-    encoder = Encoder(kernel.frame, kernel.dtype, _nothing)
+    encoder = Encoder(kernel.frame, kernel.dtype, _write_nothing)
     return EnvSpec.of(settings, encoder, action_decoder(kernel.action).spec)
 
 
@@ -170,5 +175,5 @@ def _check_limits(name: str, numbers: NDArray[Any], ranges: Sequence[Range]) -> 
         raise ValueError(f"{where}, it can be {least[column]} to {most[column]}")
 
 
-def _nothing(*_: Any) -> None:
+def _write_nothing(*_: Any) -> None:
     """Write nothing: kernels write frames themselves."""

@@ -13,68 +13,78 @@ from typing_extensions import override
 from steadyrl.core.jit import Held, address_of, call, compiled, is_kept
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.kernels.state import Outcome, Simulation
-from steadyrl.envs.types import BROKEN, OVER, ROW, SEEN, Episode, Rows, RunRows
+from steadyrl.envs.types import (
+    NON_FINITE,
+    OBS_SLOT,
+    STEP_SLOT,
+    STOP,
+    BlockResult,
+    Episode,
+    StepMany,
+)
 from steadyrl.envs.vector import VectorEnv
 
 # Of the counters, after those that agents know.
-ROWS, LEFT_ROWS, STEPS, LEFT_STEPS, EPISODES, COUNTERS = range(BROKEN + 1, BROKEN + 7)
-AT, ENV, RETURN, LENGTH = range(4)  # columns of the episodes that ended
+TIMESTEPS, TIMESTEPS_LEFT, STEPS, STEPS_LEFT, EPISODES, COUNTERS = range(
+    NON_FINITE + 1, NON_FINITE + 7
+)
+AT_STEP, ENV, RETURN, LENGTH = range(4)  # columns of the episodes that ended
 
-LONGEST = 0.02  # seconds of a stretch, about: signals, saves and watchers wait for its end
-FIRST_ROWS = 64  # of a stretch, before any was timed
+MAX_SECONDS = 0.02  # seconds of a stretch, about: signals, saves and watchers wait for its end
+FIRST_BLOCK = 64  # of a stretch, before any was timed
 
 
-class Stage(NamedTuple):
+class BlockContext(NamedTuple):
     """What compiled code needs to make the next row of the timeline."""
 
     step: int  # address of the kernel
     sim: Simulation
     action: NDArray[Any]  # [N, …] what the kernel reads
-    sent: NDArray[Any]  # [N, A] the same, for who decides
-    rows: tuple[Outcome, Outcome]  # filled in turn
-    seen: tuple[NDArray[Any], NDArray[Any]]  # [N, D] what is decided on, in turn
-    frame: int  # numbers of the newest frame in it
+    flat_action: NDArray[Any]  # [N, A] the same, for who decides
+    outcomes: tuple[Outcome, Outcome]  # filled in turn
+    observations: tuple[NDArray[Any], NDArray[Any]]  # [N, D] what is decided on, in turn
+    frame_size: int  # numbers of the newest frame in it
     returns: NDArray[np.float64]  # [N] of the episodes under way
-    begin: NDArray[np.int64]  # [N] rows before them
+    episode_begin: NDArray[np.int64]  # [N] rows before them
     episodes: NDArray[np.float64]  # [M, 4] that ended
     counters: NDArray[np.int64]
 
 
 @compiled
-def advance(stage: Stage) -> None:
+def advance(context: BlockContext) -> None:
     """Make a row with the actions that were sent, look at it, and count it."""
-    counters, returns = stage.counters, stage.returns
-    counters[ROW] = 1 - counters[ROW]
-    row = stage.rows[counters[ROW]]
-    call(stage.step, (stage.sim, stage.action, row))
-    frames = row.obs.reshape(len(returns), -1)
-    if not (_finite(row.reward) and _finite(row.obs.reshape(-1))):
-        counters[OVER] = counters[BROKEN] = 1
+    counters, returns = context.counters, context.returns
+    counters[STEP_SLOT] = 1 - counters[STEP_SLOT]
+    outcome = context.outcomes[counters[STEP_SLOT]]
+    call(context.step, (context.sim, context.action, outcome))
+    frames = outcome.obs.reshape(len(returns), -1)
+    if not (_finite(outcome.reward) and _finite(outcome.obs.reshape(-1))):
+        counters[STOP] = counters[NON_FINITE] = 1
         return
-    before = stage.seen[counters[SEEN]]
-    counters[SEEN] = 1 - counters[SEEN]
-    if before.shape[1] > stage.frame:
-        _push(before, frames, row.valid, stage.seen[counters[SEEN]])
-    counters[ROWS] += 1
-    counters[LEFT_ROWS] -= 1
+    before = context.observations[counters[OBS_SLOT]]
+    counters[OBS_SLOT] = 1 - counters[OBS_SLOT]
+    if before.shape[1] > context.frame_size:
+        _push(before, frames, outcome.valid, context.observations[counters[OBS_SLOT]])
+    counters[TIMESTEPS] += 1
+    counters[TIMESTEPS_LEFT] -= 1
     for env in range(len(returns)):
-        if row.valid[env]:
+        if outcome.valid[env]:
             counters[STEPS] += 1
-            counters[LEFT_STEPS] -= 1
+            counters[STEPS_LEFT] -= 1
     for env in range(len(returns)):
-        returns[env] += row.reward[env]
-        if not row.valid[env]:
+        returns[env] += outcome.reward[env]
+        if not outcome.valid[env]:
             returns[env] = 0.0
-            stage.begin[env] = counters[ROWS]
-        if row.terminated[env] or row.truncated[env]:
-            ended = stage.episodes[counters[EPISODES]]
-            ended[AT], ended[ENV], ended[RETURN] = counters[STEPS], env, returns[env]
-            ended[LENGTH] = counters[ROWS] - stage.begin[env]
+            context.episode_begin[env] = counters[TIMESTEPS]
+        if outcome.terminated[env] or outcome.truncated[env]:
+            ended = context.episodes[counters[EPISODES]]
+            ended[AT_STEP], ended[ENV], ended[RETURN] = counters[STEPS], env, returns[env]
+            ended[LENGTH] = counters[TIMESTEPS] - context.episode_begin[env]
             counters[EPISODES] += 1
             returns[env] = 0.0
-            stage.begin[env] = counters[ROWS]
-    full = counters[EPISODES] + len(returns) > len(stage.episodes)
-    counters[OVER] = full or counters[LEFT_ROWS] <= 0 or counters[LEFT_STEPS] <= 0
+            context.episode_begin[env] = counters[TIMESTEPS]
+    full = counters[EPISODES] + len(returns) > len(context.episodes)
+    counters[STOP] = full or counters[TIMESTEPS_LEFT] <= 0 or counters[STEPS_LEFT] <= 0
 
 
 @compiled
@@ -98,88 +108,102 @@ def _push(before: Any, frames: Any, valid: Any, stack: Any) -> None:
 
 
 @compiled
-def hold(stage: Any) -> Any:
+def box(context: Any) -> Any:
     """Hand over what rows are made on."""
-    return Held(stage)
+    return Held(context)
 
 
 class KernelVectorEnv(VectorEnv):
     """Kernels whose rows other compiled code may make many at a time."""
 
     def __init__(
-        self, backend: KernelBackend, *, frame_stack: int = 1, check_levels: bool = False
+        self, backend: KernelBackend, *, frame_stack: int = 1, check_pixel_range: bool = False
     ) -> None:
-        super().__init__(backend, frame_stack=frame_stack, check_levels=check_levels)
+        super().__init__(backend, frame_stack=frame_stack, check_pixel_range=check_pixel_range)
         n = self.spec.num_envs
         self._kernel = backend
-        seen = [row.obs for row in self._rows] if self._stack is None else self._stack.stacks
-        self._seen: Any = tuple(array.reshape(n, -1) for array in seen)
+        observations = (
+            [buffer.obs for buffer in self._buffers] if self._stack is None else self._stack.stacks
+        )
+        self._observations: Any = tuple(array.reshape(n, -1) for array in observations)
         self._counters = np.zeros(COUNTERS, np.int64)
         self._ended = np.zeros((max(64, 2 * n), 4))
-        self._most = FIRST_ROWS
+        self._max_timesteps = FIRST_BLOCK
         # Compiling takes longer than most runs gain by it: only what is kept is compiled.
-        self._able = is_kept(advance) and bool(backend.address())
+        self._can_fuse = is_kept(advance) and bool(backend.address())
         self._advance = 0  # the address of `advance`
-        self._held: Any = None  # the stage
-        self._held_sim: Any = None  # what it is a stage for
+        self._boxed_context: Any = None  # the stage
+        self._boxed_sim: Any = None  # what it is a stage for
 
     @property
     @override
     def runs_blocks(self) -> bool:
-        return self._able
+        return self._can_fuse
 
     @property
     @override
-    def run(self) -> RunRows | None:
-        return self._run if self._able and self._under_way else None
+    def step_many(self) -> StepMany | None:
+        return self._step_many if self._can_fuse and self._awaiting_receive else None
 
-    def _run(self, function: Callable[..., None], steps: int, arguments: Any) -> Rows:
-        if self._held_sim is not self._kernel.sim:
-            self._build_stage()
-        before, stack = self._statistics.rows, self._stack
-        seen = self._turn if stack is None else stack.turn
-        self._counters[:] = (seen, self._turn, 0, 0, before, self._most, 0, steps, 0)
+    def _step_many(self, function: Callable[..., None], steps: int, arguments: Any) -> BlockResult:
+        if self._boxed_sim is not self._kernel.sim:
+            self._build_context()
+        before, stack = self._statistics.timesteps, self._stack
+        observations = self._slot if stack is None else stack.slot
+        self._counters[:] = (
+            observations,
+            self._slot,
+            0,
+            0,
+            before,
+            self._max_timesteps,
+            0,
+            steps,
+            0,
+        )
         begun = time.perf_counter()
         try:
-            function(self._advance, self._held, arguments)
+            function(self._advance, self._boxed_context, arguments)
         except BaseException as error:
-            self._take_over(before)
+            self._sync_from_block(before)
             self._faults.give_up(self.spec.id, error)
-        made, rows = self._take_over(before)
+        made, rows = self._sync_from_block(before)
         seconds = (time.perf_counter() - begun) / max(1, made)
-        self._most = max(1, min(2 * self._most, int(LONGEST / max(seconds, 1e-9))))
+        self._max_timesteps = max(
+            1, min(2 * self._max_timesteps, int(MAX_SECONDS / max(seconds, 1e-9)))
+        )
         return rows
 
-    def _take_over(self, before: int) -> tuple[int, Rows]:
+    def _sync_from_block(self, before: int) -> tuple[int, BlockResult]:
         """Go on where compiled code stopped; return how many rows it made, and their sum."""
-        seen, self._turn, _, broken, rows, _, steps, _, episodes = self._counters.tolist()
-        self._under_way = False
+        observations, self._slot, _, broken, rows, _, steps, _, episodes = self._counters.tolist()
+        self._awaiting_receive = False
         if self._stack is not None:
-            self._stack.turn = seen
-        self._statistics.rows = rows
+            self._stack.slot = observations
+        self._statistics.timesteps = rows
         self._faults.step += rows - before
         if broken:
-            self._repair(self._rows[self._turn])
-        self._look(self._rows[self._turn], rows - before)
+            self._handle_non_finite(self._buffers[self._slot])
+        self._check_pixels(self._buffers[self._slot], rows - before)
         ended = self._ended[:episodes].tolist() if episodes else ()
         found = tuple((int(at), Episode(int(env), score, int(n))) for at, env, score, n in ended)
-        return rows - before, Rows(steps, found)
+        return rows - before, BlockResult(steps, found)
 
-    def _build_stage(self) -> None:
+    def _build_context(self) -> None:
         kernel = self._kernel
-        returns, begin = self._statistics.under_way
-        stage = Stage(
+        returns, begin = self._statistics.running
+        context = BlockContext(
             kernel.address(),
             kernel.sim,
             kernel.action,
             kernel.action.reshape(len(kernel.action), -1),
             kernel.outcomes,
-            self._seen,
-            self._rows[0].obs[0].size,
+            self._observations,
+            self._buffers[0].obs[0].size,
             returns,
             begin,
             self._ended,
             self._counters,
         )
-        self._advance = address_of(advance, stage) or 0
-        self._held, self._held_sim = hold(stage), kernel.sim
+        self._advance = address_of(advance, context) or 0
+        self._boxed_context, self._boxed_sim = box(context), kernel.sim

@@ -15,15 +15,15 @@ from steadyrl.core.saved import FINITE, Saved, check_limits
 from steadyrl.core.state import take
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.spaces import encoders
-from steadyrl.envs.encoding.step_buffer import Row
-from steadyrl.envs.registration import find_spec, told_as_number, unknown_keyword
+from steadyrl.envs.encoding.step_buffer import StepBuffer
+from steadyrl.envs.registration import explicit_time_limit, find_spec, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
 
 
 class NativeBackend(BatchBackend):
     """A vector environment of Gymnasium's own, with one generator for all N."""
 
-    works_alone = False  # its whole step is made where it is received
+    steps_in_background = False  # its whole step is made where it is received
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._env = env = _make(settings)
@@ -48,8 +48,8 @@ class NativeBackend(BatchBackend):
     def _send(self, action: NDArray[Any]) -> None:
         self._to_do = np.asarray(self._decode(action), self._action_dtype)
 
-    def _receive(self, row: Row) -> None:
-        self._fill(row, *self._env.step(self._to_do))
+    def _receive(self, out: StepBuffer) -> None:
+        self._fill(out, *self._env.step(self._to_do))
 
     def _save(self) -> dict[str, Any] | None:
         """Return numbers, arrays and generator of a simulator that consists of nothing else."""
@@ -106,7 +106,7 @@ def _make(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:
                 spec,
                 num_envs=settings.num_envs,
                 vectorization_mode="vector_entry_point",
-                **told_as_number(settings.kwargs),
+                **explicit_time_limit(settings.kwargs),
             )
         except TypeError as error:
             raise unknown_keyword(settings, error) or error from None

@@ -24,22 +24,22 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError, describe, one_line
-from steadyrl.envs.encoding.masks import find_masks, masked, refuse_without
+from steadyrl.envs.encoding.masks import find_masks, mask_encoder, require_masks
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.statistics import read_info
-from steadyrl.envs.encoding.step_buffer import Row
+from steadyrl.envs.encoding.step_buffer import StepBuffer
 from steadyrl.envs.registration import ATARI, NOT_ATARI, FreshStickyAction, make_env
-from steadyrl.envs.rendering.render import make_shown
-from steadyrl.envs.settings import EnvSettings, ImageSettings, ShownSettings
+from steadyrl.envs.rendering.render import make_render_env
+from steadyrl.envs.settings import EnvSettings, ImageSettings, RenderSettings
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
 
 log = logging.getLogger("steadyrl")
-Say = Callable[[str], None]
+Warn = Callable[[str], None]
 
 FIRST_STEPS = 10
-MOST_REMARKS = 20  # a text with a changing number in it would be a new one every time
-OUTER = (OrderEnforcing, TimeLimit, FreshStickyAction)  # what making an environment adds
-FORM = "(observation, reward, terminated, truncated, info)"
+MAX_WARNINGS = 20  # a text with a changing number in it would be a new one every time
+GYM_WRAPPERS = (OrderEnforcing, TimeLimit, FreshStickyAction)  # what making an environment adds
+STEP_RESULT = "(observation, reward, terminated, truncated, info)"
 
 
 def episode_seed(seed: int, env: int, episode: int) -> int:
@@ -51,50 +51,54 @@ class SingleEnv:
     """One environment of N: it can be built, started, stepped, replayed and built again."""
 
     def __init__(
-        self, settings: EnvSettings, *, seed: int, index: int, say: Say | None = None
+        self, settings: EnvSettings, *, seed: int, index: int, warn: Warn | None = None
     ) -> None:
         self.seed = seed
         self.index = index
         self.episode = -1  # the episode under way
-        self.over = True  # the next row is a reset
+        self.needs_reset = True  # the next row is a reset
         self._settings = settings
-        self._say = say  # takes remarks on its first steps, which are then checked
+        self._warn = warn  # takes remarks on its first steps, which are then checked
         self._env: gym.Env[Any, Any] | None = None
 
     def build(self) -> None:
         """Make the environment, after closing the one there was."""
         self.close()
         settings = self._settings
-        env = make_shown(settings) if isinstance(settings, ShownSettings) else make_env(settings)
+        env = (
+            make_render_env(settings)
+            if isinstance(settings, RenderSettings)
+            else make_env(settings)
+        )
         if env.spec is not None and env.spec.entry_point == ATARI:
             raise SettingError("backend", self._settings.backend, NOT_ATARI)
-        env = env if self._say is None else check_first_steps(env, self._say)
+        env = env if self._warn is None else check_first_steps(env, self._warn)
         masks = find_masks(env, settings)
         self._env = env = env if masks is None else masks
         spaces = env.observation_space, env.action_space
         self.encoder, self.decoder = encoders(settings.id, *spaces, images_of(env, settings))
         self.spaces = f"{env.observation_space} and {env.action_space}"
-        if self._say is not None:
-            self._say(self.encoder.remark)
+        if self._warn is not None:
+            self._warn(self.encoder.remark)
         self._step = self._env.step
         self._write = self.encoder.write
         env.action_space.seed(0)
-        self.any_action: Callable[[], Any] = env.action_space.sample
+        self.sample_action: Callable[[], Any] = env.action_space.sample
         if masks is not None:
-            self.encoder = masked(self.encoder, masks.actions)
-            self._write, self.any_action = self.encoder.write, masks.any_action
+            self.encoder = mask_encoder(self.encoder, masks.actions)
+            self._write, self.sample_action = self.encoder.write, masks.sample_action
             self.spaces += f", masked by {masks.source}"
-        refuse_without(settings, self.spec())
+        require_masks(settings, self.spec())
 
     def spec(self) -> EnvSpec:
         """Say what the environment offers."""
         settings = self._settings
         return EnvSpec.of(settings, self.encoder, self.decoder.spec)
 
-    def cut(self, episode: int) -> None:
+    def force_reset(self, episode: int) -> None:
         """Let the next row be a reset that starts the episode after this one."""
         self.episode = episode
-        self.over = True
+        self.needs_reset = True
 
     def start(self, frame: NDArray[Any]) -> None:
         """Begin the next episode and write its first frame."""
@@ -104,46 +108,46 @@ class SingleEnv:
         seed = episode_seed(self.seed, self.index, self.episode)
         observation, _ = self._env.reset(seed=seed)
         self._write(observation, frame)
-        self.over = False
+        self.needs_reset = False
 
-    def advance(self, action: Any, row: Row) -> None:
+    def advance(self, action: Any, out: StepBuffer) -> None:
         """Write this environment's next row: a step with a decoded action, or a reset."""
         index = self.index
-        frame = row.frames[index]
-        if self.over:
+        frame = out.frames[index]
+        if self.needs_reset:
             self.start(frame)
-            row.set_reset(index)
+            out.set_reset(index)
             return
         reward: Any
         observation, reward, terminated, truncated, info = self._step(action)
         self._write(observation, frame)
         if terminated or truncated:
-            self.over = True
+            self.needs_reset = True
             if names := self._settings.info_metrics:
-                read_info(info, names, row.info[index], self._say or _nothing)
+                read_info(info, names, out.info[index], self._warn or _nothing)
         try:
-            row.reward[index] = reward + 0.0  # of text NumPy would make a number, of None a NaN
+            out.reward[index] = reward + 0.0  # of text NumPy would make a number, of None a NaN
         except (TypeError, ValueError):
             kind = type(reward).__name__
             raise TypeError(f"its reward is {reward!r}, a {kind}, not a number") from None
-        row.terminated[index] = terminated
-        row.truncated[index] = truncated
-        row.valid[index] = True
+        out.terminated[index] = terminated
+        out.truncated[index] = truncated
+        out.valid[index] = True
 
     def replay(self, episode: int, actions: NDArray[Any], frame: NDArray[Any]) -> None:
         """Start an episode again, do its actions [T, …] and write the frame they lead to."""
-        self.cut(episode - 1)
+        self.force_reset(episode - 1)
         self.start(frame)
-        self.redo(actions, frame)
+        self.apply_actions(actions, frame)
 
-    def redo(self, actions: NDArray[Any], frame: NDArray[Any]) -> None:
+    def apply_actions(self, actions: NDArray[Any], frame: NDArray[Any]) -> None:
         """Do more known actions [T, …] of an episode again."""
         for action in self.decoder.decode(actions):
-            if self.over:
+            if self.needs_reset:
                 raise RuntimeError("the episode ended earlier than it did before")
             observation, _, terminated, truncated, _ = self._step(action)
             self._write(observation, frame)
-            self.over = bool(terminated or truncated)
+            self.needs_reset = bool(terminated or truncated)
 
     def close(self) -> None:
         """Close the environment; what it raises while closing changes nothing any more."""
@@ -160,48 +164,52 @@ class SingleEnv:
 def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:
     """Return how an environment's observations are read: a kernel says itself how its axes lie."""
     images, bare = settings.images, env.unwrapped
-    told = bare.metadata.get("image_axes")
-    if told is None or images.axes != "auto" or env.observation_space != bare.observation_space:
+    error_summary = bare.metadata.get("image_axes")
+    if (
+        error_summary is None
+        or images.axes != "auto"
+        or env.observation_space != bare.observation_space
+    ):
         return images
-    return images._replace(axes=told)
+    return images._replace(axes=error_summary)
 
 
 def _nothing(_: str) -> None:
     """Say nothing: another environment of these does."""
 
 
-class Remarks:
+class WarnOnce:
     """Write each remark about an environment into the log once."""
 
     def __init__(self, env_id: str) -> None:
         self._env_id = env_id
-        self._said: set[str] = set()
+        self._seen: set[str] = set()
 
     def __call__(self, remark: str) -> None:
         """Say it, unless it is empty, was said, or too much was said."""
-        if remark and remark not in self._said and len(self._said) < MOST_REMARKS:
-            self._said.add(remark)
+        if remark and remark not in self._seen and len(self._seen) < MAX_WARNINGS:
+            self._seen.add(remark)
             log.warning("%s: %s", self._env_id, remark)
 
 
-def check_first_steps(env: gym.Env[Any, Any], say: Say) -> gym.Env[Any, Any]:
+def check_first_steps(env: gym.Env[Any, Any], warn: Warn) -> gym.Env[Any, Any]:
     """Let the first steps be checked, right around what the user wrote, below Gymnasium's own."""
     outer: Any = None
     inner = env
-    while type(inner) in OUTER:
+    while type(inner) in GYM_WRAPPERS:
         outer, inner = inner, inner.env  # type: ignore[attr-defined]
     if outer is None:
-        return _FirstSteps(inner, say, None)
-    outer.env = _FirstSteps(inner, say, outer)
+        return _FirstSteps(inner, warn, None)
+    outer.env = _FirstSteps(inner, warn, outer)
     return env
 
 
 class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
     """Look at what the first calls return; then `outer` calls the environment itself."""
 
-    def __init__(self, env: gym.Env[Any, Any], say: Say, outer: Any) -> None:
+    def __init__(self, env: gym.Env[Any, Any], warn: Warn, outer: Any) -> None:
         super().__init__(env)
-        self._say, self._outer = say, outer
+        self._warn, self._outer = warn, outer
         self._left = FIRST_STEPS
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -209,7 +217,7 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
         if self._left > 0:
             if not isinstance(result, tuple) or len(result) != 2:
                 raise EnvironmentFailedError(
-                    f"reset() returned {_form(result)}, not (observation, info)"
+                    f"reset() returned {_describe_result(result)}, not (observation, info)"
                 )
 
             @functools.wraps(self.env.reset)
@@ -223,7 +231,9 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
         result = self.env.step(action)
         if self._left > 0:
             if not isinstance(result, tuple) or len(result) != 5:
-                raise EnvironmentFailedError(f"step() returned {_form(result)}, not {FORM}")
+                raise EnvironmentFailedError(
+                    f"step() returned {_describe_result(result)}, not {STEP_RESULT}"
+                )
             self._check(env_step_passive_checker, action, step=lambda _: result)
             self._left -= 1
         elif self._outer is not None:
@@ -240,16 +250,16 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
             except AssertionError as error:
                 raise EnvironmentFailedError(one_line(str(error))) from None
             except Exception as error:  # the numbers themselves are judged elsewhere
-                self._say(f"cannot be checked: {describe(error)}")
+                self._warn(f"cannot be checked: {describe(error)}")
         for warning in caught:
-            self._say(_plain(str(warning.message)))
+            self._warn(_strip_style(str(warning.message)))
 
 
-def _form(result: Any) -> str:
+def _describe_result(result: Any) -> str:
     kind = type(result).__name__
     return f"{len(result)} values" if isinstance(result, tuple) else f"a {kind}"
 
 
-def _plain(text: str) -> str:
+def _strip_style(text: str) -> str:
     """Take Gymnasium's colours and its label off."""
     return one_line(re.sub(r"\x1b\[\d*m", "", text)).removeprefix("WARN: ")

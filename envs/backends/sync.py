@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.saved import LARGEST_SEED, Saved
-from steadyrl.envs.backends.single_env import Remarks, SingleEnv
-from steadyrl.envs.encoding.step_buffer import Row, progress_in
-from steadyrl.envs.faults import Faults, refuse_other_spaces
+from steadyrl.envs.backends.single_env import SingleEnv, WarnOnce
+from steadyrl.envs.encoding.step_buffer import StepBuffer, load_progress
+from steadyrl.envs.faults import Faults, validate_same_spaces
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.vector import Backend
 
@@ -22,7 +22,7 @@ log = logging.getLogger("steadyrl")
 class SyncBackend(Backend):
     """N environments stepped in a plain loop."""
 
-    replays = True
+    supports_replay = True
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self.faults = Faults(settings.max_restarts, settings.role)
@@ -32,8 +32,8 @@ class SyncBackend(Backend):
         self._actions: list[Any] = []  # decoded, of the step under way
         try:
             for index in range(settings.num_envs):
-                say = Remarks(settings.id) if settings.checked and index == 0 else None
-                self._add(SingleEnv(settings, seed=seed, index=index, say=say))
+                warn = WarnOnce(settings.id) if settings.checked and index == 0 else None
+                self._add(SingleEnv(settings, seed=seed, index=index, warn=warn))
             self._decode = self._envs[0].decoder.decode
             self.spec, self.limits = self._envs[0].spec(), self._envs[0].encoder.limits
         except BaseException:
@@ -49,43 +49,43 @@ class SyncBackend(Backend):
         for env in self._envs:
             env.close()
 
-    def start(self, row: Row) -> None:
+    def start(self, out: StepBuffer) -> None:
         """Start every environment anew; the row holds their first frames."""
         for index, env in enumerate(self._envs):
             try:
-                env.start(row.frames[index])
+                env.start(out.frames[index])
             except BaseException as error:  # each one may break
-                self._recover(env, error, row)
-            self.answers += 1
+                self._recover(env, error, out)
+            self.responses += 1
 
-    def launch(self, action: NDArray[Any], row: Row) -> None:
+    def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
         """Keep the decoded actions of a step until it is collected."""
         self._actions = self._decode(action)
 
-    def collect(self, row: Row) -> None:
+    def step_wait(self, out: StepBuffer) -> None:
         """Step every environment and fill the row."""
         for env, action in zip(self._envs, self._actions, strict=True):
             try:
-                env.advance(action, row)
+                env.advance(action, out)
             except BaseException as error:  # each one may break
-                self._recover(env, error, row)
-            self.answers += 1
+                self._recover(env, error, out)
+            self.responses += 1
 
-    def repair(self, env: int, error: NonFiniteError, row: Row) -> None:
+    def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
         """Replace an environment whose numbers are no numbers; its row becomes a reset."""
-        self._recover(self._envs[env], error, row)
+        self._recover(self._envs[env], error, out)
 
-    def _recover(self, env: SingleEnv, error: BaseException, row: Row) -> None:
+    def _recover(self, env: SingleEnv, error: BaseException, out: StepBuffer) -> None:
         """Rebuild an environment that broke, or give up; its row becomes a reset."""
-        self._rebuild(env, error, row.frames[env.index])
-        row.set_reset(env.index)
+        self._rebuild(env, error, out.frames[env.index])
+        out.set_reset(env.index)
 
     def _rebuild(
         self, env: SingleEnv, failure: BaseException | None, frame: NDArray[Any] | None = None
     ) -> None:
         """Build an environment anew until it stands, and starts if there is a frame for it."""
         while failure is not None:
-            self.faults.excuse(env.index, failure)
+            self.faults.handle_failure(env.index, failure)
             failure = self._try(env, frame)
 
     def _try(self, env: SingleEnv, frame: NDArray[Any] | None = None) -> BaseException | None:
@@ -101,36 +101,40 @@ class SyncBackend(Backend):
     def _build(self, env: SingleEnv) -> None:
         env.build()
         self._spaces = self._spaces or env.spaces
-        refuse_other_spaces(self._spaces, env.spaces)
+        validate_same_spaces(self._spaces, env.spaces)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the plain state: seeds and episodes, which their actions lead to again."""
         return {
-            "made_by": "single",
+            "backend_kind": "single",
             "seed": self._seed,
             "episode": [env.episode for env in self._envs],
-            "over": [env.over for env in self._envs],
+            "needs_reset": [env.needs_reset for env in self._envs],
         }
 
     def restore(
-        self, saved: dict[str, Any], past: list[NDArray[Any] | None], row: Row
+        self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
         """Play the episodes under way again; return whose goes on [N]."""
         self._seed = Saved(saved, "backend").whole("seed", 0, LARGEST_SEED)
-        able = np.zeros(len(self._envs), np.bool_)
-        played = progress_in(saved, len(self._envs)).tolist()
-        for env, (episode, over) in zip(self._envs, played, strict=True):
+        replayed = np.zeros(len(self._envs), np.bool_)
+        progress = load_progress(saved, len(self._envs)).tolist()
+        for env, (episode, over) in zip(self._envs, progress, strict=True):
             env.seed = self._seed
-            able[env.index] = self._replay(env, episode, past[env.index], row) and env.over == over
-            if not able[env.index]:
-                env.cut(episode)
-        return able
+            replayed[env.index] = (
+                self._replay(env, episode, past_actions[env.index], out) and env.needs_reset == over
+            )
+            if not replayed[env.index]:
+                env.force_reset(episode)
+        return replayed
 
-    def _replay(self, env: SingleEnv, episode: int, past: NDArray[Any] | None, row: Row) -> bool:
-        if past is None:
+    def _replay(
+        self, env: SingleEnv, episode: int, past_actions: NDArray[Any] | None, out: StepBuffer
+    ) -> bool:
+        if past_actions is None:
             return False
         try:
-            env.replay(episode, past, row.frames[env.index])
+            env.replay(episode, past_actions, out.frames[env.index])
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -139,6 +143,6 @@ class SyncBackend(Backend):
             return False
         return True
 
-    def cut(self, env: int) -> None:
+    def force_reset(self, env: int) -> None:
         """Let the next row of an environment be a reset."""
-        self._envs[env].cut(self._envs[env].episode)
+        self._envs[env].force_reset(self._envs[env].episode)

@@ -23,8 +23,8 @@ from steadyrl.core.user_frames import shown_frames
 from steadyrl.envs.arithmetic import flush_subnormals
 from steadyrl.envs.backends.single_env import SingleEnv
 from steadyrl.envs.descendants import bear
-from steadyrl.envs.encoding.step_buffer import Row, SharedRows
-from steadyrl.envs.faults import told
+from steadyrl.envs.encoding.step_buffer import SharedStepBuffers, StepBuffer
+from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
 
@@ -32,18 +32,18 @@ BUILD = b"b"  # what a worker begins with, by itself
 # Commands. STEP and REPLAY name the row to write to (0 or 1) and are answered.
 STEP = b"s"
 REPLAY = b"r"  # + row + actions: do them again
-CUT = b"c"  # + [seed, episode]: the next step starts the episode after this one
+FORCE_RESET = b"c"  # + [seed, episode]: the next step starts the episode after this one
 QUIT = b"q"
 # Answers.
-DONE, BROKEN = b"d", b"b"
+OK, FAILED = b"d", b"b"
 
 PR_SET_PDEATHSIG = 1
 TRIAL_STEPS = 20
 TRIAL_SECONDS = 0.1
-HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
+BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a process starts
 
 
-class Assignment(NamedTuple):
+class WorkerConfig(NamedTuple):
     """All that a worker needs to know; without `memory` it only describes the spaces."""
 
     settings: EnvSettings
@@ -56,7 +56,7 @@ class Assignment(NamedTuple):
 
 
 def run_worker(
-    task: Assignment, pipe: Connection, inherited: Sequence[Connection], mark: int, flush: bool
+    config: WorkerConfig, pipe: Connection, inherited: Sequence[Connection], mark: int, flush: bool
 ) -> None:
     """Run one environment until told to quit, until it breaks or until the parent is gone.
 
@@ -66,14 +66,14 @@ def run_worker(
     _detach(inherited)
     bear(mark)
     flush_subnormals(flush)
-    worker = _Worker(task)
+    worker = _Worker(config)
     message = BUILD
     try:
         while message != QUIT:
-            answer = worker.answer(message)
-            if answer:
-                pipe.send_bytes(answer)
-            if answer[:1] == BROKEN:
+            handle = worker.handle(message)
+            if handle:
+                pipe.send_bytes(handle)
+            if handle[:1] == FAILED:
                 return
             message = pipe.recv_bytes()
     except (EOFError, OSError):  # of the pipe, as answers let no error out: the parent is gone
@@ -90,9 +90,9 @@ def _detach(inherited: Sequence[Connection]) -> None:
     os.setsid()
     multiprocessing.current_process().daemon = False  # it may have children, and they end with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in HELD - {signal.SIGINT}:
+    for number in BLOCKED_SIGNALS - {signal.SIGINT}:
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
     for connection in inherited:
         connection.close()
     if sys.platform == "linux":
@@ -106,51 +106,51 @@ def _detach(inherited: Sequence[Connection]) -> None:
 class _Worker:
     """Carry commands out."""
 
-    def __init__(self, task: Assignment) -> None:
-        self._task = task
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
         self._remarks: list[str] = []  # to be sent with the next answer
-        checked = task.settings.checked and task.env == 0 and task.spec is not None
-        say = self._remarks.append if checked else None
-        self.env = SingleEnv(task.settings, seed=task.seed, index=task.env, say=say)
-        if task.spec is not None:
-            self._shared = SharedRows(task.spec, task.memory)
-            self._progress = self._shared.progress[task.env]
+        checked = config.settings.checked and config.env == 0 and config.spec is not None
+        warn = self._remarks.append if checked else None
+        self.env = SingleEnv(config.settings, seed=config.seed, index=config.env, warn=warn)
+        if config.spec is not None:
+            self._shared = SharedStepBuffers(config.spec, config.memory)
+            self._progress = self._shared.progress[config.env]
 
-    def answer(self, message: bytes) -> bytes:
+    def handle(self, message: bytes) -> bytes:
         """Return what the parent is told: nothing where it does not wait."""
         try:
-            return self._obey(message[:1], message[1:])
+            return self._execute(message[:1], message[1:])
         except BaseException as error:
-            return BROKEN + _report(error)
+            return FAILED + _report(error)
 
-    def _obey(self, command: bytes, rest: bytes) -> bytes:
+    def _execute(self, command: bytes, rest: bytes) -> bytes:
         env = self.env
         if command == BUILD:
             env.build()
-            env.cut(self._task.episode)
-            return DONE + (step_time(env) if self._task.trial else describe(env))
-        if command == CUT:
+            env.force_reset(self._config.episode)
+            return OK + (step_time(env) if self._config.trial else describe(env))
+        if command == FORCE_RESET:
             env.seed, episode = json.loads(rest)
-            env.cut(episode)
+            env.force_reset(episode)
             return b""
         self._write(command, rest[0], rest[1:])
-        self._progress[:] = env.episode, env.over
+        self._progress[:] = env.episode, env.needs_reset
         remarks = "\n".join(self._remarks)
         self._remarks.clear()
-        return DONE + remarks.encode()
+        return OK + remarks.encode()
 
-    def _write(self, command: bytes, turn: int, rest: bytes) -> None:
-        env, row, actions = self.env, self._shared.rows[turn], self._shared.actions
+    def _write(self, command: bytes, slot: int, rest: bytes) -> None:
+        env, out, actions = self.env, self._shared.buffers[slot], self._shared.actions
         if command == REPLAY:
             known = np.frombuffer(rest, actions.dtype).reshape(-1, *actions.shape[1:])
-            env.redo(known, row.frames[env.index])
-        elif env.over:
+            env.apply_actions(known, out.frames[env.index])
+        elif env.needs_reset:
             # Told before it is tried: an episode whose reset breaks is not tried again.
             self._progress[0] = env.episode + 1
-            env.advance(None, row)
+            env.advance(None, out)
         else:
             (action,) = env.decoder.decode(actions[env.index : env.index + 1])
-            env.advance(action, row)
+            env.advance(action, out)
 
 
 def _report(error: BaseException) -> bytes:
@@ -159,10 +159,10 @@ def _report(error: BaseException) -> bytes:
     refused = None
     if isinstance(error, SettingError):
         refused = [error.field, str(error.value), error.reason]
-    for_good = isinstance(error, EnvironmentFailedError)
+    fatal = isinstance(error, EnvironmentFailedError)
     printable = "\n".join(map(_printable, trace.splitlines()))
     frames = [_printable(frame) for frame in shown_frames(error)]
-    said = [told(error), printable, refused, for_good, isinstance(error, Exception), frames]
+    said = [error_summary(error), printable, refused, fatal, isinstance(error, Exception), frames]
     return json.dumps(said).encode()
 
 
@@ -180,12 +180,12 @@ def describe(env: SingleEnv) -> bytes:
 def step_time(env: SingleEnv) -> bytes:
     """Measure what one step of a built environment takes, in seconds."""
     times: list[float] = []
-    row = Row(env.spec(), 0)
+    out = StepBuffer(env.spec(), 0)
     end = time.perf_counter() + TRIAL_SECONDS
     while len(times) < TRIAL_STEPS and (not times or time.perf_counter() < end):
-        resets = env.over
+        resets = env.needs_reset
         begin = time.perf_counter()
-        env.advance(env.any_action(), row)
+        env.advance(env.sample_action(), out)
         if not resets:
             times.append(time.perf_counter() - begin)
     return repr(statistics.median(times)).encode()

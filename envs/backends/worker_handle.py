@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_args
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.arithmetic import flushes_subnormals
-from steadyrl.envs.backends.worker import BROKEN, HELD, QUIT, Assignment, run_worker
+from steadyrl.envs.backends.worker import BLOCKED_SIGNALS, FAILED, QUIT, WorkerConfig, run_worker
 from steadyrl.envs.descendants import end_marked, new_mark
 from steadyrl.envs.faults import WorkerError
 from steadyrl.envs.settings import EnvSettings
@@ -30,7 +30,7 @@ from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
 log = logging.getLogger("steadyrl")
 ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
 KILL_SECONDS = 5.0
-LISTEN_SECONDS = 0.2  # how often a long wait looks whether it is in vain
+POLL_SECONDS = 0.2  # how often a long wait looks whether it is in vain
 CLOSE_SECONDS = 2.0
 SPAWN_SECONDS = 30.0  # a spawned process loads its modules first
 
@@ -38,15 +38,15 @@ SPAWN_SECONDS = 30.0  # a spawned process loads its modules first
 class WorkerHandle:
     """One worker process and the pipe to it."""
 
-    def __init__(self, task: Assignment, others: Sequence[Connection] = ()) -> None:
-        self.task = task
+    def __init__(self, config: WorkerConfig, others: Sequence[Connection] = ()) -> None:
+        self.config = config
         self._mark = new_mark()
         try:
             self.pipe, child = multiprocessing.Pipe()
         except OSError as error:
-            raise no_process(task.env, error) from error
+            raise no_process(config.env, error) from error
         try:
-            self._process = _start(task, child, [self.pipe, *others], self._mark)
+            self._process = _start(config, child, [self.pipe, *others], self._mark)
         except BaseException:
             self.pipe.close()
             raise
@@ -61,24 +61,24 @@ class WorkerHandle:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send_bytes(message)
 
-    def answer(self, deadline: float) -> bytes:
+    def recv(self, deadline: float) -> bytes:
         """Wait for the answer to a command; raise WorkerError when none comes in time."""
         left = deadline - time.monotonic()
-        while not self._ready.poll(1000 * max(0.0, min(left, LISTEN_SECONDS))):
+        while not self._ready.poll(1000 * max(0.0, min(left, POLL_SECONDS))):
             # A child of the environment may hold the pipe of a dead process open.
             if self._process.exitcode is not None and not self._ready.poll(0):
                 raise WorkerError(self._death())
             left = deadline - time.monotonic()
             if left <= 0:
                 self._hangs = True
-                raise WorkerError(f"no answer within {self.task.settings.step_timeout:g} s")
+                raise WorkerError(f"no answer within {self.config.settings.step_timeout:g} s")
         try:
             message = self.pipe.recv_bytes()
         except (EOFError, OSError):
             raise WorkerError(self._death()) from None
-        if message[:1] == BROKEN:
-            what, trace, refused, for_good, raised, frames = json.loads(message[1:])
-            error = WorkerError(what, trace, for_good=for_good, raised=raised, user_frames=frames)
+        if message[:1] == FAILED:
+            what, trace, refused, fatal, raised, frames = json.loads(message[1:])
+            error = WorkerError(what, trace, fatal=fatal, raised=raised, user_frames=frames)
             if refused is not None:
                 raise SettingError(*refused) from error
             raise error
@@ -115,7 +115,7 @@ class WorkerHandle:
         try:
             self._process.close()
         except ValueError:  # not even SIGKILL ends a process that waits for a broken device
-            log.error("the process of environment %d cannot be ended", self.task.env)
+            log.error("the process of environment %d cannot be ended", self.config.env)
 
 
 def kill_all(workers: Sequence[WorkerHandle], grace: float) -> None:
@@ -144,14 +144,14 @@ def _kill_group(leader: int, *, ended: bool) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def _start(task: Assignment, child: Connection, inherited: list[Connection], mark: int) -> Any:
+def _start(config: WorkerConfig, child: Connection, inherited: list[Connection], mark: int) -> Any:
     """Start the process by the first method that works."""
     methods, flush = start_methods(), flushes_subnormals()
     for method in methods:
         context: Any = multiprocessing.get_context(method)
-        arguments = (task, child, inherited if method == "fork" else [], mark, flush)
+        arguments = (config, child, inherited if method == "fork" else [], mark, flush)
         process = context.Process(
-            target=run_worker, args=arguments, daemon=True, name=f"environment-{task.env}"
+            target=run_worker, args=arguments, daemon=True, name=f"environment-{config.env}"
         )
         try:
             with warnings.catch_warnings():  # forking beside threads is what we mean
@@ -160,9 +160,9 @@ def _start(task: Assignment, child: Connection, inherited: list[Connection], mar
             return process
         except OSError as error:
             if error.errno != errno.ENOMEM or method == methods[-1]:
-                raise no_process(task.env, error) from error
+                raise no_process(config.env, error) from error
             # There is no memory for a copy of this process, but perhaps for a fresh one.
-            log.warning("cannot %s a process for environment %d: %s", method, task.env, error)
+            log.warning("cannot %s a process for environment %d: %s", method, config.env, error)
     raise AssertionError("there is a way to start a process")
 
 
@@ -194,18 +194,18 @@ def no_shared_memory(error: OSError) -> EnvironmentFailedError:
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Hold signals back until a process has started, minds its own and is in its owner's hands."""
     received: list[int] = []
     with contextlib.ExitStack() as restored:
         restored.callback(_raise, received)
         if threading.current_thread() is threading.main_thread():
             # Another thread may be given the signal all the same, and this one then handles it.
-            for number in HELD:
+            for number in BLOCKED_SIGNALS:
                 if callable(handler := signal.getsignal(number)):
                     restored.callback(signal.signal, number, handler)
                     signal.signal(number, lambda number, _: received.append(number))
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         restored.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         yield
 
@@ -234,20 +234,20 @@ def deadline(settings: EnvSettings, *, starting: bool = False) -> float:
     return time.monotonic() + settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
 
 
-def ask_process(settings: EnvSettings, *, trial: bool = False) -> bytes:
+def query_subprocess(settings: EnvSettings, *, trial: bool = False) -> bytes:
     """Let a process of its own make an environment and say what its spaces are, or its speed.
 
     So nothing an environment does can harm this process; WorkerError says what it did.
     """
-    task = Assignment(settings, 0, 0, -1, None, None, trial)
+    config = WorkerConfig(settings, 0, 0, -1, None, None, trial)
     with contextlib.ExitStack() as ended:
-        with interrupts_held():
-            worker = WorkerHandle(task)
+        with signals_blocked():
+            worker = WorkerHandle(config)
             ended.callback(worker.kill)
-        told = worker.answer(deadline(settings, starting=True))
+        error_summary = worker.recv(deadline(settings, starting=True))
         worker.quit()
         worker.kill(CLOSE_SECONDS)
-        return told
+        return error_summary
 
 
 class Description(NamedTuple):

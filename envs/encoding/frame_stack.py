@@ -20,18 +20,18 @@ class FrameStack:
         self._frames, self._channels = spec.frame_stack, spec.frame_shape[0]
         shape = (spec.num_envs, *spec.observation_shape)
         self.stacks = (np.zeros(shape, spec.dtype), np.zeros(shape, spec.dtype))
-        self.turn = 0
+        self.slot = 0
 
     @property
-    def now(self) -> NDArray[Any]:
+    def current(self) -> NDArray[Any]:
         """The stacks [N, k·C, …] that end with the last row's frames."""
-        return self.stacks[self.turn]
+        return self.stacks[self.slot]
 
     def push(self, frames: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[Any]:
         """Take one more row of frames [N, C, …]; rows that are not valid begin an episode."""
-        before = self.now
-        self.turn = 1 - self.turn
-        stack = self.now
+        before = self.current
+        self.slot = 1 - self.slot
+        stack = self.current
         stack[:, : -self._channels] = before[:, self._channels :]
         stack[:, -self._channels :] = frames
         if np.count_nonzero(valid) < valid.size:

@@ -23,29 +23,33 @@ AS_DECLARED = ImageSettings()
 Axes = Literal["hwc", "chw"]
 
 
-def is_image(space: spaces.Box, asked: ImageSettings = AS_DECLARED) -> bool:
+def is_image(space: spaces.Box, settings: ImageSettings = AS_DECLARED) -> bool:
     """Tell pictures from vectors: three axes, or two of bytes, each channel within one range."""
-    if asked.axes == "vector" or len(space.shape) not in (2, 3) or space.dtype.kind not in "fiub":
+    if (
+        settings.axes == "vector"
+        or len(space.shape) not in (2, 3)
+        or space.dtype.kind not in "fiub"
+    ):
         return False
-    if asked.range is not None:
+    if settings.range is not None:
         return True
-    if space.dtype in (np.uint8, np.bool_) and (len(space.shape) == 3 or asked.wanted):
+    if space.dtype in (np.uint8, np.bool_) and (len(space.shape) == 3 or settings.declared):
         return True
-    if len(space.shape) == 2 and not asked.wanted:
+    if len(space.shape) == 2 and not settings.declared:
         return space.dtype == np.uint8 and min(space.shape) >= SMALLEST_SIDE
-    if not (looks_like_an_image(space) or asked.wanted) or why_not_scaled(space):
+    if not (has_image_shape(space) or settings.declared) or scaling_error(space):
         return False
-    channels = -1 if _axes_of(space.shape, asked) == "hwc" else 0
+    channels = -1 if _axes_of(space.shape, settings) == "hwc" else 0
     axes = (0, 1) if channels or len(space.shape) == 2 else (1, 2)
     return all((np.ptp(bound, axis=axes) == 0).all() for bound in (space.low, space.high))
 
 
-def looks_like_an_image(space: spaces.Box) -> bool:
+def has_image_shape(space: spaces.Box) -> bool:
     """Tell whether a box has an image's shape, whatever its bounds are."""
     return len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE
 
 
-def why_not_scaled(space: spaces.Box) -> str:
+def scaling_error(space: spaces.Box) -> str:
     """Say what is wrong with a box's bounds for its numbers to become bytes; "" for nothing."""
     if not is_bounded(space):
         return "have no finite bounds"
@@ -56,7 +60,7 @@ def why_not_scaled(space: spaces.Box) -> str:
     return f"go from {low.min():g} to {high.max():g}, too wide for {LEVELS} levels"
 
 
-def bounds_said(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def has_bounds(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which elements of a box have a smallest number, and which a largest one."""
     below, above = space.bounded_below, space.bounded_above
     if space.dtype.name in WIDE:
@@ -68,7 +72,7 @@ def bounds_said(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]
 
 def is_bounded(space: spaces.Box) -> bool:
     """Tell whether a box says what its smallest and largest numbers are."""
-    if not all(np.all(said) for said in bounds_said(space)):
+    if not all(np.all(said) for said in has_bounds(space)):
         return False
     wide = space.dtype.name in WIDE
     if wide and max(abs(int(space.low.min())), abs(int(space.high.max()))) > EXACT:
@@ -107,22 +111,22 @@ class _Scale(NamedTuple):
         return pixels
 
 
-def image_encoder(space: spaces.Box, asked: ImageSettings = AS_DECLARED) -> Encoder:
+def image_encoder(space: spaces.Box, settings: ImageSettings = AS_DECLARED) -> Encoder:
     """Scale by the range asked for, or the space's bounds, so that order is kept.
 
     Up to 256 values stay distinct, more are rounded to 256 levels. What lies outside the bounds is
     clipped to them.
     """
     shape, dtype = space.shape, space.dtype
-    last = len(shape) == 3 and _axes_of(shape, asked) == "hwc"
+    last = len(shape) == 3 and _axes_of(shape, settings) == "hwc"
     out_shape = (shape[2], *shape[:2]) if last else (1, *shape)[-3:]
     whole = dtype.kind in "iub"  # other whole numbers mean the same
-    low, high = (space.low, space.high) if asked.range is None else map(np.array, asked.range)
+    low, high = (space.low, space.high) if settings.range is None else map(np.array, settings.range)
     scale = _scale(_number(low), _number(high), last=last)
     table = _table(scale, dtype)
     is_plain = table is not None and bool((table == np.arange(LEVELS)).all())
 
-    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+    def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         image = np.asarray(observation)
         fits = image.dtype.kind == dtype.kind or (whole and image.dtype.kind in "iub")
         if image.shape != lead + shape or not fits:
@@ -131,22 +135,22 @@ def image_encoder(space: spaces.Box, asked: ImageSettings = AS_DECLARED) -> Enco
             )
         if last:
             image = _channels_first(image)
-        image = image.reshape(row.shape)
+        image = image.reshape(out.shape)
         if table is not None and image.dtype == dtype:
-            row[...] = image if is_plain else table[image.view(np.uint8)]
+            out[...] = image if is_plain else table[image.view(np.uint8)]
             return
         if dtype.kind == "f" and not np.isfinite(image).all():
             raise FloatingPointError("observation holds values that are not finite")
-        row[...] = scale(image)
+        out[...] = scale(image)
 
-    remarks = [_remark_on_axes(shape, out_shape, asked), _remark_on_levels(dtype, low, high)]
+    remarks = [_remark_on_axes(shape, out_shape, settings), _remark_on_levels(dtype, low, high)]
     limits = (scale.low, scale.low + scale.span) if isinstance(scale.span, float) else None
     return Encoder(out_shape, "uint8", write, "; ".join(filter(None, remarks)), limits=limits)
 
 
-def _axes_of(shape: tuple[int, ...], asked: ImageSettings) -> Axes:
-    if asked.axes == "hwc" or asked.axes == "chw":
-        return asked.axes
+def _axes_of(shape: tuple[int, ...], settings: ImageSettings) -> Axes:
+    if settings.axes == "hwc" or settings.axes == "chw":
+        return settings.axes
     return choose_axes(shape)[0] if len(shape) == 3 else "hwc"
 
 
@@ -178,8 +182,8 @@ def _number(values: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(values, np.float64)
 
 
-def _remark_on_axes(shape: tuple[int, ...], seen: tuple[int, ...], asked: ImageSettings) -> str:
-    if asked.axes != "auto" or len(shape) != 3 or choose_axes(shape)[1]:
+def _remark_on_axes(shape: tuple[int, ...], seen: tuple[int, ...], settings: ImageSettings) -> str:
+    if settings.axes != "auto" or len(shape) != 3 or choose_axes(shape)[1]:
         return ""
     channels, height, width = seen
     return (

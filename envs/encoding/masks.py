@@ -17,9 +17,9 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import MASK_BITS, DiscreteActions, Encoder, EnvSpec
 
-NAME, SEEN = "action_mask", "observation"  # in `info`, and in observations that hold both
+MASK_KEY, OBS_KEY = "action_mask", "observation"  # in `info`, and in observations that hold both
 METHOD = "action_masks"
-Asked = Callable[[Any, Mapping[str, Any]], Any]
+ReadMask = Callable[[Any, Mapping[str, Any]], Any]
 
 
 def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
@@ -31,17 +31,19 @@ def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
     if wanted == "false" or not isinstance(actions, spaces.Discrete):
         return None
     space = env.observation_space
-    if isinstance(space, spaces.Dict) and set(space.spaces) == {NAME, SEEN}:
-        if space[NAME].shape != (actions.n,):
-            found = f"its observation's {NAME} has shape {space[NAME].shape}"
+    if isinstance(space, spaces.Dict) and set(space.spaces) == {MASK_KEY, OBS_KEY}:
+        if space[MASK_KEY].shape != (actions.n,):
+            found = f"its observation's {MASK_KEY} has shape {space[MASK_KEY].shape}"
             reason = f"{found}, there are {actions.n} actions; env.action_masks=false ignores that"
             raise SettingError("id", settings.id, reason)
-        return Masked(env, f"observation[{NAME!r}]", lambda seen, _: seen[NAME], space[SEEN])
-    ask = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
-    if callable(ask):
-        return Masked(env, f"{METHOD}()", lambda *_: ask())
-    if wanted == "true" or NAME in _first_info(env):
-        return Masked(env, f"info[{NAME!r}]", lambda _, info: info[NAME])
+        return Masked(
+            env, f"observation[{MASK_KEY!r}]", lambda seen, _: seen[MASK_KEY], space[OBS_KEY]
+        )
+    read = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
+    if callable(read):
+        return Masked(env, f"{METHOD}()", lambda *_: read())
+    if wanted == "true" or MASK_KEY in _first_info(env):
+        return Masked(env, f"info[{MASK_KEY!r}]", lambda _, info: info[MASK_KEY])
     return None
 
 
@@ -53,12 +55,12 @@ def _first_info(env: gym.Env[Any, Any]) -> Mapping[str, Any]:
     return info if isinstance(info, Mapping) else {}
 
 
-def refuse_without(settings: EnvSettings, spec: EnvSpec) -> None:
+def require_masks(settings: EnvSettings, spec: EnvSpec) -> None:
     """Refuse an environment that should give masks and gives none."""
     if settings.action_masks != "true" or spec.mask:
         return
     reason = (
-        f"{spec.id} gives none: neither info[{NAME!r}], nor such an observation, nor {METHOD}()"
+        f"{spec.id} gives none: neither info[{MASK_KEY!r}], nor such an observation, nor {METHOD}()"
     )
     if not isinstance(spec.action, DiscreteActions):
         kind = type(spec.action).__name__.removesuffix("Actions")
@@ -73,47 +75,47 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
         self,
         env: gym.Env[Any, Any],
         source: str,
-        ask: Asked,
+        read: ReadMask,
         seen: spaces.Space[Any] | None = None,
     ) -> None:
         super().__init__(env)
         assert isinstance(env.action_space, spaces.Discrete)
         self.source = source
-        self._ask, self._space, self._cut = ask, env.action_space, seen is not None
+        self._read, self._space, self._splits_observation = read, env.action_space, seen is not None
         self.actions = int(env.action_space.n)
-        self._everything = np.ones(self.actions, np.bool_)
-        self._allowed = self._everything
+        self._all_allowed = np.ones(self.actions, np.bool_)
+        self._allowed = self._all_allowed
         if seen is not None:
             self.observation_space = seen
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset, and ask."""
         observation, info = self.env.reset(**kwargs)
-        return self._pair(observation, info), info
+        return self._with_mask(observation, info), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and ask; not after a termination, where nothing is decided and nothing follows."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        pair = self._pair(observation, info, over=bool(terminated))
+        pair = self._with_mask(observation, info, over=bool(terminated))
         return pair, reward, terminated, truncated, info
 
-    def any_action(self) -> Any:
+    def sample_action(self) -> Any:
         """Draw an allowed action."""
         return self._space.sample(self._allowed.astype(np.int8))
 
-    def _pair(
+    def _with_mask(
         self, observation: Any, info: Mapping[str, Any], *, over: bool = False
     ) -> tuple[Any, NDArray[np.bool_]]:
-        self._allowed = self._everything if over else self._asked(observation, info)
-        return observation[SEEN] if self._cut else observation, self._allowed
+        self._allowed = self._all_allowed if over else self._read_mask(observation, info)
+        return observation[OBS_KEY] if self._splits_observation else observation, self._allowed
 
-    def _asked(self, observation: Any, info: Mapping[str, Any]) -> NDArray[np.bool_]:
+    def _read_mask(self, observation: Any, info: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Return the mask [A], if it is one."""
         try:
-            given = np.asarray(self._ask(observation, info))
+            given = np.asarray(self._read(observation, info))
         except KeyError:
             raise ValueError(f"there is no {self.source}: which actions are allowed?") from None
-        if given.shape != self._everything.shape:
+        if given.shape != self._all_allowed.shape:
             raise ValueError(
                 f"{self.source} has shape {given.shape}, there are {self.actions} actions"
             )
@@ -125,7 +127,7 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
         return allowed
 
 
-def masked(encoder: Encoder, actions: int) -> Encoder:
+def mask_encoder(encoder: Encoder, actions: int) -> Encoder:
     """Return an encoder of pairs, which writes masks of so many actions behind what is seen.
 
     Behind a vector stand numbers, below an image rows; the first action is the lowest bit of the
@@ -139,15 +141,15 @@ def masked(encoder: Encoder, actions: int) -> Encoder:
         axis, row_of_all = 1, shape[0] * shape[2]
         mask = -(-mask // row_of_all)
         count = mask * row_of_all
-    end, room = shape[axis], np.zeros((count, bits), np.float32)
-    digits = room.reshape(-1)[:actions]
+    end, scratch = shape[axis], np.zeros((count, bits), np.float32)
+    digits = scratch.reshape(-1)[:actions]
 
-    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+    def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         seen, allowed = observation
-        above, below = (row[:end], row[end:]) if axis == 0 else (row[:, :end], row[:, end:])
+        above, below = (out[:end], out[end:]) if axis == 0 else (out[:, :end], out[:, end:])
         encoder.write(seen, above, lead)
         digits[:] = allowed
-        below[...] = (room @ powers).reshape(below.shape)
+        below[...] = (scratch @ powers).reshape(below.shape)
 
     whole = (*shape[:axis], shape[axis] + mask, *shape[axis + 1 :])
     return encoder._replace(shape=whole, write=write, mask=mask)

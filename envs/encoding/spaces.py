@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.images import (
     AS_DECLARED,
-    bounds_said,
+    has_bounds,
+    has_image_shape,
     image_encoder,
     is_image,
-    looks_like_an_image,
-    why_not_scaled,
+    scaling_error,
 )
 from steadyrl.envs.settings import ImageSettings
 from steadyrl.envs.types import (
@@ -64,7 +64,7 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
     """Build the encoder of an observation space, or refuse the space by name."""
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
-    if images.wanted:
+    if images.declared:
         raise _refuse_image(space, images)
     encoder = _vector_encoder(space, images)
     if not encoder.shape[0]:
@@ -81,7 +81,7 @@ def _refuse_image(space: spaces.Space[Any], images: ImageSettings) -> SettingErr
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
         kind = f"of shape {space.shape}" if isinstance(space, spaces.Box) else type(space).__name__
         return SettingError(field, value, f"its observations are no images: {kind}")
-    wrong = why_not_scaled(space) or "have other bounds in each place of a channel"
+    wrong = scaling_error(space) or "have other bounds in each place of a channel"
     reason = f"its observations {wrong}: env.image_range=[low,high] says how to scale them"
     return SettingError(field, value, reason)
 
@@ -110,9 +110,9 @@ def _box_encoder(space: spaces.Box, images: ImageSettings) -> Encoder:
         raise _refuse("observation", f"a Box of {space.dtype}", OBSERVATIONS)
     bytes_like = space.dtype == np.uint8 and bool((space.high == 255).all())
     encoder = _array_encoder(space.shape, scale=1.0 / 255.0 if bytes_like else None)
-    if images.axes == "vector" or not looks_like_an_image(space):
+    if images.axes == "vector" or not has_image_shape(space):
         return encoder
-    wrong = why_not_scaled(space)
+    wrong = scaling_error(space)
     return encoder._replace(
         remark=wrong
         and f"observations of shape {space.shape} {wrong}: they are seen as vectors of float32; "
@@ -124,7 +124,7 @@ def _array_encoder(shape: tuple[int, ...], *, scale: float | None) -> Encoder:
     """Flatten numbers to float32; bytes that span 0..255 are scaled to [0, 1]."""
     flat = len(shape) == 1
 
-    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+    def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         if type(observation) is not np.ndarray:
             observation = np.asarray(observation)
         if observation.shape != lead + shape:
@@ -133,9 +133,9 @@ def _array_encoder(shape: tuple[int, ...], *, scale: float | None) -> Encoder:
             )
         if observation.dtype.kind not in "fiub":
             raise TypeError(f"observation is of type {observation.dtype}, expected numbers")
-        row[...] = observation if flat else observation.reshape(row.shape)
+        out[...] = observation if flat else observation.reshape(out.shape)
         if scale is not None:
-            row *= scale
+            out *= scale
 
     return Encoder((math.prod(shape),), "float32", write)
 
@@ -145,7 +145,7 @@ def _one_hot_encoder(
 ) -> Encoder:
     offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
 
-    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+    def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         values = np.asarray(observation)
         if values.shape != lead + shape or values.dtype.kind not in "iub":
             raise ValueError(
@@ -153,16 +153,16 @@ def _one_hot_encoder(
                 f"{lead + shape}"
             )
         if lead:
-            for one, part in zip(values, row, strict=True):
+            for one, part in zip(values, out, strict=True):
                 write(one, part)
             return
-        row[:] = 0.0
+        out[:] = 0.0
         for value, offset, size, start in zip(
             values.reshape(-1).tolist(), offsets, sizes, starts, strict=True
         ):
             if not 0 <= value - start < size:
                 raise ValueError(f"observation {value} lies outside {start}…{start + size - 1}")
-            row[offset + value - start] = 1.0
+            out[offset + value - start] = 1.0
 
     return Encoder((sum(sizes),), "float32", write)
 
@@ -180,13 +180,13 @@ def _composite_encoder(
         encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
         end += encoder.shape[0]
 
-    def write(observation: Any, row: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
+    def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
         if len(observation) != len(encoders):
             raise ValueError(
                 f"observation has {len(observation)} parts, its space has {len(encoders)}"
             )
         for key, where, encoder in encoders:
-            encoder.write(observation[key], row[..., where], lead)
+            encoder.write(observation[key], out[..., where], lead)
 
     remarks = [encoder.remark for _, _, encoder in encoders if encoder.remark]
     return Encoder((end,), "float32", write, "; ".join(remarks))
@@ -224,10 +224,10 @@ def _box_decoder(space: spaces.Box) -> Decoder:
     shape, dtype, low, high = space.shape, space.dtype, space.low, space.high
     if not low.size:
         raise _refuse("action", "no numbers", ACTIONS)
-    told = [
+    error_summary = [
         np.where(has, bound, endless)
         for has, bound, endless in zip(
-            bounds_said(space), (low, high), (-np.inf, np.inf), strict=True
+            has_bounds(space), (low, high), (-np.inf, np.inf), strict=True
         )
     ]
     if dtype.kind != "f":
@@ -237,7 +237,7 @@ def _box_decoder(space: spaces.Box) -> Decoder:
         clipped = np.clip(action.reshape(-1, *shape), low, high)
         return list((clipped if dtype.kind == "f" else np.rint(clipped)).astype(dtype, copy=False))
 
-    flat = (tuple(map(float, bound.reshape(-1))) for bound in told)
+    flat = (tuple(map(float, bound.reshape(-1))) for bound in error_summary)
     return Decoder(BoxActions(*flat), decode)
 
 

@@ -15,31 +15,31 @@ from steadyrl.core.state import Stateful
 from steadyrl.envs.types import Episode
 
 if TYPE_CHECKING:
-    from steadyrl.envs.encoding.step_buffer import Row
+    from steadyrl.envs.encoding.step_buffer import StepBuffer
 
 
 def read_info(
     info: Mapping[str, Any],
     names: Sequence[str],
-    into: NDArray[np.float32],
-    say: Callable[[str], None],
+    out: NDArray[np.float32],
+    warn: Callable[[str], None],
 ) -> None:
     """Write the named numbers [M] of one environment's info; NaN for what is none."""
     for index, name in enumerate(names):
-        into[index] = _number(info.get(name))
-    _remark(info, names, say)
+        out[index] = _number(info.get(name))
+    _warn_missing(info, names, warn)
 
 
 def read_infos(
     infos: Mapping[str, Any],
     names: Sequence[str],
-    into: NDArray[np.float32],
-    say: Callable[[str], None],
+    out: NDArray[np.float32],
+    warn: Callable[[str], None],
 ) -> None:
     """Write the named numbers [N, M] of a batch's info, which has arrays [N] and masks `_name`."""
     for index, name in enumerate(names):
-        into[:, index] = np.where(infos.get(f"_{name}", True), _numbers(infos.get(name)), math.nan)
-    _remark(infos, names, say)
+        out[:, index] = np.where(infos.get(f"_{name}", True), _numbers(infos.get(name)), math.nan)
+    _warn_missing(infos, names, warn)
 
 
 def _numbers(values: Any) -> NDArray[np.float32]:
@@ -56,75 +56,77 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _remark(info: Mapping[str, Any], names: Sequence[str], say: Callable[[str], None]) -> None:
+def _warn_missing(
+    info: Mapping[str, Any], names: Sequence[str], warn: Callable[[str], None]
+) -> None:
     for name in names:
         if name not in info:
             known = ", ".join(sorted(str(key) for key in info if str(key)[:1] != "_")) or "nothing"
-            say(f"its info has no {name} where an episode ends: it has {known}")
+            warn(f"its info has no {name} where an episode ends: it has {known}")
 
 
 class EpisodeStatistics(Stateful):
     """Running return and length of each environment's episode, of valid rows only."""
 
-    state_names = ("_return", "rows", "_begin")
-    state_limits: ClassVar[Mapping[str, Limits]] = {"rows": COUNT, "_begin": COUNT}
+    state_names = ("_return", "timesteps", "_begin")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"timesteps": COUNT, "_begin": COUNT}
 
     def __init__(self, num_envs: int, info_metrics: Sequence[str] = ()) -> None:
         self._names = info_metrics
         self._return = np.zeros(num_envs)
-        self.rows = 0  # rows recorded
+        self.timesteps = 0  # rows recorded
         self._begin = np.zeros(num_envs, np.int64)  # rows recorded before the episode's first
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        if (self._begin > self.rows).any():
-            raise ValueError(f"begin: an episode begins after all {self.rows} rows")
+        if (self._begin > self.timesteps).any():
+            raise ValueError(f"begin: an episode begins after all {self.timesteps} rows")
 
     @property
-    def under_way(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def running(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return, and rows before it, of each environment's episode; sharing memory."""
         return self._return, self._begin
 
     def clear(self) -> None:
         """Forget the episodes under way."""
         self._return[:] = 0.0
-        self._begin[:] = self.rows
+        self._begin[:] = self.timesteps
 
-    def record(self, row: Row) -> tuple[Episode, ...]:
+    def record(self, out: StepBuffer) -> tuple[Episode, ...]:
         """Count one row and return the episodes it ended.
 
         An invalid row starts an episode; what an environment had collected before a cut is dropped.
         """
-        self.rows += 1
-        if row.ends is not None:
-            self._return += row.ends.reward
-            self._begin += row.ends.skipped
-            return self._close(row.ends.begun, row.ends.ended, row)
-        self._return += row.reward
-        if row.is_ordinary():
+        self.timesteps += 1
+        if out.score_boundaries is not None:
+            self._return += out.score_boundaries.reward
+            self._begin += out.score_boundaries.skipped
+            return self._close(out.score_boundaries.begun, out.score_boundaries.ended, out)
+        self._return += out.reward
+        if out.is_plain_step():
             return ()
-        return self._close(~row.valid, row.terminated | row.truncated, row)
+        return self._close(~out.valid, out.terminated | out.truncated, out)
 
     def _close(
-        self, begun: NDArray[np.bool_], ended: NDArray[np.bool_], row: Row
+        self, begun: NDArray[np.bool_], ended: NDArray[np.bool_], out: StepBuffer
     ) -> tuple[Episode, ...]:
         self._restart(begun)
         finished = tuple(
             Episode(
                 env,
                 float(self._return[env]),
-                int(self.rows - self._begin[env]),
-                {k: v for k, v in self._reported(row, env) if math.isfinite(v)},
+                int(self.timesteps - self._begin[env]),
+                {k: v for k, v in self._reported(out, env) if math.isfinite(v)},
             )
             for env in np.flatnonzero(ended).tolist()
         )
         self._restart(ended)
         return finished
 
-    def _reported(self, row: Row, env: int) -> Iterator[tuple[str, float]]:
-        return zip(self._names, row.info[env].tolist(), strict=True)
+    def _reported(self, out: StepBuffer, env: int) -> Iterator[tuple[str, float]]:
+        return zip(self._names, out.info[env].tolist(), strict=True)
 
     def _restart(self, where: NDArray[np.bool_]) -> None:
         self._return[where] = 0.0
-        self._begin[where] = self.rows
+        self._begin[where] = self.timesteps

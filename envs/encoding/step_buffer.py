@@ -20,10 +20,10 @@ from steadyrl.envs.types import (
 
 MOST_EPISODES = 2**62
 
-PLAYING = ("kernel", "single")  # backends that know their environments one by one
+PER_ENV = ("kernel", "single")  # backends that know their environments one by one
 
 
-class Ends(NamedTuple):
+class ScoreBoundaries(NamedTuple):
     """What one row means for the score, where that is not what it means for the learner."""
 
     reward: NDArray[Any]  # [N] of rows that reset it is zero
@@ -32,17 +32,17 @@ class Ends(NamedTuple):
     skipped: NDArray[np.bool_]  # [N] rows that count for the reward only
 
 
-def progress_in(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
+def load_progress(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
     """Return each environment's episode, and whether it is over [N, 2], of any backend's snapshot.
 
     Where it knows of a batch only, all begin anew.
     """
     progress = np.array([[-1, 1]] * envs)
     state = Saved(saved, "backend")
-    if "episode" in state or made_by(state) in PLAYING:
+    if "episode" in state or backend_kind(state) in PER_ENV:
         progress.T[:] = (
             state.wholes("episode", envs, -1, MOST_EPISODES),
-            state.booleans("over", envs),
+            state.booleans("needs_reset", envs),
         )
     elif "progress" in state:  # of earlier versions
         progress[:] = state.tensor("progress", (envs, 2), "int64", -1, MOST_EPISODES).numpy()
@@ -52,27 +52,29 @@ def progress_in(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
     return progress
 
 
-def made_by(saved: Saved) -> str | None:
+def backend_kind(saved: Saved) -> str | None:
     """Return the kind of backend that gave a snapshot; None of earlier versions."""
-    found = saved.raw("made_by") if "made_by" in saved else None
-    if found not in (None, *PLAYING, "batch"):
+    found = saved.raw("backend_kind") if "backend_kind" in saved else None
+    if found not in (None, *PER_ENV, "batch"):
         raise ValueError("backend.made_by: no backend is called so")
     name: str | None = found
     return name
 
 
-class Row:
+class StepBuffer:
     """One row in all N environments, in one preallocated block of memory.
 
     The block is floats, then flags, then bytes, so that one product tells whether all floats are
     finite and one comparison tells whether the row is an ordinary one.
     """
 
-    def __init__(self, spec: EnvSpec, turn: int, block: NDArray[np.uint8] | None = None) -> None:
+    def __init__(self, spec: EnvSpec, slot: int, block: NDArray[np.uint8] | None = None) -> None:
         n, size = spec.num_envs, math.prod(spec.frame_shape)
-        self.turn = turn  # rows alternate: 0, 1, 0, …
-        self.ends: Ends | None = None  # where scores go by other ends than the learner's
-        block = np.zeros(row_bytes(spec), np.uint8) if block is None else block
+        self.slot = slot  # rows alternate: 0, 1, 0, …
+        self.score_boundaries: ScoreBoundaries | None = (
+            None  # where scores go by other ends than the learner's
+        )
+        block = np.zeros(buffer_bytes(spec), np.uint8) if block is None else block
         shape = (n, *spec.frame_shape)
         of_floats = n * size if spec.dtype == "float32" else 0
         self._floats = block[: 4 * (n + of_floats)].view(np.float32)
@@ -97,11 +99,11 @@ class Row:
 
     def set_all_reset(self) -> None:
         """Mark the row of every environment as a reset."""
-        self.ends = None
+        self.score_boundaries = None
         self.reward[:] = 0.0
         self._flags[:] = False
 
-    def is_ordinary(self) -> bool:
+    def is_plain_step(self) -> bool:
         """Tell whether every environment made a step and no episode ended."""
         return self._flags.tobytes() == self._ordinary
 
@@ -114,7 +116,7 @@ class Row:
         floats = self._floats
         return math.isfinite(floats.dot(floats)) or bool(np.isfinite(floats).all())
 
-    def not_finite(self) -> tuple[str, int, str]:
+    def first_non_finite(self) -> tuple[str, int, str]:
         """Name the first array and environment that are not finite, and the number in words."""
         for name, array in (("reward", self.reward), ("observation", self.obs)):
             finite = np.isfinite(array)
@@ -126,41 +128,41 @@ class Row:
         raise ValueError("all numbers are finite")
 
 
-def row_bytes(spec: EnvSpec) -> int:
+def buffer_bytes(spec: EnvSpec) -> int:
     """Return how many bytes the block of one row takes."""
     frame = math.prod(spec.frame_shape) * (4 if spec.dtype == "float32" else 1)
     return spec.num_envs * (frame + 4 + 4 * len(spec.info_metrics) + 3)
 
 
-class SharedRows:
+class SharedStepBuffers:
     """Memory that processes share: two rows, one action per environment, and each one's progress.
 
     Progress [N, 2] is the number of the episode and whether it is over.
     """
 
     def __init__(self, spec: EnvSpec, memory: Any) -> None:
-        n, row = spec.num_envs, row_bytes(spec)
+        n, out = spec.num_envs, buffer_bytes(spec)
         first, second, rest = np.split(
-            np.frombuffer(memory, np.uint8), [_aligned(row), 2 * _aligned(row)]
+            np.frombuffer(memory, np.uint8), [_aligned(out), 2 * _aligned(out)]
         )
-        self.rows = (Row(spec, 0, first[:row]), Row(spec, 1, second[:row]))
+        self.buffers = (StepBuffer(spec, 0, first[:out]), StepBuffer(spec, 1, second[:out]))
         self.progress = rest[: 16 * n].view(np.int64).reshape(n, 2)
-        dtype, shape = action_form(spec.action)
+        dtype, shape = action_layout(spec.action)
         self.actions = rest[16 * n :].view(dtype).reshape(n, *shape)
 
     @staticmethod
     def size(spec: EnvSpec) -> int:
         """Return the bytes that all of it takes."""
-        dtype, shape = action_form(spec.action)
+        dtype, shape = action_layout(spec.action)
         action = math.prod(shape) * dtype.itemsize
-        return 2 * _aligned(row_bytes(spec)) + spec.num_envs * (16 + action)
+        return 2 * _aligned(buffer_bytes(spec)) + spec.num_envs * (16 + action)
 
 
 def _aligned(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def action_form(spec: ActionSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def action_layout(spec: ActionSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the dtype and the shape of one action as agents send it."""
     if isinstance(spec, BoxActions):
         return np.dtype(np.float32), (len(spec.low),)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, begin, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
 
 F32 = np.float32
 COS = tuple(map(F32, map(float.fromhex, ("0x1.98e616p-16", "-0x1.6c06dcp-10", "0x1.55553cp-5"))))
@@ -67,21 +67,21 @@ def acrobot() -> Kernel:
     """Return the kernel of Acrobot."""
     # The exponent is no literal, so that it stays the power that NumPy takes of a number: that
     # differs from the product in the last bit of every thousandth.
-    return Kernel(step, (6,), spaces.Discrete(3), reals=RANGES, constants=(2.0,))
+    return Kernel(step, (6,), spaces.Discrete(3), float_state=RANGES, constants=(2.0,))
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state, obs = sim.reals[env], row.obs[env]
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        state, obs = sim.float_state[env], outcome.obs[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             _hang(state, sim.generators[env], obs)
             continue
         _swing(state, np.float64(action[env] - 1), sim.constants[SQUARE])
         up = -math.cos(state[0]) - math.cos(state[1] + state[0]) > 1.0
-        finish(sim, row, env, 0.0 if up else -1.0, up)
+        record_step(sim, outcome, env, 0.0 if up else -1.0, up)
         obs[0], obs[1] = math.cos(state[0]), math.sin(state[0])
         obs[2], obs[3] = math.cos(state[1]), math.sin(state[1])
         obs[4], obs[5] = state[2], state[3]

@@ -14,7 +14,14 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.kernels.kernel import Kernel as Kernel  # for those who write one
 from steadyrl.envs.kernels.sources import changed_module
-from steadyrl.envs.registration import ENDLESS, LIMIT, MINATAR, MINATAR_GAMES, find_spec, limit_in
+from steadyrl.envs.registration import (
+    LIMIT,
+    MINATAR,
+    MINATAR_GAMES,
+    NO_LIMIT,
+    find_spec,
+    time_limit,
+)
 from steadyrl.envs.settings import EnvSettings
 
 
@@ -34,7 +41,7 @@ class KernelEntry:
         return KernelEnv(self.make(**kwargs))
 
 
-class Offer(NamedTuple):
+class BuiltinKernel(NamedTuple):
     """Where the kernel of an environment of Gymnasium's is, and which keywords it knows."""
 
     module: str
@@ -53,32 +60,34 @@ CLASSIC = "gymnasium.envs.classic_control."
 TABLES = "gymnasium.envs.toy_text."
 
 # By entry point and not by id: who registers something else under an id does not get our kernel.
-OFFERS = {
-    f"{CLASSIC}cartpole:CartPoleEnv": Offer(
+BUILTIN_KERNELS = {
+    f"{CLASSIC}cartpole:CartPoleEnv": BuiltinKernel(
         "steadyrl.envs.kernels.cartpole", "cartpole", ("sutton_barto_reward",)
     ),
-    f"{CLASSIC}acrobot:AcrobotEnv": Offer("steadyrl.envs.kernels.acrobot", "acrobot"),
-    f"{CLASSIC}mountain_car:MountainCarEnv": Offer(
+    f"{CLASSIC}acrobot:AcrobotEnv": BuiltinKernel("steadyrl.envs.kernels.acrobot", "acrobot"),
+    f"{CLASSIC}mountain_car:MountainCarEnv": BuiltinKernel(
         "steadyrl.envs.kernels.mountain_car", "mountain_car", ("goal_velocity",)
     ),
-    f"{CLASSIC}continuous_mountain_car:Continuous_MountainCarEnv": Offer(
+    f"{CLASSIC}continuous_mountain_car:Continuous_MountainCarEnv": BuiltinKernel(
         "steadyrl.envs.kernels.mountain_car", "mountain_car_continuous", ("goal_velocity",)
     ),
-    f"{CLASSIC}pendulum:PendulumEnv": Offer("steadyrl.envs.kernels.pendulum", "pendulum", ("g",)),
-    f"{TABLES}frozen_lake:FrozenLakeEnv": Offer(
+    f"{CLASSIC}pendulum:PendulumEnv": BuiltinKernel(
+        "steadyrl.envs.kernels.pendulum", "pendulum", ("g",)
+    ),
+    f"{TABLES}frozen_lake:FrozenLakeEnv": BuiltinKernel(
         "steadyrl.envs.kernels.tabular",
         "frozen_lake",
         ("desc", "map_name", "is_slippery", "success_rate", "reward_schedule"),
     ),
-    f"{TABLES}cliffwalking:CliffWalkingEnv": Offer(
+    f"{TABLES}cliffwalking:CliffWalkingEnv": BuiltinKernel(
         "steadyrl.envs.kernels.tabular", "cliff_walking", ("is_slippery",)
     ),
-    MINATAR: Offer(
+    MINATAR: BuiltinKernel(
         "steadyrl.envs.kernels.minatar.game",
         "minatar",
         ("game", "use_minimal_action_set", "sticky_action_prob", "difficulty_ramping"),
     ),
-    f"{TABLES}taxi:TaxiEnv": Offer(
+    f"{TABLES}taxi:TaxiEnv": BuiltinKernel(
         "steadyrl.envs.kernels.tabular", "taxi", ("is_rainy", "rainy_probability"), masks=True
     ),
 }
@@ -86,7 +95,7 @@ OFFERS = {
 OTHERS = "use env.backend=sync"
 
 
-class OwnOffer(NamedTuple):
+class UserKernel(NamedTuple):
     """The kernel of an environment that is registered as one."""
 
     make: Callable[..., Kernel]
@@ -94,43 +103,43 @@ class OwnOffer(NamedTuple):
     masks: bool = False
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """The kernel that settings ask for, not yet imported."""
 
     make: Callable[[], Kernel]
     limit: int  # of steps in an episode; 0 is none
-    masks: bool = False  # as `Offer.masks`
+    masks: bool = False  # as `BuiltinKernel.masks`
 
 
-def find_kernel(settings: EnvSettings) -> Choice:
+def find_kernel(settings: EnvSettings) -> KernelChoice:
     """Find the kernel of an environment, or refuse settings that it does not run under."""
     spec = find_spec(settings.id)
-    offer = _offer(spec)
-    if offer is None or spec.additional_wrappers:
+    kernel = _kernel_of(spec)
+    if kernel is None or spec.additional_wrappers:
         raise SettingError("backend", "kernel", f"{settings.id} has no kernel; use sync")
     if settings.info_metrics:
         what = f"kernels report no numbers in info; {OTHERS}"
         raise SettingError("info_metrics", list(settings.info_metrics), what)
     _refuse_other_images(settings, spec)
     kwargs = {**spec.kwargs, **settings.kwargs}
-    limit = limit_in(kwargs)
+    limit = time_limit(kwargs)
     kwargs.pop(LIMIT, None)
-    limit = spec.max_episode_steps or ENDLESS if limit is None else limit
+    limit = spec.max_episode_steps or NO_LIMIT if limit is None else limit
     if changed := changed_source(settings):
         raise SettingError("backend", "kernel", f"{changed}; {OTHERS}")
     for key in kwargs:
         # Without a value FrozenLake draws a map, another one for each environment.
-        if key not in offer.keywords or kwargs[key] is None:
+        if key not in kernel.keywords or kwargs[key] is None:
             what = f"the kernel of {settings.id} does not take this; {OTHERS}"
             raise SettingError(f"kwargs.{key}", kwargs[key], what)
-    return Choice(lambda: offer.make(**kwargs), max(limit, 0), offer.masks)
+    return KernelChoice(lambda: kernel.make(**kwargs), max(limit, 0), kernel.masks)
 
 
 def changed_source(settings: EnvSettings) -> str | None:
     """Say that an environment has a kernel, but is another than the kernel was made after."""
     spec = find_spec(settings.id)
     entry = spec.entry_point
-    if not isinstance(entry, str) or entry not in OFFERS:
+    if not isinstance(entry, str) or entry not in BUILTIN_KERNELS:
         return None
     changed = changed_module(_sources(spec, entry.partition(":")[0], settings))
     if changed is None:
@@ -160,9 +169,9 @@ def _refuse_other_images(settings: EnvSettings, spec: GymSpec) -> None:
         raise SettingError("image_range", list(images.range), what)
 
 
-def _offer(spec: GymSpec) -> Offer | OwnOffer | None:
+def _kernel_of(spec: GymSpec) -> BuiltinKernel | UserKernel | None:
     """Return what makes the kernel, and the keywords that it takes."""
     entry = spec.entry_point
     if isinstance(entry, KernelEntry):
-        return OwnOffer(entry.make, inspect.signature(entry.make).parameters)
-    return OFFERS.get(entry) if isinstance(entry, str) else None
+        return UserKernel(entry.make, inspect.signature(entry.make).parameters)
+    return BUILTIN_KERNELS.get(entry) if isinstance(entry, str) else None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, begin, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
 
 GRAVITY, CART, POLE, FORCE, SECONDS = 9.8, 1.0, 0.1, 10.0, 0.02
 LENGTH = 0.5  # half of the pole's
@@ -30,21 +30,21 @@ STANDING, FALLING = 0, 1  # the constants: the reward of a step, and of the last
 def cartpole(sutton_barto_reward: bool = False) -> Kernel:
     """Return the kernel of CartPole."""
     rewards = (0.0, -1.0) if sutton_barto_reward else (1.0, 1.0)
-    return Kernel(step, (4,), spaces.Discrete(2), reals=RANGES, constants=rewards)
+    return Kernel(step, (4,), spaces.Discrete(2), float_state=RANGES, constants=rewards)
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
-    states, obs = sim.reals, row.obs
+    states, obs = sim.float_state, outcome.obs
     for env in range(len(action)):
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             for i in range(4):
                 states[env, i] = uniform(sim.generators[env], -0.05, 0.05)
         else:
             fell = _push(states, env, FORCE if action[env] == 1 else -FORCE)
-            finish(sim, row, env, sim.constants[FALLING if fell else STANDING], fell)
+            record_step(sim, outcome, env, sim.constants[FALLING if fell else STANDING], fell)
         for i in range(4):
             obs[env, i] = states[env, i]
 

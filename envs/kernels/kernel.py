@@ -22,17 +22,17 @@ ANY_WHOLE: Range = (-(2**63), 2**63 - 1)
 class Kernel:
     """One compiled function that steps N environments, and the sizes of what it works on.
 
-    `step(sim, action, row)` is described in `envs/kernels/state.py`. State comes back from files,
+    `step(sim, action, outcome)` is described in `envs/kernels/state.py`. State comes back from files,
     and compiled code leaves indices unchecked: what anything is looked up by says its range. A
-    mere count of numbers says that each may be any. `validate(reals, wholes)` may raise ValueError
+    mere count of numbers says that each may be any. `validate(float_state, int_state)` may raise ValueError
     for numbers [R] and [W] of one environment that contradict one another.
     """
 
     step: Callable[..., None]
     frame: tuple[int, ...]  # shape of an observation: a vector of float32, or an image
     action: spaces.Discrete | spaces.Box
-    reals: int | Sequence[Range] = 0  # numbers of its state that are real
-    wholes: int | Sequence[Range] = 0  # and that are whole
+    float_state: int | Sequence[Range] = 0  # numbers of its state that are real
+    int_state: int | Sequence[Range] = 0  # and that are whole
     constants: Sequence[float] | NDArray[np.float64] = ()  # what its keywords decide
     images: bool = False  # frames are bytes, channels first
     generator_words: int = 6
@@ -44,19 +44,23 @@ class Kernel:
             needs = "[channels, height, width]" if self.images else "[numbers] as vectors are"
             raise ValueError(f"a kernel's frame is {needs}, not {self.frame}")
 
-        for least, most in (*self.real_ranges, *self.whole_ranges):
+        for least, most in (*self.float_ranges, *self.int_ranges):
             if not least <= most:
                 raise ValueError(f"a kernel's number cannot be {least} to {most}")
 
     @property
-    def real_ranges(self) -> Sequence[Range]:
+    def float_ranges(self) -> Sequence[Range]:
         """What each real number can be."""
-        return (ANY_REAL,) * self.reals if isinstance(self.reals, int) else self.reals
+        return (
+            (ANY_REAL,) * self.float_state
+            if isinstance(self.float_state, int)
+            else self.float_state
+        )
 
     @property
-    def whole_ranges(self) -> Sequence[Range]:
+    def int_ranges(self) -> Sequence[Range]:
         """What each whole number can be."""
-        return (ANY_WHOLE,) * self.wholes if isinstance(self.wholes, int) else self.wholes
+        return (ANY_WHOLE,) * self.int_state if isinstance(self.int_state, int) else self.int_state
 
     @property
     def dtype(self) -> str:

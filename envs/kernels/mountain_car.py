@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
-from steadyrl.envs.kernels.state import ELAPSED, OVER, Outcome, Simulation, begin, finish
+from steadyrl.envs.kernels.state import (
+    ELAPSED,
+    NEEDS_RESET,
+    Outcome,
+    Simulation,
+    begin_episode,
+    record_step,
+)
 
 LEFT, RIGHT, FASTEST = -1.2, 0.6, 0.07
 FORCE, GRAVITY, GOAL = 0.001, 0.0025, 0.5
@@ -27,22 +34,22 @@ SINGLES = (F32(LEFT), F32(RIGHT), F32(FASTEST), F32(0.45), F32(3.0), F32(0.0))
 
 def mountain_car(goal_velocity: float = 0) -> Kernel:
     """Return the kernel of MountainCar."""
-    return Kernel(step, (2,), spaces.Discrete(3), reals=RANGES, constants=(goal_velocity,))
+    return Kernel(step, (2,), spaces.Discrete(3), float_state=RANGES, constants=(goal_velocity,))
 
 
 def mountain_car_continuous(goal_velocity: float = 0) -> Kernel:
     """Return the kernel of MountainCarContinuous."""
     action = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    return Kernel(step_continuous, (2,), action, reals=RANGES, constants=(goal_velocity,))
+    return Kernel(step_continuous, (2,), action, float_state=RANGES, constants=(goal_velocity,))
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state = sim.reals[env]
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        state = sim.float_state[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             _park(state, sim.generators[env])
         else:
             x, speed = state[0], state[1]
@@ -53,24 +60,24 @@ def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
                 speed = 0.0
             state[0], state[1] = x, speed
             there = x >= GOAL and speed >= sim.constants[GOAL_VELOCITY]
-            finish(sim, row, env, -1.0, there)
-        row.obs[env, 0], row.obs[env, 1] = state[0], state[1]
+            record_step(sim, outcome, env, -1.0, there)
+        outcome.obs[env, 0], outcome.obs[env, 1] = state[0], state[1]
 
 
 @compiled
-def step_continuous(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step_continuous(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state = sim.reals[env]
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        state = sim.float_state[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             _park(state, sim.generators[env])
         else:
             force = min(max(action[env, 0], F32(-1.0)), F32(1.0))
             there = _drive(state, force, sim.constants[GOAL_VELOCITY], sim.clock[env, ELAPSED] == 0)
             cost = np.float64(force) * np.float64(force) * 0.1
-            finish(sim, row, env, (100.0 if there else 0.0) - cost, there)
-        row.obs[env, 0], row.obs[env, 1] = state[0], state[1]
+            record_step(sim, outcome, env, (100.0 if there else 0.0) - cost, there)
+        outcome.obs[env, 0], outcome.obs[env, 1] = state[0], state[1]
 
 
 @compiled

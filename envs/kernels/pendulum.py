@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, begin, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
 
 SECONDS, FASTEST, STRONGEST = 0.05, 8.0, np.float32(2.0)
 # An angle is never turned back: it is as far as the fastest comes in the longest run.
@@ -26,25 +26,25 @@ def pendulum(g: float = 10.0) -> Kernel:
     # The exponent is no literal, so that it stays the power that NumPy takes of a number: that
     # differs from the product in the last bit of every thousandth.
     action = spaces.Box(-STRONGEST, STRONGEST, (1,), np.float32)
-    return Kernel(step, (3,), action, reals=RANGES, constants=(3 * g / (2 * 1.0), 2.0))
+    return Kernel(step, (3,), action, float_state=RANGES, constants=(3 * g / (2 * 1.0), 2.0))
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state = sim.reals[env]
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        state = sim.float_state[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             state[0] = uniform(sim.generators[env], -math.pi, math.pi)
             state[1] = uniform(sim.generators[env], -1.0, 1.0)
         else:
             torque = min(max(action[env, 0], -STRONGEST), STRONGEST)
             cost = _turn(state, torque, sim.constants)
-            finish(sim, row, env, -cost, False)
-        row.obs[env, 0] = math.cos(state[0])
-        row.obs[env, 1] = math.sin(state[0])
-        row.obs[env, 2] = state[1]
+            record_step(sim, outcome, env, -cost, False)
+        outcome.obs[env, 0] = math.cos(state[0])
+        outcome.obs[env, 1] = math.sin(state[0])
+        outcome.obs[env, 2] = state[1]
 
 
 @compiled

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import words_of
-from steadyrl.envs.kernels.state import OVER, Outcome, new_simulation
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, new_simulation
 
 
 class KernelEnv(gym.Env[Any, Any]):
@@ -33,7 +33,7 @@ class KernelEnv(gym.Env[Any, Any]):
         self._sim = new_simulation(kernel, 1, limit=0, seed=None)
         flags = (np.zeros(1, np.bool_) for _ in range(3))
         obs = np.zeros((1, *kernel.frame), kernel.dtype)
-        self._row = Outcome(obs, np.zeros(1, np.float32), *flags)
+        self._outcome = Outcome(obs, np.zeros(1, np.float32), *flags)
         # A kernel's choices are numbered from 0, and its boxes flat.
         self._first = 0
         self._none: NDArray[Any]  # no action yet
@@ -51,16 +51,16 @@ class KernelEnv(gym.Env[Any, Any]):
         if seed is not None or self._unseeded:
             self._sim.generators[0] = words_of(self.np_random)
             self._unseeded = False
-        self._sim.clock[0, OVER] = True
+        self._sim.clock[0, NEEDS_RESET] = True
         return self._make(self._none), {}
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Make one step."""
         given = np.asarray(action, self._none.dtype).reshape(self._none.shape)
-        observation, row = self._make(given - self._first), self._row
-        return observation, float(row.reward[0]), bool(row.terminated[0]), False, {}
+        observation, outcome = self._make(given - self._first), self._outcome
+        return observation, float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
 
     def _make(self, action: NDArray[Any]) -> NDArray[Any]:
-        self._kernel.step(self._sim, action, self._row)
-        seen: NDArray[Any] = self._row.obs[0].copy()
+        self._kernel.step(self._sim, action, self._outcome)
+        seen: NDArray[Any] = self._outcome.obs[0].copy()
         return seen

@@ -1,6 +1,6 @@
 """What every kernel is made of: the arrays of N environments, and where episodes begin and end.
 
-A kernel is one compiled function, `step(sim, action, row)`, that makes one row of the timeline in
+A kernel is one compiled function, `step(sim, action, outcome)`, that makes one row of the timeline in
 all N environments. It is called from Python and from other compiled functions alike.
 """
 
@@ -15,14 +15,14 @@ from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import episode_seed, seed_generator
 
-OVER, LIMIT, ELAPSED, EPISODE = range(4)  # the columns of the clock; a limit of 0 is none
+NEEDS_RESET, LIMIT, ELAPSED, EPISODE = range(4)  # the columns of the clock; a limit of 0 is none
 
 
 class Simulation(NamedTuple):
     """The whole state of N environments."""
 
-    reals: NDArray[Any]  # [N, R] float64
-    wholes: NDArray[Any]  # [N, W] int64
+    float_state: NDArray[Any]  # [N, R] float64
+    int_state: NDArray[Any]  # [N, W] int64
     constants: NDArray[Any]  # [C] float64, the same for all
     clock: NDArray[Any]  # [N, 4] int64: is the episode over, step limit, steps, number of episode
     generators: NDArray[Any]  # [N, G] uint64
@@ -47,8 +47,8 @@ def new_simulation(kernel: Kernel, num_envs: int, limit: int, seed: int | None) 
     clock = np.zeros((num_envs, 4), np.int64)
     clock[:] = (True, limit, 0, -1)
     return Simulation(
-        reals=np.zeros((num_envs, len(kernel.real_ranges))),
-        wholes=np.zeros((num_envs, len(kernel.whole_ranges)), np.int64),
+        float_state=np.zeros((num_envs, len(kernel.float_ranges))),
+        int_state=np.zeros((num_envs, len(kernel.int_ranges)), np.int64),
         constants=np.array(kernel.constants, np.float64),
         clock=clock,
         generators=np.zeros((num_envs, kernel.generator_words), np.uint64),
@@ -69,40 +69,42 @@ def seed_words(seed: int | None) -> NDArray[np.uint64]:
 
 
 @compiled
-def begin(sim: Simulation, row: Outcome, env: int) -> None:
+def begin_episode(sim: Simulation, outcome: Outcome, env: int) -> None:
     """Begin the next episode of an environment, whose generator is seeded for it."""
-    enter(sim.clock, row, env)
+    reset_episode(sim.clock, outcome, env)
     if len(sim.seed):
         seed_generator(sim.generators[env], episode_seed(sim.seed, env, sim.clock[env, EPISODE]))
 
 
 @compiled
-def enter(clock: NDArray[Any], row: Outcome, env: int) -> None:
+def reset_episode(clock: NDArray[Any], outcome: Outcome, env: int) -> None:
     """Begin the next episode of an environment, whose row is then a reset."""
-    clock[env, OVER] = False
+    clock[env, NEEDS_RESET] = False
     clock[env, ELAPSED] = 0
     clock[env, EPISODE] += 1
-    row.reward[env] = 0.0
-    row.terminated[env] = False
-    row.truncated[env] = False
-    row.valid[env] = False
+    outcome.reward[env] = 0.0
+    outcome.terminated[env] = False
+    outcome.truncated[env] = False
+    outcome.valid[env] = False
 
 
 @compiled
-def finish(sim: Simulation, row: Outcome, env: int, reward: float, terminated: bool) -> None:
+def record_step(
+    sim: Simulation, outcome: Outcome, env: int, reward: float, terminated: bool
+) -> None:
     """Write what a step came to, and count it against the limit of steps."""
     clock = sim.clock
     clock[env, ELAPSED] += 1
     truncated = clock[env, LIMIT] > 0 and clock[env, ELAPSED] >= clock[env, LIMIT]
-    row.reward[env] = reward
-    row.terminated[env] = terminated
-    row.truncated[env] = truncated
-    row.valid[env] = True
-    clock[env, OVER] = terminated or truncated
+    outcome.reward[env] = reward
+    outcome.terminated[env] = terminated
+    outcome.truncated[env] = truncated
+    outcome.valid[env] = True
+    clock[env, NEEDS_RESET] = terminated or truncated
 
 
 @compiled
-def within(action: NDArray[Any], choices: int) -> bool:
+def valid_actions(action: NDArray[Any], choices: int) -> bool:
     """Tell whether all actions [N] are one of 0…choices-1: a kernel looks its state up by them."""
     for choice in action:  # noqa: SIM110 - a loop is what compiles to one
         if choice < 0 or choice >= choices:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import random
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, begin, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
 
 OUTCOMES, ACTIONS, STARTS = range(3)  # where the constants begin
 CHANCE, NEXT, REWARD, ENDS, WIDTH = range(5)
@@ -52,18 +52,18 @@ def _table(env: Any) -> Kernel:
     starts = np.cumsum(env.initial_state_distrib)
     constants = np.concatenate([[most, actions], starts, table.reshape(-1)])
     here = ((0, states - 1),)
-    return Kernel(step, (states,), spaces.Discrete(actions), wholes=here, constants=constants)
+    return Kernel(step, (states,), spaces.Discrete(actions), int_state=here, constants=constants)
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
-    table, states = sim.constants, row.obs.shape[1]
+    table, states = sim.constants, outcome.obs.shape[1]
     most, actions = int(table[OUTCOMES]), int(table[ACTIONS])
     for env in range(len(action)):
-        drawn, state = 0.0, sim.wholes[env, 0]
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        drawn, state = 0.0, sim.int_state[env, 0]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             drawn = random(sim.generators[env])
             state = _first_above(table, STARTS, 1, states, drawn)
         else:
@@ -71,11 +71,11 @@ def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
             at = STARTS + states + (state * actions + action[env]) * most * WIDTH
             at += WIDTH * _first_above(table, at, WIDTH, most, drawn)
             state = int(table[at + NEXT])
-            finish(sim, row, env, table[at + REWARD], table[at + ENDS] > 0)
-        sim.wholes[env, 0] = state
+            record_step(sim, outcome, env, table[at + REWARD], table[at + ENDS] > 0)
+        sim.int_state[env, 0] = state
         for i in range(states):
-            row.obs[env, i] = 0.0
-        row.obs[env, state] = 1.0
+            outcome.obs[env, i] = 0.0
+        outcome.obs[env, state] = 1.0
 
 
 @compiled

@@ -15,7 +15,7 @@ from steadyrl.envs.settings import EnvSettings
 
 SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
 # What the timeline decides, so that nobody else may.
-OURS = {
+RESERVED_KWARGS = {
     "stack_num": "use env.frame_stack",
     "reward_clipping": "the learner clips rewards, the score stays raw",
     "life_loss_info": "use episodic_life",
@@ -73,7 +73,7 @@ def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> An
     spec = find_spec(settings.id)
     if spec.entry_point != ATARI:
         raise SettingError("backend", settings.backend, f"{settings.id} is no Atari game")
-    for key, reason in OURS.items():
+    for key, reason in RESERVED_KWARGS.items():
         if key in kwargs:
             raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
     from ale_py.vector_env import AtariVectorEnv as AleVectorEnv

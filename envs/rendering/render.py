@@ -13,8 +13,8 @@ from gymnasium.wrappers import HumanRendering
 from steadyrl.core.errors import SettingError, with_place
 from steadyrl.envs.registration import ATARI, find_spec, make_env
 from steadyrl.envs.rendering.atari import AtariGame
-from steadyrl.envs.rendering.video import Film, Preview
-from steadyrl.envs.settings import ShownSettings
+from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter
+from steadyrl.envs.settings import RenderSettings
 
 # How the libraries are told to draw without a screen, unless somebody has told them otherwise.
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "MUJOCO_GL": "egl"}
@@ -22,19 +22,19 @@ FPS = 30  # of environments that do not say
 Result = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
-def make_shown(settings: ShownSettings) -> gym.Env[Any, Any]:
+def make_render_env(settings: RenderSettings) -> gym.Env[Any, Any]:
     """Make one environment that shows itself in a window, or one whose pictures are filmed.
 
     It is called in a process that has nothing else to do: what draws there needs no display.
     """
     if settings.video is None:
-        return Windowed(_drawing(settings, "human"), settings.id)
+        return WindowedEnv(_drawing(settings, "human"), settings.id)
     for name, value in HEADLESS.items():
         os.environ.setdefault(name, value)
-    return Filmed(_drawing(settings, "rgb_array"), settings)
+    return RecordedEnv(_drawing(settings, "rgb_array"), settings)
 
 
-def _drawing(settings: ShownSettings, mode: str) -> gym.Env[Any, Any]:
+def _drawing(settings: RenderSettings, mode: str) -> gym.Env[Any, Any]:
     if find_spec(settings.id).entry_point == ATARI:
         game = AtariGame(settings)
         return HumanRendering(game) if mode == "human" else game
@@ -46,7 +46,7 @@ def _drawing(settings: ShownSettings, mode: str) -> gym.Env[Any, Any]:
         raise SettingError("id", settings.id, "draws no pictures of itself") from error
 
 
-class Windowed(gym.Wrapper[Any, Any, Any, Any]):
+class WindowedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Refuse an environment that cannot open its window, when it should first show something."""
 
     def __init__(self, env: gym.Env[Any, Any], env_id: str) -> None:
@@ -63,13 +63,13 @@ class Windowed(gym.Wrapper[Any, Any, Any, Any]):
             self.env.render()
         except Exception as error:  # of SDL, GLFW, GL: each has its own
             raise SettingError("id", self._id, f"opens no window: {with_place(error)}") from error
-        if nobody_sees():
+        if no_display():
             raise SettingError("id", self._id, "opens no window: the display does not answer")
         self._open = True
         return result
 
 
-def nobody_sees() -> bool:
+def no_display() -> bool:
     """Tell whether SDL, which draws most windows, fell back to drawing nowhere, unasked."""
     pygame: Any = sys.modules.get("pygame")
     if pygame is None or not pygame.display.get_init() or "SDL_VIDEODRIVER" in os.environ:
@@ -77,20 +77,20 @@ def nobody_sees() -> bool:
     return pygame.display.get_driver() in ("dummy", "offscreen")
 
 
-class Filmed(gym.Wrapper[Any, Any, Any, Any]):
+class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Film the first episodes, a picture for every observation; the file is whole after the last.
 
     An episode is over when it ends, or after `max_episode_steps`.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], settings: ShownSettings) -> None:
+    def __init__(self, env: gym.Env[Any, Any], settings: RenderSettings) -> None:
         super().__init__(env)
         assert settings.video is not None
         self._id = settings.id
         fps = env.metadata.get("render_fps") or FPS
-        self._films: list[Film | Preview] = [Film(settings.video, fps=fps)]
+        self._writers: list[VideoWriter | PreviewWriter] = [VideoWriter(settings.video, fps=fps)]
         if settings.preview is not None:
-            self._films.append(Preview(settings.preview, fps=fps))
+            self._writers.append(PreviewWriter(settings.preview, fps=fps))
         self._left, self._limit = settings.video_episodes, settings.max_episode_steps
         self._steps = 0
 
@@ -98,31 +98,31 @@ class Filmed(gym.Wrapper[Any, Any, Any, Any]):
         """Reset and film the first picture."""
         result = self.env.reset(**kwargs)
         self._steps = 0
-        self._shoot()
+        self._capture()
         return result
 
     def step(self, action: Any) -> Result:
         """Step and film; close the film after its last episode."""
         result = self.env.step(action)
         self._steps += 1
-        self._shoot()
+        self._capture()
         if result[2] or result[3] or self._steps == self._limit:
             self._left -= 1
             if self._left == 0:
                 self._finish()
         return result
 
-    def _shoot(self) -> None:
+    def _capture(self) -> None:
         if self._left > 0:
             picture = self.env.render()
             if picture is None:
                 raise SettingError("id", self._id, "draws no pictures of itself")
-            for film in self._films:
+            for film in self._writers:
                 film.add(picture)
 
     def _finish(self) -> None:
         with ExitStack() as closed:
-            for film in self._films:
+            for film in self._writers:
                 closed.callback(film.close)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ UNFINISHED = ".unfinished-"  # what the name of a film begins with until it is w
 MISSING = 'needs av to write videos, install it with: pip install -e ".[video]"'
 
 
-def encoder_is_missing() -> bool:
+def video_encoder_missing() -> bool:
     """Tell whether the package that encodes is not installed."""
     return importlib.util.find_spec("av") is None
 
@@ -35,7 +35,7 @@ def _av() -> Any:
     return importlib.import_module("av")
 
 
-def refuse_video(key: str, path: Path) -> None:
+def validate_video_path(key: str, path: Path) -> None:
     """Refuse a file that cannot be written, before anything slow."""
     if path.suffix.lower() not in FORMATS:
         raise SettingError(key, path, f"must end in {' or '.join(FORMATS)}")
@@ -45,7 +45,7 @@ def refuse_video(key: str, path: Path) -> None:
         raise SettingError(key, path, f"there is no directory {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise SettingError(key, path, f"{path.parent} cannot be written to")
-    if encoder_is_missing():
+    if video_encoder_missing():
         raise SettingError(key, path, MISSING)
 
 
@@ -61,7 +61,7 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
                 os.close(handle)
 
 
-class Film:
+class VideoWriter:
     """A video file, which has its name once it is whole."""
 
     def __init__(self, path: str, *, fps: float) -> None:
@@ -174,14 +174,14 @@ class Film:
         os.close(self._lock)
 
 
-class Preview:
+class PreviewWriter:
     """A small film of the first pictures, as a GIF: what fits into a page of TensorBoard."""
 
     EVERY = 2  # pictures of which one is shown
     LARGEST = 2_000_000  # bytes, from which on no picture is added
 
     def __init__(self, path: str, *, fps: float) -> None:
-        self._film = Film(path, fps=min(fps, FASTEST_GIF) / self.EVERY)
+        self._film = VideoWriter(path, fps=min(fps, FASTEST_GIF) / self.EVERY)
         self._count = 0
 
     def add(self, picture: Any) -> None:

@@ -19,7 +19,7 @@ from opened import job
 from written_runs import write_run
 
 from steadyrl.command import PROGRAMS
-from steadyrl.envs.rendering.video import encoder_is_missing
+from steadyrl.envs.rendering.video import video_encoder_missing
 from steadyrl.loop import train
 from steadyrl.training.cli.main import main
 
@@ -280,7 +280,7 @@ def test_programs_read_their_commands(there, monkeypatch, capsys, command):
 )
 def test_programs_look_at_a_run_and_draw_and_film(there, trained, monkeypatch, capsys, command):
     name, arguments = arguments_of(command)
-    if "--video" in arguments and encoder_is_missing():
+    if "--video" in arguments and video_encoder_missing():
         pytest.skip("needs the extra video")
     shutil.copytree(trained, there / "outputs" / "run")
     for seed in (1, 2):  # what a sweep leaves, and what seeds=[1,2] does

@@ -8,7 +8,7 @@ import warm
 from toy_environments import settings
 
 from steadyrl.core.errors import SettingError
-from steadyrl.envs.factory import build_env, build_shown_env, choose_backend, probe
+from steadyrl.envs.factory import build_env, build_render_env, choose_backend, probe
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.resume import refuse_foreign
 from steadyrl.training.cli.evaluate import command
@@ -54,8 +54,10 @@ def test_they_change_what_there_is_to_see():
 
 def test_what_is_shown_has_them_too(monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    shown = wrapped("own_wrappers:Scaled", CUT).shown(video=None, episodes=1, max_episode_steps=9)
-    with build_shown_env(shown, seed=0) as env:
+    shown = wrapped("own_wrappers:Scaled", CUT).for_rendering(
+        video=None, episodes=1, max_episode_steps=9
+    )
+    with build_render_env(shown, seed=0) as env:
         assert rewards(env, 3) == ([2.0] * 3, [False, False, True])
 
 
@@ -100,7 +102,7 @@ def test_atari_games_are_not_wrapped():
     with pytest.raises(SettingError, match="wrappers=TimeLimit: backend ale steps all"):
         probe(game)
     with pytest.raises(SettingError, match="backend ale"):
-        build_shown_env(game.shown(video=None, episodes=1, max_episode_steps=9), seed=0)
+        build_render_env(game.for_rendering(video=None, episodes=1, max_episode_steps=9), seed=0)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Browser:
         )
         os.close(to_read)
         os.close(to_write)
-        self._said, self._asked, self._page = b"", 0, {}
+        self._seen, self._asked, self._page = b"", 0, {}
 
     def ask(self, method, **parameters):
         """Return the answer to one command."""
@@ -56,18 +56,18 @@ class Browser:
         message = {"id": self._asked, "method": method, "params": parameters, **self._page}
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            while b"\0" not in self._said:
+            while b"\0" not in self._seen:
                 part = os.read(self._read, 1 << 16)
                 assert part, "the browser has ended"
-                self._said += part
-            answer, _, self._said = self._said.partition(b"\0")
+                self._seen += part
+            answer, _, self._seen = self._seen.partition(b"\0")
             answer = json.loads(answer)
             if answer.get("id") == self._asked:
                 if "error" in answer:
                     raise RefusedError(answer["error"]["message"])
                 return answer["result"]
 
-    def shown(self, address, *words):
+    def for_rendering(self, address, *words):
         """Return the text of a page, once all these words are in it or a minute has passed."""
         self._page = {}
         target = self.ask("Target.createTarget", url=address)["targetId"]

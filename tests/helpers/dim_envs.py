@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.api import KernelEntry
 from steadyrl.envs.kernels.kernel import Kernel
-from steadyrl.envs.kernels.state import OVER, begin, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, begin_episode, record_step
 
 SPACE = spaces.Box(0, 255, (9, 9, 3), np.uint8)
 
@@ -71,15 +71,15 @@ def dim_kernel():
 
 
 @compiled
-def step(sim, action, row):
+def step(sim, action, outcome):
     """Show black and, after an action, one element that is nearly black."""
     for env in range(len(action)):
-        row.obs[env] = 0
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        outcome.obs[env] = 0
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
         else:
-            row.obs[env, 0, 0, 0] = 1
-            finish(sim, row, env, 1.0, False)
+            outcome.obs[env, 0, 0, 0] = 1
+            record_step(sim, outcome, env, 1.0, False)
 
 
 gym.register("Dim-v0", Dim, vector_entry_point=DimBatch)

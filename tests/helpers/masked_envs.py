@@ -51,7 +51,7 @@ class Stamped(Masking):
     ):  # fmt: skip
         box = spaces.Box(0, 255, SHAPES[kind], np.uint8 if kind == "image" else np.float32)
         super().__init__(source, actions, box)
-        self.kind, self.length, self.ends = kind, length, ends
+        self.kind, self.length, self.score_boundaries = kind, length, ends
         self.fault, self.strict = fault, strict
 
     def mask(self):
@@ -88,8 +88,8 @@ class Stamped(Masking):
         return (
             seen,
             1.0,
-            over and self.ends == "terminated",
-            over and self.ends != "terminated",
+            over and self.score_boundaries == "terminated",
+            over and self.score_boundaries != "terminated",
             info,
         )
 

@@ -10,7 +10,7 @@ from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.api import KernelEntry
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import integers
-from steadyrl.envs.kernels.state import OVER, begin, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, begin_episode, record_step
 
 COUNTED = "own_kernels:Counted-v0"  # ends after 1 to 4 steps, and is cut after 3
 MARKS = 2**22  # so many marks tell episodes apart, and float32 holds them
@@ -18,16 +18,16 @@ MARKS = 2**22  # so many marks tell episodes apart, and float32 holds them
 
 def counted(length=0):
     ranges = ((0, 2**31), (1, 2**31), (0, MARKS - 1))
-    return Kernel(step, (3,), spaces.Discrete(3), wholes=ranges, constants=(length,))
+    return Kernel(step, (3,), spaces.Discrete(3), int_state=ranges, constants=(length,))
 
 
 @compiled
-def step(sim, action, row):
+def step(sim, action, outcome):
     """Observe (steps, last action, the episode's mark); the reward is the step's number."""
     for env in range(len(action)):
-        state, obs = sim.wholes[env], row.obs[env]
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        state, obs = sim.int_state[env], outcome.obs[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             drawn = integers(sim.generators[env], 1, 5)
             state[0], state[1] = 0, int(sim.constants[0]) or drawn
             state[2] = integers(sim.generators[env], 0, MARKS)
@@ -35,7 +35,7 @@ def step(sim, action, row):
         else:
             state[0] += 1
             obs[1] = action[env]
-            finish(sim, row, env, state[0], state[0] == state[1])
+            record_step(sim, outcome, env, state[0], state[0] == state[1])
         obs[0], obs[2] = state[0], state[2]
 
 
@@ -43,7 +43,7 @@ def broken():
     return Kernel(worn_out, (3,), spaces.Discrete(3))
 
 
-def worn_out(sim, action, row):
+def worn_out(sim, action, outcome):
     raise RuntimeError("worn\nout")
 
 
@@ -52,15 +52,15 @@ def chosen(first=0):
 
 
 @compiled
-def choose(sim, action, row):
+def choose(sim, action, outcome):
     """Observe and be rewarded by the number of the choice."""
     for env in range(len(action)):
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
-            row.obs[env, 0] = -1
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
+            outcome.obs[env, 0] = -1
         else:
-            finish(sim, row, env, action[env], False)
-            row.obs[env, 0] = action[env]
+            record_step(sim, outcome, env, action[env], False)
+            outcome.obs[env, 0] = action[env]
 
 
 def reached(shape=(2, 2)):
@@ -68,18 +68,18 @@ def reached(shape=(2, 2)):
 
 
 @compiled
-def reach(sim, action, row):
+def reach(sim, action, outcome):
     """Observe the actions' sum, and be rewarded by it."""
     for env in range(len(action)):
         total = np.float32(0)
         for part in range(action.shape[1]):
             total += min(max(action[env, part], np.float32(-2)), np.float32(3))
-        if sim.clock[env, OVER]:
-            begin(sim, row, env)
+        if sim.clock[env, NEEDS_RESET]:
+            begin_episode(sim, outcome, env)
             total = np.float32(0)
         else:
-            finish(sim, row, env, total, False)
-        row.obs[env, 0] = total
+            record_step(sim, outcome, env, total, False)
+        outcome.obs[env, 0] = total
 
 
 gym.register("Chosen-v0", entry_point=KernelEntry(chosen), max_episode_steps=5)

@@ -229,7 +229,7 @@ def wrong_bytes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
 
 def wrong_wholes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
     changes = {"one 2^62": one(2**62), "one -2^63": one(-(2**63))}
-    if name.endswith("wholes"):
+    if name.endswith("int_state"):
         row = tensor.shape[1]
         for column in range(0, row, max(1, row // 40)):
             changes[f"number {column} 10**6"] = one(10**6, column)
@@ -274,7 +274,7 @@ class Poisoned:
         self._whole = folder / "whole"
         shutil.copytree(self._run, self._whole)
         self._job = job(folder, *self._chosen, quick=False)  # what is poisoned says nothing of it
-        gc.collect()
+        gc.step_wait()
         gc.freeze()  # children need not look at what all of them have
         self.poisons = poisons(self.checkpoint)
 

@@ -84,7 +84,7 @@ class Episodes:
     def __init__(self, envs=3, shape=(4,), seed=0, mean_length=5, scale=1.0):
         self.random = np.random.default_rng(seed)
         self.shape = (envs, *shape)
-        self.over = np.zeros(envs, dtype=bool)
+        self.needs_reset = np.zeros(envs, dtype=bool)
         self.end = 1 / mean_length
         self.scale = scale
 
@@ -92,11 +92,11 @@ class Episodes:
         return (self.random.normal(size=self.shape) * self.scale).astype(np.float32)
 
     def step(self):
-        valid = ~self.over
+        valid = ~self.needs_reset
         envs = len(valid)
         terminated = (self.random.random(envs) < self.end / 2) & valid
         truncated = (self.random.random(envs) < self.end / 2) & valid
-        self.over = terminated | truncated
+        self.needs_reset = terminated | truncated
         reward = (self.random.normal(size=envs) * self.scale * valid).astype(np.float32)
         return Step(self.reset(), reward, terminated, truncated, valid, ())
 
@@ -106,7 +106,7 @@ def act(agent, obs, *, explore=True):
     return agent.actor(len(obs), explore=explore).act(obs, np.zeros(len(obs), dtype=bool))
 
 
-def collect(agent, env, obs, rows):
+def step_wait(agent, env, obs, rows):
     """Act and observe for some rows; return the last observations."""
     for _ in range(rows):
         decision = act(agent, obs)
@@ -120,7 +120,7 @@ def learn(agent, env, obs, updates):
     """Go through whole rollouts; return the metrics of each as a dict, and the observations."""
     found = []
     for _ in range(updates):
-        obs = collect(agent, env, obs, agent._settings.rollout_steps)
+        obs = step_wait(agent, env, obs, agent._settings.rollout_steps)
         metrics = agent.update()
         found.append(dict(zip(metrics.names, metrics.values.tolist(), strict=True)))
     return found, obs

@@ -49,7 +49,11 @@ class Counter(gym.Env):
         over = self._left <= 0
         terminated = over and self._ends in ("terminated", "both")
         truncated = over and self._ends in ("truncated", "both")
-        said = {"steps": self._steps, "odd": self._steps % 2 == 1, "note": "over"} if over else {}
+        said = (
+            {"steps": self._steps, "odd": self._steps % 2 == 1, "note": "needs_reset"}
+            if over
+            else {}
+        )
         return self._observation(), float(self._steps), terminated, truncated, said
 
     def _observation(self):

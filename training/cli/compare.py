@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line
-from steadyrl.envs.registration import brings_its_module, find_spec
+from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
 from steadyrl.training.analysis.groups import SCORES, Group, groups, notes
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
@@ -133,7 +133,7 @@ def rows_of(
 
 def own_threshold(env: str) -> float | None:
     """Return the score at which an environment counts as solved, where it is known for one."""
-    if brings_its_module(env):  # somebody's code, which a table has no need to run
+    if imports_module(env):  # somebody's code, which a table has no need to run
         return None
     try:
         return find_spec(env).reward_threshold

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with, one_line, printable
-from steadyrl.envs.rendering.video import refuse_video
+from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.logging.screen import to_terminal
@@ -34,8 +34,8 @@ from steadyrl.training.policies.find import (
     Policy,
     PolicyError,
     find_policy,
-    refuse_other_spaces,
     settings_of,
+    validate_same_spaces,
 )
 from steadyrl.training.run.signals import ended_by_signals
 
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if args.seed is not None and args.seed < 0:
         raise SettingError("--seed", args.seed, "must be 0 or more")
     if args.video:
-        refuse_video("--video", args.video)
+        validate_video_path("--video", args.video)
     if args.watch:
         _refuse_no_display()
     return args
@@ -120,7 +120,7 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; what starts now computes as this process does
     with _stage(args, run, seeds.evaluation) as (spec, play):
-        refuse_other_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
+        validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
         prepare_arithmetic(thread_count(run.threads, spec))
         device = torch.device(choose_device(run, settings.agent, spec))
         sample = Sample(spec.num_envs, seeds.agent) if args.sample else None
@@ -148,7 +148,7 @@ def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
 @contextmanager
 def _stage(args: argparse.Namespace, run: RunSettings, seed: int) -> Iterator[tuple[EnvSpec, Any]]:
     """Yield what the environments offer, and what scores an actor on them."""
-    from steadyrl.envs.factory import build_shown_env
+    from steadyrl.envs.factory import build_render_env
     from steadyrl.training.evaluation.evaluator import Evaluator, play
 
     def never() -> bool:
@@ -160,8 +160,8 @@ def _stage(args: argparse.Namespace, run: RunSettings, seed: int) -> Iterator[tu
             yield evaluator.spec, lambda actor: evaluator.play(actor, never)
         return
     episodes, video = run.eval.episodes, os.path.abspath(args.video) if args.video else None
-    shown = run.env.shown(video=video, episodes=episodes, max_episode_steps=limit)
-    with build_shown_env(shown, seed=seed) as env:
+    shown = run.env.for_rendering(video=video, episodes=episodes, max_episode_steps=limit)
+    with build_render_env(shown, seed=seed) as env:
         yield (
             env.spec,
             lambda actor: play(env, actor, [episodes], max_episode_steps=limit, stopped=never),

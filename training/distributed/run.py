@@ -172,7 +172,7 @@ def shared(
     """Return the services with those that all ranks share."""
     ranks = services.world
     assert isinstance(ranks, Ranks)
-    ranks.heart.follow(lambda: env.answers, env.timeouts)
+    ranks.heart.follow(lambda: env.responses, env.max_timeouts)
     path = services.directory.path
     evaluator = SharedEvaluator(services.evaluator, ranks) if settings.eval.every else None
     return services._replace(

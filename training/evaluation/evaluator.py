@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from steadyrl.agents.actors.greedy import Greedy
 from steadyrl.agents.base import Actor, Agent
 from steadyrl.envs.factory import build_env
-from steadyrl.envs.types import EnvSpec, Rows, Step
+from steadyrl.envs.types import BlockResult, EnvSpec, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
 
@@ -107,7 +107,9 @@ class Tally:
         self._length = np.where(step.valid, self._length + 1, 0)
         self._settle(step.terminated | step.truncated)
 
-    def take(self, rows: Rows, running: NDArray[np.float64], length: NDArray[np.int64]) -> None:
+    def take(
+        self, rows: BlockResult, running: NDArray[np.float64], length: NDArray[np.int64]
+    ) -> None:
         """Count rows that were made in one call, after which episodes [N] are under way."""
         for _, episode in rows.episodes:
             self._count(episode.env, episode.return_, episode.length)
@@ -150,15 +152,15 @@ def play(
     while not tally.complete:
         if stopped():
             return None
-        action = actor.act(env.observation, env.starts).action.numpy(force=True)
+        action = actor.act(env.observation, env.episode_starts).action.numpy(force=True)
         if going_on is None:
             tally.add(env.step(action))
             continue
         env.send(action)
-        if (run := env.run) is None:
+        if (run := env.step_many) is None:
             tally.add(env.receive())
         else:
-            tally.take(going_on(run, tally.steps_left), *env.under_way)
+            tally.take(going_on(run, tally.steps_left), *env.running_episodes)
     return tally.result()
 
 

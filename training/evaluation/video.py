@@ -11,8 +11,8 @@ from pathlib import Path
 from steadyrl.agents.base import Agent
 from steadyrl.core.clock import Interval
 from steadyrl.core.errors import ExpectedError, describe
-from steadyrl.envs.factory import build_shown_env
-from steadyrl.envs.rendering.video import MISSING, encoder_is_missing, remove_unfinished
+from steadyrl.envs.factory import build_render_env
+from steadyrl.envs.rendering.video import MISSING, remove_unfinished, video_encoder_missing
 from steadyrl.training.config.settings import RunSettings
 from steadyrl.training.evaluation.evaluator import play
 
@@ -47,7 +47,7 @@ class Filmer:
         self._seed = seed
         self._warned = False
         self._every = every = settings.eval.video_every
-        if every and encoder_is_missing():
+        if every and video_encoder_missing():
             log.warning("eval.video_every=%d: there will be no videos: %s", every, MISSING)
             every = 0
         self._due = Interval(every)
@@ -94,11 +94,11 @@ class Filmer:
     def _film(self, agent: Agent, path: Path, stopped: Callable[[], bool]) -> bytes | None:
         path.parent.mkdir(exist_ok=True)
         preview = path.with_name(f".{path.stem}.gif")
-        settings = self._env.shown(
+        settings = self._env.for_rendering(
             video=str(path), episodes=1, max_episode_steps=self._limit, preview=str(preview)
         )
         try:
-            with build_shown_env(settings, seed=self._seed) as env:
+            with build_render_env(settings, seed=self._seed) as env:
                 actor = agent.actor(1, explore=False)
                 whole = play(env, actor, [1], max_episode_steps=self._limit, stopped=stopped)
             if whole is None:

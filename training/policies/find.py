@@ -143,7 +143,7 @@ def _read(override: str) -> tuple[str, Any]:
     return f"env.{key}", read["value"]
 
 
-def refuse_other_spaces(
+def validate_same_spaces(
     policy: Policy, env_id: str, offered: Mapping[str, Any], trained: Mapping[str, Any]
 ) -> None:
     """Refuse an environment whose observations or actions are not those of training."""

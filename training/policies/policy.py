@@ -112,7 +112,7 @@ def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     network, spec = build(NetworkSettings, agent["network"], "agent.network."), facts["spec"]
     says: dict[str, Any] = {
-        "encoder": network.encoder_for(spec_of(spec).seen_shape),
+        "encoder": network.encoder_for(spec_of(spec).unmasked_shape),
         "trunk": network.trunk,
         "layer_norm": network.layer_norm,
         "activation": network.activation,

@@ -31,10 +31,10 @@ def find_teacher(settings: AgentSettings, spec: EnvSpec, device: torch.device) -
 
 def _object(name: str, spec: EnvSpec) -> Teacher:
     from steadyrl.agents.distillation.teacher import ObjectTeacher
-    from steadyrl.envs.wrappers import import_foreign
+    from steadyrl.envs.wrappers import import_user_module
 
     module, _, attribute = name.rpartition(":")
-    found: Any = import_foreign(module, "agent.teacher.policy", name)
+    found: Any = import_user_module(module, "agent.teacher.policy", name)
     if not hasattr(found, attribute):
         raise SettingError("agent.teacher.policy", name, f"{module} has no {attribute or 'name'}")
     found = getattr(found, attribute)
@@ -57,7 +57,7 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
     from steadyrl.agents.distillation.teacher import PolicyTeacher
     from steadyrl.agents.networks.actor_critic import ActorCritic
     from steadyrl.training.checkpoints.summary import weights_hash
-    from steadyrl.training.policies.find import Policy, refuse_other_spaces
+    from steadyrl.training.policies.find import Policy, validate_same_spaces
     from steadyrl.training.policies.policy import acting, plain_spec, read_policy
 
     found = read_policy(Path(name))
@@ -65,7 +65,7 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
         trained = found.facts.get("spec", {})
         sees_masks = bool(trained.get("mask"))
         offered = plain_spec(spec if sees_masks else spec.unmasked)
-        refuse_other_spaces(Policy(found.path, found.facts), spec.id, offered, trained)
+        validate_same_spaces(Policy(found.path, found.facts), spec.id, offered, trained)
     except SettingError as error:
         raise SettingError("agent.teacher.policy", name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Agent, Decision
 from steadyrl.core.metrics import Metrics
-from steadyrl.envs.types import Episode, Rows, Step
+from steadyrl.envs.types import BlockResult, Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.run.run import Collected, Run
 
@@ -42,7 +42,7 @@ class StepCollector:
 
     def _begin_step(self) -> tuple[Decision, Metrics | None]:
         """Act, evaluate and log, send the actions; update during the step if the agent can."""
-        decision = self.actor.act(self.env.observation, self.env.starts)
+        decision = self.actor.act(self.env.observation, self.env.episode_starts)
         if self.run.report_due:
             # Its updates come after acting, as they would below: it changes no action.
             self.run.evaluate_and_log()
@@ -91,12 +91,12 @@ class BlockCollector(StepCollector):
             return self._end_step(decision, metrics)
         return self._collected(*block, metrics)
 
-    def _collect_block(self, decision: Decision, max_steps: int) -> Rows | None:
+    def _collect_block(self, decision: Decision, max_steps: int) -> BlockResult | None:
         """Finish the step that was begun, and take more; None if the agent cannot at the moment."""
         if self.run.stopped:
             return None
         steps = min(max_steps, self.run.steps_until_next_event)
-        return self.agent.collect_block(decision, self.env.run, steps)
+        return self.agent.collect_block(decision, self.env.step_many, steps)
 
 
 def build_collector(run: Run, env: VectorEnv, agent: Agent) -> StepCollector:

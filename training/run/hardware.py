@@ -180,7 +180,7 @@ def thread_count(threads: str | int, spec: EnvSpec, ranks: int = 1) -> int:
     """
     if isinstance(threads, int):
         return threads
-    return max(1, usable_cores() // ranks) if is_large_image(spec.seen_shape) else 1
+    return max(1, usable_cores() // ranks) if is_large_image(spec.unmasked_shape) else 1
 
 
 def prepare_arithmetic(threads: int) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from steadyrl.agents.base import Decision
 from steadyrl.core.saved import FINITE, Limits, Saved, check_limits, length, real, tensor
 from steadyrl.core.state import Stateful, give
-from steadyrl.envs.encoding.step_buffer import action_form
+from steadyrl.envs.encoding.step_buffer import action_layout
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Episode, Step
 
 
@@ -69,7 +69,7 @@ class PendingStep(Stateful):
         if self.content is None:
             return
         decision, step = self.content
-        dtype, shape = action_form(spec.action)
+        dtype, shape = action_layout(spec.action)
         tensor(decision.obs, observation.shape, getattr(torch, spec.dtype))
         sent = tensor(decision.action, (len(observation), *shape), decision.action.dtype)
         if sent.is_floating_point() != (dtype.kind == "f"):

@@ -234,7 +234,10 @@ def one_graph(jobs: list[Job], many: int) -> list[Job]:
     from steadyrl.training.run.hardware import choose_device
 
     run, spec = new[0].settings.run, new[0].spec
-    device, large = torch.device(choose_device(run, agent, spec)), is_large_image(spec.seen_shape)
+    device, large = (
+        torch.device(choose_device(run, agent, spec)),
+        is_large_image(spec.unmasked_shape),
+    )
     updates = agent.expected_updates(spec, run.total_steps)
     alone, together = (
         compile_mode("auto", device, each, large_images=large) for each in (updates, many * updates)

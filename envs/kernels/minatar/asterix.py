@@ -26,7 +26,7 @@ from steadyrl.envs.kernels.minatar.game import (
     wipe,
 )
 from steadyrl.envs.kernels.mt19937 import rand, randint
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
 
 ACTIONS = (NOTHING, LEFT, UP, RIGHT, DOWN)
 PLAYER, ENEMY, TRAIL, GOLD = range(4)
@@ -54,20 +54,20 @@ def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state, twister = sim.wholes[env], sim.generators[env]
-        if sim.clock[env, OVER]:
-            begin_game(sim, row, env)
+        state, twister = sim.int_state[env], sim.generators[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_game(sim, outcome, env)
             _start(state)
         else:
-            taken = played(sim.wholes, twister, sim.constants, env, action[env])
+            taken = played(sim.int_state, twister, sim.constants, env, action[env])
             reward, caught = _play(state, taken, twister)
             if sim.constants[RAMPING] > 0:
                 _ramp(state)
-            finish(sim, row, env, reward, caught)
-        _draw(state, row.obs[env])
+            record_step(sim, outcome, env, reward, caught)
+        _draw(state, outcome.obs[env])
 
 
 @compiled

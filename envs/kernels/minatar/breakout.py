@@ -22,7 +22,7 @@ from steadyrl.envs.kernels.minatar.game import (
     wipe,
 )
 from steadyrl.envs.kernels.mt19937 import randint
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
 
 ACTIONS = (NOTHING, LEFT, RIGHT)
 PADDLE, BALL, TRAIL, BRICK = range(4)
@@ -36,22 +36,22 @@ MOVE_X, MOVE_Y = (-1, 1, 1, -1), (-1, -1, 1, 1)
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state, twister = sim.wholes[env], sim.generators[env]
-        if sim.clock[env, OVER]:
-            begin_game(sim, row, env)
+        state, twister = sim.int_state[env], sim.generators[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_game(sim, outcome, env)
             _serve(state, randint(twister, 0, 2))
         else:
-            taken = played(sim.wholes, twister, sim.constants, env, action[env])
+            taken = played(sim.int_state, twister, sim.constants, env, action[env])
             if taken == LEFT:
                 state[PLACE] = max(0, state[PLACE] - 1)
             elif taken == RIGHT:
                 state[PLACE] = min(9, state[PLACE] + 1)
             reward, lost = _fly(state)
-            finish(sim, row, env, reward, lost)
-        _draw(state, row.obs[env])
+            record_step(sim, outcome, env, reward, lost)
+        _draw(state, outcome.obs[env])
 
 
 @compiled

@@ -21,7 +21,7 @@ from steadyrl.envs.kernels.minatar.game import (
     wipe,
 )
 from steadyrl.envs.kernels.mt19937 import rand, randint
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
 
 ACTIONS = (NOTHING, UP, DOWN)
 CHICKEN, CAR, SLOWEST = range(3)  # then one channel for each speed, as the trail of a car
@@ -40,20 +40,20 @@ RANGES = (
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state, twister = sim.wholes[env], sim.generators[env]
-        if sim.clock[env, OVER]:
-            begin_game(sim, row, env)
+        state, twister = sim.int_state[env], sim.generators[env]
+        if sim.clock[env, NEEDS_RESET]:
+            begin_game(sim, outcome, env)
             clear(state[FIRST:])
             _shuffle(state, twister)
             state[Y], state[MOVE_IN], state[TIME] = 9, PLAYER_SPEED, TIME_LIMIT
         else:
-            taken = played(sim.wholes, twister, sim.constants, env, action[env])
+            taken = played(sim.int_state, twister, sim.constants, env, action[env])
             reward = _play(state, taken, twister)
-            finish(sim, row, env, reward, state[TIME] < 0)
-        _draw(state, row.obs[env])
+            record_step(sim, outcome, env, reward, state[TIME] < 0)
+        _draw(state, outcome.obs[env])
 
 
 @compiled

@@ -12,7 +12,7 @@ from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.mt19937 import WORDS, rand, seed_twister
 from steadyrl.envs.kernels.pcg64 import episode_seed
-from steadyrl.envs.kernels.state import EPISODE, Outcome, Simulation, enter
+from steadyrl.envs.kernels.state import EPISODE, Outcome, Simulation, reset_episode
 
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
 STICKY, RAMPING, FIRST_ACTION = range(3)  # the constants: chance, yes or no, and the actions
@@ -37,7 +37,7 @@ def minatar(
         module.step,
         (module.CHANNELS, SIZE, SIZE),
         spaces.Discrete(len(actions)),
-        wholes=module.RANGES,
+        int_state=module.RANGES,
         constants=(sticky_action_prob, difficulty_ramping, *actions),
         images=True,
         generator_words=WORDS,
@@ -46,13 +46,13 @@ def minatar(
 
 
 @compiled
-def begin_game(sim: Simulation, row: Outcome, env: int) -> None:
+def begin_game(sim: Simulation, outcome: Outcome, env: int) -> None:
     """Begin the next game of an environment, whose generator is seeded for it."""
-    enter(sim.clock, row, env)
+    reset_episode(sim.clock, outcome, env)
     if len(sim.seed):
         seed = episode_seed(sim.seed, env, sim.clock[env, EPISODE])
         seed_twister(sim.generators[env], seed)
-    sim.wholes[env, LAST] = NOTHING
+    sim.int_state[env, LAST] = NOTHING
 
 
 @compiled
@@ -74,11 +74,11 @@ def wipe(picture: NDArray[Any]) -> None:
 
 @compiled
 def played(
-    wholes: NDArray[Any], twister: NDArray[Any], constants: NDArray[Any], env: int, chosen: int
+    int_state: NDArray[Any], twister: NDArray[Any], constants: NDArray[Any], env: int, chosen: int
 ) -> int:
     """Return the action that the game takes: the chosen one, or its last one where that sticks."""
     action = int(constants[FIRST_ACTION + chosen])
     if rand(twister) < constants[STICKY]:
-        action = wholes[env, LAST]
-    wholes[env, LAST] = action
+        action = int_state[env, LAST]
+    int_state[env, LAST] = action
     return action

@@ -25,7 +25,7 @@ from steadyrl.envs.kernels.minatar.game import (
     wipe,
 )
 from steadyrl.envs.kernels.mt19937 import rand, randint
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
 
 OUR_BULLETS, THEIR_BULLETS, FISH, SUBS, DIVERS = range(5)
 
@@ -230,8 +230,8 @@ RANGES = (
 def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
     """Refuse what is said to be there and is beside the board."""
     rows = state[TABLE:].reshape(ROWS, WIDTH)
-    for begin, count in zip(BEGIN, state[COUNTS:TABLE], strict=True):
-        there = rows[begin : begin + count, X]
+    for begin_episode, count in zip(BEGIN, state[COUNTS:TABLE], strict=True):
+        there = rows[begin_episode : begin_episode + count, X]
         if ((there < 0) | (there >= SIZE)).any():
             raise ValueError(f"wholes: a list has places {there.tolist()}, some beside the board")
     if state[SUB_X] == (0 if state[SUB_RIGHT] else SIZE - 1):
@@ -239,17 +239,17 @@ def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state = sim.wholes[env]
+        state = sim.int_state[env]
         counts, rows = state[COUNTS:TABLE], state[TABLE:].reshape(ROWS, WIDTH)
-        if sim.clock[env, OVER]:
-            begin_game(sim, row, env)
+        if sim.clock[env, NEEDS_RESET]:
+            begin_game(sim, outcome, env)
             _dive(state)
         else:
             twister = sim.generators[env]
-            taken = played(sim.wholes, twister, sim.constants, env, action[env])
+            taken = played(sim.int_state, twister, sim.constants, env, action[env])
             _come(state, counts, rows, twister)
             _steer(state, counts, rows, taken)
             by_us = move_our_bullets(counts, rows)
@@ -259,8 +259,8 @@ def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
             fish, by_fish = move_enemies(state, counts, rows, FISH)
             worth, lost = _breathe(state, sim.constants[RAMPING] > 0)
             lost = lost or by_subs or by_bullets or by_fish
-            finish(sim, row, env, by_us + subs + fish + worth, lost)
-        _draw(state, counts, rows, row.obs[env])
+            record_step(sim, outcome, env, by_us + subs + fish + worth, lost)
+        _draw(state, counts, rows, outcome.obs[env])
 
 
 @compiled

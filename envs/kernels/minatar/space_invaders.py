@@ -23,7 +23,7 @@ from steadyrl.envs.kernels.minatar.game import (
     played,
     wipe,
 )
-from steadyrl.envs.kernels.state import OVER, Outcome, Simulation, finish
+from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
 
 ACTIONS = (NOTHING, LEFT, RIGHT, FIRE)
 CANNON, ALIEN, ALIEN_LEFT, ALIEN_RIGHT, OUR_BULLET, THEIR_BULLET = range(6)
@@ -41,19 +41,19 @@ RANGES = (
 
 
 @compiled
-def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
+def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
-        state = sim.wholes[env]
+        state = sim.int_state[env]
         boards = state[FIRST:].reshape(3, SIZE, SIZE)
-        if sim.clock[env, OVER]:
-            begin_game(sim, row, env)
+        if sim.clock[env, NEEDS_RESET]:
+            begin_game(sim, outcome, env)
             clear(state)
             state[X], state[DIRECTION], state[MOVE] = 5, -1, MOVE_INTERVAL
             state[MOVE_IN], state[ENEMY_SHOT_IN] = MOVE_INTERVAL, ENEMY_SHOT_INTERVAL
             _line_up(boards)
         else:
-            taken = played(sim.wholes, sim.generators[env], sim.constants, env, action[env])
+            taken = played(sim.int_state, sim.generators[env], sim.constants, env, action[env])
             _steer(state, boards, taken)
             _fly(boards)
             hit = _is_hit(state, boards)
@@ -68,8 +68,8 @@ def step(sim: Simulation, action: NDArray[Any], row: Outcome) -> None:
                 if state[MOVE] > FASTEST and sim.constants[RAMPING] > 0:
                     state[MOVE] -= 1
                 _line_up(boards)
-            finish(sim, row, env, shot, hit)
-        _draw(state, boards, row.obs[env])
+            record_step(sim, outcome, env, shot, hit)
+        _draw(state, boards, outcome.obs[env])
 
 
 @compiled

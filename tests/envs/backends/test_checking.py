@@ -7,12 +7,12 @@ import pytest
 from opened import job
 from toy_environments import settings
 
-from steadyrl.envs.backends.single_env import FIRST_STEPS, MOST_REMARKS, Remarks, check_first_steps
+from steadyrl.envs.backends.single_env import FIRST_STEPS, MAX_WARNINGS, WarnOnce, check_first_steps
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.registration import make_env
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.setup import open_run
-from tests.envs.backends.test_contract import CONFIGS, any_action, preset
+from tests.envs.backends.test_contract import CONFIGS, preset, sample_action
 
 BACKENDS = ["sync", "async"]
 
@@ -142,11 +142,11 @@ def test_evaluation_says_nothing_again(caplog):
 
 
 def test_remarks_are_bounded(caplog):
-    say = Remarks("Some-v0")
-    for number in range(3 * MOST_REMARKS):
-        say(f"the number is {number}")
-        say("")
-    assert len(caplog.records) == MOST_REMARKS
+    warn = WarnOnce("Some-v0")
+    for number in range(3 * MAX_WARNINGS):
+        warn(f"the number is {number}")
+        warn("")
+    assert len(caplog.records) == MAX_WARNINGS
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(CONFIGS.glob("*.yaml"))])
@@ -158,5 +158,5 @@ def test_nothing_is_remarked_about_presets(name, caplog):
         rng = np.random.default_rng(0)
         env.reset()
         for _ in range(FIRST_STEPS + 2):
-            env.step(any_action(env.spec, rng))
+            env.step(sample_action(env.spec, rng))
     assert [record.getMessage() for record in caplog.records] == []

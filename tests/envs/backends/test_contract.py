@@ -42,7 +42,7 @@ def cases():
             yield path.stem, backend
 
 
-def any_action(spec, rng):
+def sample_action(spec, rng):
     if isinstance(spec.action, BoxActions):
         return rng.uniform(spec.action.low, spec.action.high, (spec.num_envs, len(spec.action.low)))
     assert isinstance(spec.action, DiscreteActions)
@@ -57,16 +57,16 @@ def play(config, seed, rows):
         spec = env.spec
         obs = env.reset()
         assert obs.shape == (2, *spec.observation_shape)
-        assert env.starts.tolist() == [True, True]
+        assert env.episode_starts.tolist() == [True, True]
         ended = np.zeros(2, bool)
         for _ in range(rows):
             before, shown = obs, obs.copy()
-            env.send(any_action(spec, rng))
+            env.send(sample_action(spec, rng))
             step = env.receive()
             obs = step.obs
             np.testing.assert_array_equal(before, shown)
             np.testing.assert_array_equal(env.observation, obs)
-            np.testing.assert_array_equal(env.starts, ~step.valid)
+            np.testing.assert_array_equal(env.episode_starts, ~step.valid)
             assert obs.shape == shown.shape
             assert obs.dtype == spec.dtype
             assert step.reward.dtype == np.float32
@@ -105,6 +105,6 @@ def test_a_random_breakout_player_scores_as_published():
     with build_env(config, seed=0, num_envs=4) as env:
         env.reset()
         while len(returns) < 1000:
-            step = env.step(any_action(env.spec, rng))
+            step = env.step(sample_action(env.spec, rng))
             returns += [episode.return_ for episode in step.episodes]
     assert np.mean(returns[:1000]) == pytest.approx(0.5, abs=0.05)

@@ -80,7 +80,7 @@ def play(env, sequence):
 def test_rows_keep_the_timeline(backend, stack):
     with build(backend, frame_stack=stack) as env:
         obs, spec = env.reset(), env.spec
-        assert env.starts.tolist() == [True] * ENVS
+        assert env.episode_starts.tolist() == [True] * ENVS
         over, kept, resets = np.zeros(ENVS, bool), None, 0
         for action in actions(env, rows_of(backend)):
             step = env.step(action)
@@ -94,7 +94,7 @@ def test_rows_keep_the_timeline(backend, stack):
             if "lives" not in backend:  # there rows after a lost life are not valid, either
                 assert (step.valid == ~over).all()
             assert not (over & step.valid).any()
-            assert (env.starts == ~step.valid).all()
+            assert (env.episode_starts == ~step.valid).all()
             assert (step.reward[~step.valid] == 0).all()
             assert not ((step.terminated | step.truncated) & ~step.valid).any()
             assert np.isfinite(step.reward).all() and np.isfinite(step.obs).all()
@@ -139,7 +139,7 @@ def test_the_actions_of_episodes_under_way_are_known(backend):
         env.reset()
         told = [[] for _ in range(ENVS)]
         for action in actions(env, rows_of(backend)):
-            begins = env.starts
+            begins = env.episode_starts
             step = env.step(action)
             for index in range(ENVS):
                 told[index] = ([] if begins[index] else told[index]) + [action[index]]

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from stamped_envs import LONGEST
+from counter_envs import LONGEST
 from toy_environments import settings
 
 from steadyrl.buffers.replay.build import build_replay
@@ -18,12 +18,12 @@ GAMMA = 0.9
 ENVS = 3
 # backend → (environment, its keywords, module it needs, rows, capacity)
 CASES = {
-    "sync": ("stamped_envs:Stamped-v0", {}, "gymnasium", 400, 150),
-    "async": ("stamped_envs:Stamped-v0", {}, "gymnasium", 400, 150),
-    "native": ("stamped_envs:Stamped-v0", {}, "gymnasium", 400, 150),
+    "sync": ("counter_envs:Stamped-v0", {}, "gymnasium", 400, 150),
+    "async": ("counter_envs:Stamped-v0", {}, "gymnasium", 400, 150),
+    "native": ("counter_envs:Stamped-v0", {}, "gymnasium", 400, 150),
     "kernel": ("own_kernels:Counted-v0", {}, "gymnasium", 400, 150),
-    "sync, breaks": ("stamped_envs:Stamped-v0", {"crashes": 0.05}, "gymnasium", 400, 150),
-    "async, breaks": ("stamped_envs:Stamped-v0", {"crashes": 0.02}, "gymnasium", 150, 90),
+    "sync, breaks": ("counter_envs:Stamped-v0", {"crashes": 0.05}, "gymnasium", 400, 150),
+    "async, breaks": ("counter_envs:Stamped-v0", {"crashes": 0.02}, "gymnasium", 150, 90),
     "ale": ("ALE/Pong-v5", {"max_num_frames_per_episode": 200}, "ale_py", 130, 150),
     "envpool": ("CartPole-v1", {"max_episode_steps": 12}, "envpool", 400, 150),
 }

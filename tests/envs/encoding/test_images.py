@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from example_spaces import IMAGES, VECTORS
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from shown_spaces import IMAGES, VECTORS
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.images import choose_axes, is_image
@@ -176,7 +176,7 @@ def test_which_boxes_are_images():
 
 
 WIDE = {
-    "reals": (-1e6, 1e6, np.float32),
+    "float_state": (-1e6, 1e6, np.float32),
     "all of a type": (np.finfo(np.float32).min / 2, np.finfo(np.float32).max / 2, np.float32),
     "just too wide": (0, 513, np.float64),
     "whole": (-(10**6), 10**6, np.int64),

@@ -13,10 +13,10 @@ from toy_environments import Counter, settings
 
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.core.errors import SettingError
-from steadyrl.envs.encoding.masks import masked
+from steadyrl.envs.encoding.masks import mask_encoder
 from steadyrl.envs.encoding.spaces import observation_encoder
 from steadyrl.envs.factory import build_env, choose_backend, probe
-from steadyrl.envs.kernels.api import OFFERS
+from steadyrl.envs.kernels.api import BUILTIN_KERNELS
 from steadyrl.envs.types import DiscreteActions, EnvironmentFailedError, EnvSpec
 
 CPU = torch.device("cpu")
@@ -48,11 +48,11 @@ SEEN = {
 def test_bits_come_back_exactly_and_what_is_seen_too(kind, actions, stack, seed):
     random = np.random.default_rng(seed)
     plain = observation_encoder(SEEN[kind])
-    encoder = masked(plain, actions)
+    encoder = mask_encoder(plain, actions)
     spec = EnvSpec(
         "Any", 1, encoder.shape, encoder.dtype, stack, DiscreteActions(actions), (), encoder.mask
     )
-    assert spec.seen_shape == (stack * plain.shape[0], *plain.shape[1:])
+    assert spec.unmasked_shape == (stack * plain.shape[0], *plain.shape[1:])
     SEEN[kind].seed(seed)
     frames = []
     for _ in range(stack):
@@ -105,7 +105,7 @@ def test_every_row_has_the_mask_of_its_own_observation(source, backend, kind, st
 def test_auto_finds_what_is_there_and_false_leaves_it(source):
     found = {masks: probe(stamped(source, masks=masks)) for masks in ("auto", "true", "false")}
     assert found["auto"] == found["true"] and found["auto"].mask == 2
-    assert found["auto"].frame_shape == (4,) and found["auto"].seen_shape == (2,)
+    assert found["auto"].frame_shape == (4,) and found["auto"].unmasked_shape == (2,)
     # Then a mask among the observations is seen like anything else of them.
     assert found["false"].mask == 0
     assert found["false"].frame_shape == (32 if source == "observation" else 2,)
@@ -137,7 +137,7 @@ def test_nothing_is_found_where_there_is_nothing():
 def test_what_steps_all_at_once_gives_no_masks_and_is_not_chosen_where_they_are_wanted():
     taxi = settings("Taxi-v4", backend="auto", action_masks="auto")
     with build_env(taxi.with_masks(True), seed=0) as env:
-        assert env.spec.mask == 1 and env.spec.seen_shape == (500,)
+        assert env.spec.mask == 1 and env.spec.unmasked_shape == (500,)
     for backend in ("kernel", "native"):
         config = settings("CartPole-v1", backend=backend, action_masks="true")
         with pytest.raises(SettingError, match=f"action_masks=true: backend {backend} steps all"):
@@ -160,10 +160,10 @@ def test_auto_shows_the_masks_that_sync_shows_though_there_is_a_kernel(num_envs)
 def test_every_environment_with_masks_is_offered_as_one():
     """A kernel's environment that gives masks, and is not said to, would be learned without."""
     for env_id in sorted(gym.registry):
-        offer = OFFERS.get(gym.registry[env_id].entry_point)
-        if offer is not None and not gym.registry[env_id].additional_wrappers:
+        kernel = BUILTIN_KERNELS.get(gym.registry[env_id].entry_point)
+        if kernel is not None and not gym.registry[env_id].additional_wrappers:
             gives = probe(settings(env_id, backend="sync", action_masks="auto")).mask > 0
-            assert gives is offer.masks, env_id
+            assert gives is kernel.masks, env_id
 
 
 def test_a_kernel_that_is_asked_for_says_that_it_has_no_masks(caplog):

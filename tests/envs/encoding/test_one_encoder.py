@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from shown_spaces import LENGTH, SPACES, sample
+from example_spaces import LENGTH, SPACES, sample
 from toy_environments import settings
 
 from steadyrl.envs.encoding.spaces import observation_encoder
@@ -25,7 +25,7 @@ def frame(space, observation):
 @pytest.mark.parametrize("backend", ["sync", "async", "native"])
 @pytest.mark.parametrize("kind", SPACES)
 def test_what_is_seen_is_the_encoded_observation(backend, kind):
-    config = settings("shown_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
+    config = settings("example_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
     expected = [frame(SPACES[kind], sample(kind, 0, step)) for step in range(LENGTH + 1)]
     with build_env(config, seed=0, num_envs=ENVS) as env:
         assert env.spec.frame_shape == probe(config).frame_shape == expected[0].shape
@@ -103,7 +103,7 @@ def test_envpool_shows_what_its_environments_show(env_id):
     ("kind", "remark"), [("depth", "rounded to 256"), ("no bounds", "no finite bounds")]
 )
 def test_what_the_encoder_remarks_is_said_once(kind, remark, backend, caplog):
-    config = settings("shown_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
+    config = settings("example_spaces:Show-v0", backend=backend, kwargs={"kind": kind})
     for each in (config, config.for_evaluation()):
         with build_env(each, seed=0, num_envs=ENVS) as env:
             env.reset()

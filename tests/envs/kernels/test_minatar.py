@@ -63,7 +63,7 @@ def test_the_hardest_waves_are_those_of_the_game(game, rows):
         for row in range(rows):
             for env in np.flatnonzero(ours.starts):
                 inner = original._envs[env]._env.unwrapped.game.env
-                GAMES[game](inner, kernel.sim.wholes[env])
+                GAMES[game](inner, kernel.sim.int_state[env])
             fresh = rng.random(ENVS) < 0.6
             action[fresh] = rng.integers(0, 6, fresh.sum())
             step, expected = ours.step(action), theirs.step(action)

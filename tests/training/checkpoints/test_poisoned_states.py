@@ -64,9 +64,9 @@ def restored(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> 
     if env_id.startswith("MinAtar"):
         pytest.importorskip("minatar")
     backend = KernelBackend(settings(env_id), seed=1)
-    state = give(backend.snapshot()) | {"episode": [3, 4], "over": [False, False]}
+    state = give(backend.snapshot()) | {"episode": [3, 4], "needs_reset": [False, False]}
     simulation = state["simulation"]
-    for kind, ranges in (("wholes", "whole_ranges"), ("reals", "real_ranges")):
+    for kind, ranges in (("int_state", "int_ranges"), ("float_state", "float_ranges")):
         limits = torch.tensor(getattr(backend.kernel, ranges), dtype=simulation[kind].dtype)
         if len(limits):
             simulation[kind].clamp_(*limits.T)
@@ -80,7 +80,7 @@ def test_a_kernels_number_beyond_its_range_is_refused_by_name(env_id: str) -> No
     for column, value in PLACES[env_id]:
 
         def change(simulation: dict[str, torch.Tensor]) -> None:
-            simulation["wholes"][1, column] = value  # noqa: B023 - called at once
+            simulation["int_state"][1, column] = value  # noqa: B023 - called at once
 
         with pytest.raises(ValueError, match=rf"wholes: number {column} of environment 1 is"):
             restored(env_id, change)
@@ -89,8 +89,8 @@ def test_a_kernels_number_beyond_its_range_is_refused_by_name(env_id: str) -> No
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e20])
 def test_a_kernels_real_number_that_is_none_is_refused(env_id: str, value: float) -> None:
-    with pytest.raises(ValueError, match="reals"):
-        restored(env_id, lambda simulation: simulation["reals"][0, 1].fill_(value))
+    with pytest.raises(ValueError, match="float_state"):
+        restored(env_id, lambda simulation: simulation["float_state"][0, 1].fill_(value))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "MinAtar/Breakout-v1"])
@@ -111,14 +111,14 @@ def test_every_whole_number_of_our_kernels_has_a_range(env_id: str) -> None:
     if env_id.startswith("MinAtar"):
         pytest.importorskip("minatar")
     kernel = KernelBackend(settings(env_id), seed=1).kernel
-    assert all(most - least < 2**33 for least, most in kernel.whole_ranges)
+    assert all(most - least < 2**33 for least, most in kernel.int_ranges)
 
 
 def test_a_kernel_whose_range_is_empty_is_refused() -> None:
     from gymnasium import spaces
 
     with pytest.raises(ValueError, match="cannot be 3 to 2"):
-        Kernel(print, (1,), spaces.Discrete(2), wholes=((3, 2),))
+        Kernel(print, (1,), spaces.Discrete(2), int_state=((3, 2),))
 
 
 def test_a_generator_of_torchs_that_reads_beyond_its_words_is_refused() -> None:

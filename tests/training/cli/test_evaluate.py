@@ -279,7 +279,7 @@ def test_files_that_can_be_no_film_are_refused(dqn, tmp_path, refused, name):
 
 
 def test_the_extra_that_is_missing_is_named(dqn, tmp_path, refused, monkeypatch):
-    monkeypatch.setattr(video, "encoder_is_missing", lambda: True)
+    monkeypatch.setattr(video, "video_encoder_missing", lambda: True)
     line = refused(dqn[0], "--video", tmp_path / "film.mp4")
     assert 'needs av to write videos, install it with: pip install -e ".[video]"' in line
 

@@ -80,7 +80,7 @@ def test_a_run_is_filmed_and_is_the_run_it_would_have_been(tmp_path):
 
 
 def test_the_extra_that_is_missing_is_one_warning(tmp_path, said, monkeypatch):
-    monkeypatch.setattr(filming, "encoder_is_missing", lambda: True)
+    monkeypatch.setattr(filming, "video_encoder_missing", lambda: True)
     shooting = filmer(tmp_path)
     assert shooting.next is None
     for step in (100, 200):
@@ -101,7 +101,7 @@ def test_the_extra_that_is_missing_is_one_warning(tmp_path, said, monkeypatch):
     ],
 )
 def test_what_cannot_be_filmed_is_one_warning(tmp_path, said, monkeypatch, changes, reason):
-    monkeypatch.setattr(filming, "encoder_is_missing", lambda: False)
+    monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
     shooting = filmer(tmp_path, **changes)
     for step in (100, 150, 200):
         shooting.shoot(Left(), step, lambda: False)
@@ -111,7 +111,7 @@ def test_what_cannot_be_filmed_is_one_warning(tmp_path, said, monkeypatch, chang
 
 
 def test_a_full_disk_is_a_warning(tmp_path, said, monkeypatch):
-    monkeypatch.setattr(filming, "encoder_is_missing", lambda: False)
+    monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
     (tmp_path / "videos").touch()  # no directory can be made here
     filmer(tmp_path).shoot(Left(), 100, lambda: False)
     [warning] = said()
@@ -119,7 +119,7 @@ def test_a_full_disk_is_a_warning(tmp_path, said, monkeypatch):
 
 
 def test_it_films_at_crossings_and_goes_on_where_a_run_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(filming, "encoder_is_missing", lambda: False)
+    monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
     shooting = filmer(tmp_path)
     videos = tmp_path / "videos"
     videos.mkdir()
@@ -138,7 +138,7 @@ def test_it_films_at_crossings_and_goes_on_where_a_run_does(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("every", [0, 100])
 def test_what_a_killed_run_had_begun_to_film_is_removed(tmp_path, monkeypatch, every):
-    monkeypatch.setattr(filming, "encoder_is_missing", lambda: False)
+    monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
     videos = tmp_path / "videos"
     videos.mkdir()
     kept = [videos / name for name in ("step-000000000100.mp4", "mine.gif")]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class RowClock:
+class StepClock:
     """Times what environments do while nobody else can do anything: rows, starts, closing."""
 
     def __init__(self) -> None:

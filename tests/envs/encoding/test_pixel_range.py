@@ -9,7 +9,7 @@ import pytest
 from toy_environments import settings
 
 from steadyrl.core.errors import SettingError
-from steadyrl.envs.encoding.used_levels import FIRST_ROWS
+from steadyrl.envs.encoding.pixel_range import FIRST_TIMESTEPS
 from steadyrl.envs.factory import build_env, choose_backend
 
 LINE = "what is seen uses 0…1 of 0…255: env.image_range=[0,1] scales it"
@@ -21,7 +21,7 @@ def said(caplog, monkeypatch):
     return lambda: [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def play(config, rows=FIRST_ROWS + 5):
+def play(config, rows=FIRST_TIMESTEPS + 5):
     with build_env(config, seed=0, num_envs=2) as env:
         env.reset()
         for _ in range(rows):

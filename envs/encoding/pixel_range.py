@@ -11,34 +11,34 @@ from steadyrl.envs.types import EnvSpec
 
 log = logging.getLogger("steadyrl")
 
-FIRST_ROWS = 100
-FEW = 32  # of 256 levels
+FIRST_TIMESTEPS = 100
+FEW_LEVELS = 32  # of 256 levels
 
 
-class UsedLevels:
+class PixelRangeCheck:
     """Note the levels of the first rows; then say once if they are few, and what scales them."""
 
     def __init__(self, spec: EnvSpec, limits: tuple[float, float]) -> None:
         self._id = spec.id
         self._limits = limits
         self._height = spec.unmasked.frame_shape[1]  # below it lie masks
-        self._rows = 0
+        self._timesteps = 0
         self._darkest, self._brightest = 255, 0
 
-    def look(self, frames: NDArray[Any], rows: int = 1) -> bool:
+    def check(self, frames: NDArray[Any], timesteps: int = 1) -> bool:
         """Look at the last frames [N, C, H, W] of so many rows; return whether that was enough."""
         images = frames[:, :, : self._height]
         self._darkest = min(self._darkest, int(images.min()))
         self._brightest = max(self._brightest, int(images.max()))
-        self._rows += rows
-        if self._rows < FIRST_ROWS:
+        self._timesteps += timesteps
+        if self._timesteps < FIRST_TIMESTEPS:
             return False
         # Where all is of one level nothing was seen yet that could be scaled.
-        if 0 < self._brightest - self._darkest < FEW:
-            self._say()
+        if 0 < self._brightest - self._darkest < FEW_LEVELS:
+            self._warn()
         return True
 
-    def _say(self) -> None:
+    def _warn(self) -> None:
         low, high = self._limits
         least, most = (
             low + level * (high - low) / 255 for level in (self._darkest, self._brightest)

@@ -8,9 +8,9 @@ import pytest
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.backends.single_env import episode_seed
-from steadyrl.envs.factory import build_env, build_shown_env
+from steadyrl.envs.factory import build_env, build_render_env
 from steadyrl.envs.rendering.atari import AtariGame
-from steadyrl.envs.rendering.video import Film, Preview, as_pixels
+from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter, as_pixels
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import MB
@@ -33,7 +33,7 @@ def settings(env_id="CartPole-v1", **changes):
 
 def shown(given, path=None, *, episodes=1, limit=1000):
     video = None if path is None else str(path)
-    return given.shown(video=video, episodes=episodes, max_episode_steps=limit)
+    return given.for_rendering(video=video, episodes=episodes, max_episode_steps=limit)
 
 
 def frames(path):
@@ -54,7 +54,7 @@ def numbered(i):
 )
 def test_every_picture_is_in_the_film_and_in_order(tmp_path, suffix, fps):
     pytest.importorskip("av")
-    film = Film(str(tmp_path / f"a.{suffix}"), fps=fps)
+    film = VideoWriter(str(tmp_path / f"a.{suffix}"), fps=fps)
     for i in range(70):
         film.add(numbered(i))
     film.close()
@@ -65,7 +65,7 @@ def test_every_picture_is_in_the_film_and_in_order(tmp_path, suffix, fps):
 
 def test_a_film_has_its_name_once_it_is_whole(tmp_path):
     pytest.importorskip("av")
-    film = Film(str(tmp_path / "a.mp4"), fps=30)
+    film = VideoWriter(str(tmp_path / "a.mp4"), fps=30)
     film.add(numbered(0))
     assert not (tmp_path / "a.mp4").exists()
     with pytest.raises(ValueError, match="follows one of"):
@@ -76,7 +76,7 @@ def test_a_film_has_its_name_once_it_is_whole(tmp_path):
 
 def test_nothing_is_left_of_a_film_that_cannot_be_finished(tmp_path):
     pytest.importorskip("av")
-    film = Film(str(tmp_path / "a.mp4"), fps=30)
+    film = VideoWriter(str(tmp_path / "a.mp4"), fps=30)
     film.add(numbered(0))
     (tmp_path / "a.mp4").mkdir()
     (tmp_path / "a.mp4" / "in the way").touch()
@@ -92,7 +92,7 @@ def resident():
 
 def test_a_long_film_takes_no_more_memory_than_a_short_one(tmp_path):
     pytest.importorskip("av")
-    film = Film(str(tmp_path / "a.mp4"), fps=30)
+    film = VideoWriter(str(tmp_path / "a.mp4"), fps=30)
     for i in range(100):
         film.add(numbered(i))
     before = resident()
@@ -104,16 +104,16 @@ def test_a_long_film_takes_no_more_memory_than_a_short_one(tmp_path):
 
 def test_a_preview_is_small_however_long_the_film(tmp_path, monkeypatch):
     pytest.importorskip("av")
-    monkeypatch.setattr(Preview, "LARGEST", 200_000)
+    monkeypatch.setattr(PreviewWriter, "LARGEST", 200_000)
     rng = np.random.default_rng(0)
-    preview = Preview(str(tmp_path / "a.gif"), fps=30)
+    preview = PreviewWriter(str(tmp_path / "a.gif"), fps=30)
     for _ in range(200):  # noise, of which nothing can be left out
         preview.add(rng.integers(0, 256, (500, 520, 3), np.uint8))
     preview.close()
     assert 200_000 < (tmp_path / "a.gif").stat().st_size < 400_000
     shown = frames(tmp_path / "a.gif")
     assert shown[0].shape == (250, 260, 3)
-    short = Preview(str(tmp_path / "b.gif"), fps=30)
+    short = PreviewWriter(str(tmp_path / "b.gif"), fps=30)
     for i in range(9):
         short.add(numbered(i))
     short.close()
@@ -138,7 +138,7 @@ def test_what_is_shown_is_what_evaluation_plays(tmp_path):
     random = np.random.default_rng(0)
     with (
         build_env(given.for_evaluation(), seed=3, num_envs=4) as several,
-        build_shown_env(shown(given, tmp_path / "a.gif"), seed=3) as one,
+        build_render_env(shown(given, tmp_path / "a.gif"), seed=3) as one,
     ):
         assert np.array_equal(several.reset()[:1], one.reset())
         over = False
@@ -155,7 +155,7 @@ def test_what_is_shown_is_what_evaluation_plays(tmp_path):
 
 def test_an_episode_without_an_end_is_cut(tmp_path):
     pytest.importorskip("av")
-    with build_shown_env(shown(settings(), tmp_path / "a.mp4", limit=3), seed=0) as env:
+    with build_render_env(shown(settings(), tmp_path / "a.mp4", limit=3), seed=0) as env:
         env.reset()
         for _ in range(5):
             env.step(np.array([0]))
@@ -165,7 +165,7 @@ def test_an_episode_without_an_end_is_cut(tmp_path):
 def test_tables_are_filmed(tmp_path):
     pytest.importorskip("av")
     given = settings("FrozenLake-v1", kwargs={"map_name": "8x8"})
-    with build_shown_env(shown(given, tmp_path / "a.mp4", limit=2), seed=0) as env:
+    with build_render_env(shown(given, tmp_path / "a.mp4", limit=2), seed=0) as env:
         env.reset()
         for _ in range(2):
             env.step(np.array([1]))
@@ -197,7 +197,7 @@ def test_the_game_on_the_screen_is_the_game_that_evaluation_plays():
 def test_a_keyword_for_pictures_is_no_hindrance(tmp_path):
     pytest.importorskip("av")
     given = settings("FrozenLake-v1", kwargs={"render_mode": "ansi"})
-    with build_shown_env(shown(given, tmp_path / "a.mp4", limit=1), seed=0) as env:
+    with build_render_env(shown(given, tmp_path / "a.mp4", limit=1), seed=0) as env:
         env.reset()
         env.step(np.array([1]))
     assert len(frames(tmp_path / "a.mp4")) == 2
@@ -205,7 +205,7 @@ def test_a_keyword_for_pictures_is_no_hindrance(tmp_path):
 
 def test_what_draws_nothing_is_refused(tmp_path):
     with pytest.raises(SettingError, match="draw no pictures"):
-        build_shown_env(shown(settings(backend="envpool"), tmp_path / "a.mp4"), seed=0)
+        build_render_env(shown(settings(backend="envpool"), tmp_path / "a.mp4"), seed=0)
     given = settings("toy_environments:Counter-v0")
     with pytest.raises((SettingError, EnvironmentFailedError), match="no pictures"):
-        build_shown_env(shown(given, tmp_path / "a.mp4"), seed=0)
+        build_render_env(shown(given, tmp_path / "a.mp4"), seed=0)
