@@ -73,8 +73,8 @@ class Backend(ABC):
     ) -> NDArray[np.bool_]:
         """Put a snapshot back; return whose episode goes on [N], the others' next row is a reset.
 
-        `past_actions` holds the actions of the episodes under way, the row the frames of that moment, which
-        those that replay overwrite with what they came to.
+        `past_actions` holds the actions of running episodes since their start (None: unknown);
+        `out` holds the saved frames, which replayed environments overwrite with their own.
         """
 
     @abstractmethod

@@ -22,10 +22,10 @@ ANY_WHOLE: Range = (-(2**63), 2**63 - 1)
 class Kernel:
     """One compiled function that steps N environments, and the sizes of what it works on.
 
-    `step(sim, action, outcome)` is described in `envs/kernels/state.py`. State comes back from files,
-    and compiled code leaves indices unchecked: what anything is looked up by says its range. A
-    mere count of numbers says that each may be any. `validate(float_state, int_state)` may raise ValueError
-    for numbers [R] and [W] of one environment that contradict one another.
+    `step(sim, action, outcome)` is described in `envs/kernels/state.py`. State is loaded from
+    files, and compiled code does not check indices: a number used as an index must declare its
+    range. A count instead of ranges allows any value. `validate(float_state, int_state)` gets the
+    numbers [R] and [W] of one environment and may raise ValueError for an inconsistent state.
     """
 
     step: Callable[..., None]

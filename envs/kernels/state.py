@@ -1,7 +1,7 @@
 """What every kernel is made of: the arrays of N environments, and where episodes begin and end.
 
-A kernel is one compiled function, `step(sim, action, outcome)`, that makes one row of the timeline in
-all N environments. It is called from Python and from other compiled functions alike.
+A kernel is one compiled function, `step(sim, action, outcome)`, that advances all N environments by
+one step. It is called from Python and from other compiled functions alike.
 """
 
 from __future__ import annotations
