@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.learner.precision import Precision
@@ -26,14 +26,14 @@ class Decision(NamedTuple):
     """What was decided, and on what: everything `observe` needs to store the row."""
 
     obs: Tensor  # [N, *observation_shape] on the training device
-    action: Tensor  # [N, …] what the environment is sent
+    env_action: Tensor  # [N, …] what the environment is sent
     log_prob: Tensor | None = None  # [N]
     value: Tensor | None = None  # [N]
-    chosen: Tensor | None = None  # [N, …] the action in the policy's own units
-    carry: Tensor | None = None  # [N, …] what was remembered of the episode before
+    raw_action: Tensor | None = None  # [N, …] the action in the policy's own units
+    hidden_state: Tensor | None = None  # [N, …] what was remembered of the episode before
 
 
-Kept = tuple[Decision, Step]
+PendingStep = tuple[Decision, Step]
 
 
 class Actor(Stateful, ABC):
@@ -43,8 +43,8 @@ class Actor(Stateful, ABC):
     """
 
     @abstractmethod
-    def act(self, obs: NDArray[Any], starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]; `starts` [N] says whose are the first of an episode."""
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
+        """Decide for observations [N, …]; `episode_starts` [N] says whose are the first of an episode."""
 
 
 class Agent(Stateful, ABC):
@@ -56,12 +56,12 @@ class Agent(Stateful, ABC):
 
     can_update_during_step: bool = False
     _learner: Learner
-    _world: World = ALONE
+    _comm: Comm = SINGLE_PROCESS
     # What of the state is each rank's own; a new one begins with its own.
-    of_one_rank: ClassVar[tuple[str, ...]] = ("actor",)
+    per_rank_state: ClassVar[tuple[str, ...]] = ("actor",)
 
     @property
-    def settles(self) -> bool:
+    def syncs_this_step(self) -> bool:
         """Whether the steps of all ranks are counted with the row under way, or with a later one.
 
         Between two such rows no rank waits for another.
@@ -145,38 +145,38 @@ class Agent(Stateful, ABC):
         """What learning obeys."""
         return self._learner.stop
 
-    def obey(self, stop: Stop) -> None:
+    def set_stop_flag(self, stop: Stop) -> None:
         """Let what is due wait, and `update` return, once the run is to end."""
         self._learner.stop = stop
 
-    def compute_in(self, precision: Precision) -> None:
+    def set_precision(self, precision: Precision) -> None:
         """Let updates read networks in this precision; before the first."""
-        self._learner.compute_in(precision)
+        self._learner.set_precision(precision)
 
-    def join(self, world: World) -> None:
+    def attach_comm(self, comm: Comm) -> None:
         """Together: learn with other ranks, each from its own rows, with rank 0's weights."""
-        self._world = world
-        self._learner.join(world)
+        self._comm = comm
+        self._learner.attach_comm(comm)
 
-    def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
+    def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
         """Go on among another number of ranks, without what had a meaning among those only.
 
-        This one takes over what it can of the states of ranks that are `lost`. A replay is empty
+        This one takes over what it can of the states of ranks that are `departed_states`. A replay is empty
         afterwards: it is shared out anew.
         """
 
-    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
+    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
         """Raise ValueError where what was taken back cannot be after so many steps.
 
         `obs` [N, …] is what the environments show now, and `kept` the row that led to it, if that
         is still to be observed.
         """
 
-    def lose_replay(self) -> None:
+    def drop_replay(self) -> None:
         """Go on without what the replay held."""
 
     @torch.no_grad()
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take over the weights of a finished policy, which fit."""
         for name, tensor in self.weights().items():
             tensor.copy_(weights[name])

@@ -102,27 +102,27 @@ ALGORITHMS = {
     "ppo": Algorithm(PPOSettings, "steadyrl.agents.ppo.agent", "PPO"),
 }
 # Those that take a teacher: what is built in place of them where there is one.
-TAUGHT = {
-    "dqn": ("steadyrl.agents.distillation.agents", "TaughtDQN"),
-    "ppo": ("steadyrl.agents.distillation.agents", "TaughtPPO"),
+DISTILLED = {
+    "dqn": ("steadyrl.agents.distillation.agents", "DistilledDQN"),
+    "ppo": ("steadyrl.agents.distillation.agents", "DistilledPPO"),
 }
 # The same of PPO that is curious, without a teacher and with one.
-CURIOUS = {
-    False: ("steadyrl.agents.rnd.agent", "CuriousPPO"),
-    True: ("steadyrl.agents.rnd.agent", "CuriousTaughtPPO"),
+WITH_RND = {
+    False: ("steadyrl.agents.rnd.agent", "RNDPPO"),
+    True: ("steadyrl.agents.rnd.agent", "DistilledRNDPPO"),
 }
 
 
 def algorithm(name: str) -> Algorithm:
     """Return the algorithm called `name`, ours or one that is installed."""
-    found = ALGORITHMS.get(name) or from_outside(name)
+    found = ALGORITHMS.get(name) or find_entry_point(name)
     if found is None:
         names = ", ".join([*ALGORITHMS, *sorted(entry_points(group=GROUP).names)])
         raise SettingError("name", name, f"no such agent; there are: {names}")
     return found
 
 
-def from_outside(name: str) -> Algorithm | None:
+def find_entry_point(name: str) -> Algorithm | None:
     """Return the installed algorithm of this name, if there is one."""
     for point in entry_points(group=GROUP, name=name):
         where = f"its entry point {point.value}"
@@ -155,14 +155,14 @@ def build_agent(
 ) -> Agent:
     """Build the agent that `settings` describe."""
     numbers: dict[str, Any] = {"device": device, "seed": seed, "total_steps": total_steps}
-    place = None if teacher is None else TAUGHT[settings.name]
+    entry = None if teacher is None else DISTILLED[settings.name]
     if isinstance(settings, PPOSettings) and settings.rnd.coef:
-        place = CURIOUS[teacher is not None]
+        entry = WITH_RND[teacher is not None]
     if teacher is not None:
         numbers["teacher"] = teacher
     cls: Any = agent_class(settings.name)
-    if place is not None:
-        cls = getattr(import_module(place[0]), place[1])
+    if entry is not None:
+        cls = getattr(import_module(entry[0]), entry[1])
     agent: Agent = cls(settings, spec, **numbers)
     return agent
 

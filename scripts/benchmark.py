@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.benchmarks import agents, growth, race, replay, rollout, watch
 from scripts.benchmarks.measuring import median_ratio, take_turns
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.engine.graphs.wide_products import faster_here
 
 # One module an idea; each brings add_parser(subparsers), which says what to run.
@@ -152,7 +152,7 @@ def multipliers(left: Tensor, right: Tensor) -> Mapping[str, Callable[[], list[T
     """Return who multiplies the matrices [B, …] one by one: all return the same products."""
     lefts, rights = left.unbind(), right.unbind()
     turned = tuple(each.t() for each in rights)
-    graph, captured = traced(lambda *both: tuple(map(torch.mm, *both)), (lefts, rights))
+    graph, captured = trace(lambda *both: tuple(map(torch.mm, *both)), (lefts, rights))
     run = host_code(graph, [*lefts, *rights, *captured])
     onednn = torch.ops.mkldnn._linear_pointwise
     ways: dict[str, Callable[[], list[Tensor]]] = {

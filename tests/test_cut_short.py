@@ -23,8 +23,8 @@ import steadyrl.envs.vector
 import steadyrl.training.checkpoints.saver
 import steadyrl.training.evaluation.evaluator
 import steadyrl.training.run.run
-from steadyrl.agents.engine.inductor import Compiled
-from steadyrl.agents.learner.interrupt import CutShortError, Stop
+from steadyrl.agents.engine.inductor import CompiledGraph
+from steadyrl.agents.learner.interrupt import Interrupted, Stop
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.archive import read_part
@@ -122,10 +122,10 @@ def test_a_burst_of_updates_does_not_hold_a_signal_up(tmp_path: Path) -> None:
     assert interrupted(tmp_path, (*DQN, *few), "in a gradient step", 50) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
     state = read_part(newest.path, "agent")
-    assert state["learner"]["updates"] == state["taken"] == 50
+    assert state["learner"]["updates"] == state["updates_done"] == 50
     assert interrupted(tmp_path, (*DQN, *few), "in a gradient step", 5) == 143
     [newest, *_] = saved_below(tmp_path / "run" / "checkpoints")
-    assert read_part(newest.path, "agent")["taken"] == 55
+    assert read_part(newest.path, "agent")["updates_done"] == 55
 
 
 def stopped() -> None:
@@ -149,7 +149,7 @@ def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
     capfd: pytest.CaptureFixture[str],
     happens: Callable[[], None],
 ) -> None:
-    def build(self: Compiled, args: Any) -> None:
+    def build(self: CompiledGraph, args: Any) -> None:
         happens()
         for _ in range(10**9):  # until it is cut short
             pass
@@ -157,14 +157,14 @@ def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
 
     chosen = (*DQN, "agent.compile=true")
     with monkeypatch.context() as patch:
-        patch.setattr(Compiled, "build", build)
+        patch.setattr(CompiledGraph, "build", build)
         assert train(job(tmp_path / "parts", *RUN, *chosen, quick=False)).exit_code == 143
     assert "Traceback" not in capfd.readouterr().err
 
-    def eager(self: Compiled, args: Any) -> None:
+    def eager(self: CompiledGraph, args: Any) -> None:
         self._failed = True
 
-    monkeypatch.setattr(Compiled, "build", eager)
+    monkeypatch.setattr(CompiledGraph, "build", eager)
     for folder in ("parts", "whole"):
         train(job(tmp_path / folder, *RUN, *chosen, quick=False))
     one, other = summary(tmp_path / "whole"), summary(tmp_path / "parts")
@@ -174,15 +174,15 @@ def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
 
 def test_a_request_comes_through_at_once_only_where_that_is_allowed() -> None:
     stop = Stop()
-    with stop.at_once():
+    with stop.interruptible():
         pass
     stop.request()
-    with pytest.raises(CutShortError):
+    with pytest.raises(Interrupted):
         stop.check()
-    with pytest.raises(CutShortError), stop.at_once():
+    with pytest.raises(Interrupted), stop.interruptible():
         raise AssertionError("it was requested before")
     other = Stop()
-    with pytest.raises(CutShortError), other.at_once():
+    with pytest.raises(Interrupted), other.interruptible():
         other.request()
 
 
@@ -214,7 +214,7 @@ def test_a_row_has_a_limited_time_to_end_and_so_has_closing(alarms: list[float])
     with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
         signals.begin()
         signal.raise_signal(signal.SIGTERM)
-        assert signals.stop.requested
+        assert signals.stop.confirmed
         assert alarms == [3.5]
         signal.raise_signal(signal.SIGALRM)
     assert alarms[1:] == [0.8, 0]

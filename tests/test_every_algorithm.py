@@ -58,7 +58,7 @@ def play(env, agent, rows):
     actor, reported = agent.actor(env.spec.num_envs, explore=True), False
     for _ in range(rows):
         decision = actor.act(env.observation, env.episode_starts)
-        agent.observe(decision, env.step(decision.action.numpy(force=True)))
+        agent.observe(decision, env.step(decision.env_action.numpy(force=True)))
         reported = agent.update() is not None or reported
     return reported
 
@@ -87,8 +87,8 @@ def test_a_finished_policy_decides_as_the_agent_that_gave_it(name, tmp_path):
     with build(of(name, tmp_path)) as (env, agent):
         assert play(env, agent, 120)
         found = finished_policy(agent._settings, env.spec, agent.weights(), device=CPU)
-        expected = agent.actor(2, explore=False).act(env.observation, env.episode_starts).action
-        assert torch.equal(found.act(env.observation, env.episode_starts).action, expected)
+        expected = agent.actor(2, explore=False).act(env.observation, env.episode_starts).env_action
+        assert torch.equal(found.act(env.observation, env.episode_starts).env_action, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,7 +98,7 @@ def test_a_policy_is_drawn_from_where_it_says_how(name, tmp_path):
         given = agent._settings, env.spec, agent.weights()
         draw = lambda: finished_policy(*given, device=CPU, sample=Sample(2, 0))  # noqa: E731
         if "sampling_policy" in vars(agent_class(name)):
-            assert draw().act(env.observation, env.episode_starts).action.shape[0] == 2
+            assert draw().act(env.observation, env.episode_starts).env_action.shape[0] == 2
         else:
             with pytest.raises(SettingError, match="has no policy to draw actions from"):
                 draw()

@@ -106,14 +106,16 @@ def test_its_state_and_its_policy_are_given_and_taken(installed, tmp_path):
         env.reset()
         for _ in range(40):
             decision = actor.act(env.observation, env.episode_starts)
-            agent.observe(decision, env.step(decision.action.numpy(force=True)))
+            agent.observe(decision, env.step(decision.env_action.numpy(force=True)))
             agent.update()
         assert agent.updates == 2
         state = agent.state_dict()
         settings = agent._settings
         greedy = agent.actor(2, explore=False).act(env.observation, env.episode_starts)
         loaded = finished_policy(settings, env.spec, agent.weights(), device=torch.device("cpu"))
-        assert torch.equal(loaded.act(env.observation, env.episode_starts).action, greedy.action)
+        assert torch.equal(
+            loaded.act(env.observation, env.episode_starts).env_action, greedy.env_action
+        )
         weights = agent._learner.network.weights
         before = weights.clone()
         weights.zero_()

@@ -39,7 +39,7 @@ class Writer:
     def __init__(self, pipe):
         self.pipe = Path(pipe)
 
-    def act(self, obs, starts):
+    def act(self, obs, episode_starts):
         return Decision(torch.from_numpy(obs), torch.zeros(1, dtype=torch.int64))
 
     def update(self):

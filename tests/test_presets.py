@@ -48,7 +48,7 @@ def play(job, rows=5):
         actor = agent.actor(env.spec.num_envs, explore=True)
         for _ in range(rows):
             decision = actor.act(env.observation, env.episode_starts)
-            step = env.step(decision.action.numpy(force=True))
+            step = env.step(decision.env_action.numpy(force=True))
             agent.observe(decision, step)
             agent.update()
         assert step.obs.shape == (env.spec.num_envs, *env.spec.observation_shape)

@@ -79,7 +79,7 @@ def test_the_timer_goes_by_what_rows_took_and_waits_for_a_disk(
     timers: list[float] = []
     monkeypatch.setattr(signal, "setitimer", lambda which, seconds: timers.append(seconds))
     with pytest.raises(KeyboardInterrupt), StopSignals() as signals:
-        signals.stop.together = together
+        signals.stop.multi_rank = together
         signals.patience = lambda: 12.0
         signals.begin()
         signals.saving = True

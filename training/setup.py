@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from steadyrl.agents.base import Agent
-from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.vector import VectorEnv
@@ -25,7 +25,7 @@ from steadyrl.training.checkpoints.run_directory import RunDirectory, SeenDirect
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.settings import Job
-from steadyrl.training.distributed.init import joined
+from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import Filmer
 from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
@@ -70,10 +70,10 @@ def spawn(seed: int, rank: int = 0) -> Seeds:
 
 
 @contextmanager
-def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
+def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Agent]]:
     """Yield a job's environments and agent, and nothing that reports; free them on leaving."""
     settings = job.settings.run
-    seeds = spawn(settings.seed, world.rank)
+    seeds = spawn(settings.seed, comm.rank)
     device = torch.device(device_name(settings.device))
     let_go_of_code()  # importing everything took most of it
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
@@ -84,16 +84,16 @@ def build(job: Job, world: World = ALONE) -> Iterator[tuple[VectorEnv, Agent]]:
         validate_torch_defaults(settings.env.id)
         job.spec.validate_same("training", env.spec)
         agent = build_agent(
-            of_rank(job.settings.agent, world.rank, world.size),
+            of_rank(job.settings.agent, comm.rank, comm.size),
             env.spec,
             device=device,
             seed=seeds.agent,
             total_steps=settings.total_steps,
             teacher=find_teacher(job.settings.agent, env.spec, device),
         )
-        agent.compute_in(settings.precision)
-        if not world.alone:
-            agent.join(world)
+        agent.set_precision(settings.precision)
+        if not comm.is_single:
+            agent.attach_comm(comm)
         try:
             yield env, agent
         finally:
@@ -114,15 +114,15 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         stack.enter_context(to_terminal(screen, silent=rank_info().rank > 0))
         job = on_device(job)
         settings = job.settings.run
-        world = stack.enter_context(joined(job, signals.stop))
-        job = job._replace(directory=Path(world.gather(str(job.directory))[0]))
-        env, agent = stack.enter_context(build(job, world))
-        agent.obey(signals.stop)
+        comm = stack.enter_context(init_comm(job, signals.stop))
+        job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
+        env, agent = stack.enter_context(build(job, comm))
+        agent.set_stop_flag(signals.stop)
         facts = facts_of(job.config, env.spec, agent)
         if settings.init_from is not None and job.continues is None:
-            agent.start_from(starting_weights(Path(settings.init_from), facts))
+            agent.load_weights(starting_weights(Path(settings.init_from), facts))
         evaluator, seed = None, spawn(settings.seed).evaluation
-        if settings.eval.every and world.rank == 0:
+        if settings.eval.every and comm.rank == 0:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.validate_same("evaluation", evaluator.spec)
         envs = [env] if evaluator is None else [env, evaluator.env]
@@ -132,20 +132,20 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         if job.continues is None:
             signals.begin()
             watcher.begun()
-        directory = stack.enter_context(_open_directory(job, world))
+        directory = stack.enter_context(_open_directory(job, comm))
         held = settings.resume is not None
-        begin_log = stack.enter_context(to_file(directory.path / log_name(world.rank), held=held))
+        begin_log = stack.enter_context(to_file(directory.path / log_name(comm.rank), held=held))
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
         watch = _watch(job, device, agent)
         stack.callback(watch.close)
-        logger = stack.enter_context(closing(_logger(job, directory.path, world)))
-        progress = open_progress(screen, settings.total_steps, job.label, silent=world.rank > 0)
+        logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
+        progress = open_progress(screen, settings.total_steps, job.label, silent=comm.rank > 0)
         stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, facts)
         filmer = Filmer(settings, directory.path, seed=seed)
         services = RunServices(
-            directory, logger, progress, evaluator, signals, watch, saver, filmer, world
+            directory, logger, progress, evaluator, signals, watch, saver, filmer, comm
         )
         run, services = _begin(stack, job, env, agent, services, facts)
         if held:
@@ -184,7 +184,7 @@ def _begin(
 ) -> tuple[Run, RunServices]:
     """Return the run and its services, which several ranks share."""
     summary = _summary(job, services.directory.path)
-    if services.world.alone:
+    if services.comm.is_single:
         run = Run(job.settings, agent, services, summary)
     else:
         from steadyrl.training.distributed.run import (  # who is alone needs none of it
@@ -225,8 +225,8 @@ def _tell_of_continuing(run: Run, changes: tuple[str, ...]) -> None:
         log.info("  schedules follow the new length")
 
 
-def _open_directory(job: Job, world: World) -> RunDirectory:
-    if world.rank:
+def _open_directory(job: Job, comm: Comm) -> RunDirectory:
+    if comm.rank:
         return SeenDirectory(job.directory)
     if job.settings.run.resume is not None:
         return RunDirectory(job.directory, continued=True)
@@ -241,8 +241,8 @@ def _texts(job: Job) -> dict[str, str]:
     return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
 
 
-def _logger(job: Job, path: Path, world: World) -> Logger:
-    if world.rank:
+def _logger(job: Job, path: Path, comm: Comm) -> Logger:
+    if comm.rank:
         return NoLogger()
     card = Card(path.name, job.config, job.hydra.get("overrides", ()))
     return Logger(path, card, [WandB(path, card)] if job.settings.run.log.wandb else [])

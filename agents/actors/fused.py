@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from steadyrl.agents.engine.cpu.policy import Drawing, choose
+from steadyrl.agents.engine.cpu.policy import PolicyArrays, greedy_actions
 from steadyrl.core.jit import Held, call, compiled
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STOP, BlockResult, StepMany
 
 
 @compiled
-def go_on(advance: int, boxed_context: Any, held: Any) -> None:
+def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
     """Make rows until the environments say that it is over."""
-    context, drawing = boxed_context.inside, held.inside
+    context, policy_arrays = boxed_context.inside, boxed.inside
     counters = context.counters
     while True:
         call(advance, (context,))
         if counters[NON_FINITE] or counters[STOP]:
             return
-        choose(drawing, context.observations[counters[OBS_SLOT]], context.flat_action)
+        greedy_actions(policy_arrays, context.observations[counters[OBS_SLOT]], context.flat_action)
 
 
 @compiled
-def hold(drawing: Any) -> Any:
-    """Hand over what `go_on` works on."""
-    return Held(drawing)
+def box(policy_arrays: Any) -> Any:
+    """Hand over what `run_steps` works on."""
+    return Held(policy_arrays)
 
 
-class Chooser:
+class FusedGreedy:
     """Takes the best actions row after row, by machine code."""
 
-    def __init__(self, drawing: Drawing) -> None:
-        self._drawing = drawing
-        self._held: Any = None
+    def __init__(self, policy_arrays: PolicyArrays) -> None:
+        self._policy_arrays = policy_arrays
+        self._boxed: Any = None
 
     def __call__(self, run: StepMany, steps: int) -> BlockResult:
         """Go on from the actions that were sent."""
-        if self._held is None:
-            self._held = hold(self._drawing)
-        return run(go_on, steps, self._held)
+        if self._boxed is None:
+            self._boxed = box(self._policy_arrays)
+        return run(run_steps, steps, self._boxed)

@@ -13,19 +13,19 @@ from steadyrl.agents.networks.noisy import draw_noise
 from steadyrl.buffers.memory_layout import send
 
 if TYPE_CHECKING:
-    from steadyrl.agents.actors.greedy import Greedy, Observations
+    from steadyrl.agents.actors.greedy import GreedyActor, Observations
 
 
-class Perturbed(Actor):
+class NoisyNetActor(Actor):
     """Takes the best action by noisy weights, drawn anew for every row and environment."""
 
     state_names = ("_generator",)
 
-    def __init__(self, greedy: Greedy, *, noise_size: int, seed: int) -> None:
+    def __init__(self, greedy: GreedyActor, *, noise_size: int, seed: int) -> None:
         self._greedy, self._noise_size = greedy, noise_size
         self._generator = torch.Generator().manual_seed(seed)
 
-    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]."""
         drawn = draw_noise(len(obs), self._noise_size, self._generator)
         device = self._greedy.device

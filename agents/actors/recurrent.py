@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import Observations, on_device
-from steadyrl.agents.actors.sampling import Sampling
+from steadyrl.agents.actors.greedy import Observations, obs_to_device
+from steadyrl.agents.actors.sampling import SamplingActor
 from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.learner.precision import Forward
 from steadyrl.agents.networks.distributions import Head
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 
 
-class RecurrentSampling(Sampling):
+class RecurrentSamplingActor(SamplingActor):
     """Draws actions from a policy that remembers; part of its state is what it remembers."""
 
-    state_names = (*Sampling.state_names, "carry")
+    state_names = (*SamplingActor.state_names, "hidden_state")
 
     def __init__(
         self,
@@ -39,27 +39,27 @@ class RecurrentSampling(Sampling):
         super().__init__(
             network, head, None, rows=rows, num_envs=num_envs, device=device, seed=seed
         )
-        self._remembering = network
-        self.carry = torch.zeros((num_envs, *network.memory.carry_shape), device=device)
+        self._recurrent_network = network
+        self.hidden_state = torch.zeros((num_envs, *network.cell.hidden_shape), device=device)
 
     @property
     @override
     def nbytes(self) -> int:
-        return super().nbytes + self.carry.nbytes
+        return super().nbytes + self.hidden_state.nbytes
 
     @override
-    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]; the decision has the carry that it was made with."""
         noise = self._row()
-        observed, going = observed_and_kept(obs, ~starts, self._device)
-        self._look(observed)
+        observed, continues = obs_and_continues(obs, ~episode_starts, self._device)
+        self._preview_statistics(observed)
         with torch.inference_mode():
-            before = self.carry * going
-            parameters, value, after = self._remembering(observed, before)
-            self.carry.copy_(after)
+            before = self.hidden_state * continues
+            parameters, value, after = self._recurrent_network(observed, before)
+            self.hidden_state.copy_(after)
             action = self._head.sample(parameters, noise)
             log_prob = self._head.log_prob(parameters, action)
-            sent = self._head.sent(action)
+            sent = self._head.to_env(action)
         return Decision(observed, sent, log_prob, value, action, before)
 
     def values(self, observed: Tensor, valid: NDArray[np.bool_], forward: Forward) -> Tensor:
@@ -67,35 +67,37 @@ class RecurrentSampling(Sampling):
 
         They come from the network as updates read it: its forward pass, which may be rounded.
         """
-        going = on_device(valid, self._device)
-        value: Tensor = forward(observed, self.carry * going.view(-1, 1, 1))[1]
+        continues = obs_to_device(valid, self._device)
+        value: Tensor = forward(observed, self.hidden_state * continues.view(-1, 1, 1))[1]
         return value
 
 
-class RecurrentGreedy(Actor):
+class RecurrentGreedyActor(Actor):
     """Takes the most likely actions of a policy that remembers; draws nothing."""
 
     def __init__(self, network: RecurrentActorCritic, head: Head, device: torch.device) -> None:
         self._network, self._head, self._device = network, head, device
-        self._carry = torch.zeros((0, *network.memory.carry_shape), device=device)
+        self._hidden_state = torch.zeros((0, *network.cell.hidden_shape), device=device)
 
-    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]; other environments than before begin anew."""
-        observed, going = observed_and_kept(obs, ~starts, self._device)
+        observed, continues = obs_and_continues(obs, ~episode_starts, self._device)
         with torch.inference_mode():
-            if len(obs) != len(self._carry):
-                self._carry = self._carry.new_zeros((len(obs), *self._carry.shape[1:]))
-            parameters, _, after = self._network(observed, self._carry * going)
-            self._carry = after
-            return Decision(observed, self._head.sent(self._head.greedy(parameters)))
+            if len(obs) != len(self._hidden_state):
+                self._hidden_state = self._hidden_state.new_zeros(
+                    (len(obs), *self._hidden_state.shape[1:])
+                )
+            parameters, _, after = self._network(observed, self._hidden_state * continues)
+            self._hidden_state = after
+            return Decision(observed, self._head.to_env(self._head.greedy(parameters)))
 
 
-def observed_and_kept(
+def obs_and_continues(
     obs: Observations, of: NDArray[np.bool_], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return observations where the network is, and as [N, 1, 1] whose carry is kept."""
     if device.type == "cpu":
-        observed, going = torch.from_numpy(obs), torch.from_numpy(of)
+        observed, continues = torch.from_numpy(obs), torch.from_numpy(of)
     else:
-        observed, going = send(device, obs, of)
-    return observed, going.view(-1, 1, 1)
+        observed, continues = send(device, obs, of)
+    return observed, continues.view(-1, 1, 1)

@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import HOST, NOISE, Greedy, on_device
+from steadyrl.agents.actors.greedy import HOST, NOISE, GreedyActor, obs_to_device
 from steadyrl.agents.base import Actor, Decision
-from steadyrl.agents.engine.cpu.policy import Drawing, HostPolicy, draw, policy_on_host
+from steadyrl.agents.engine.cpu.policy import (
+    HostPolicy,
+    PolicyArrays,
+    policy_on_host,
+    sample_actions,
+)
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.core.cuda_graph import Recorded
@@ -23,25 +28,27 @@ if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import Observations
 
 
-def most_likely(
+def greedy_policy_actor(
     network: ActorCritic,
     head: Head,
     device: torch.device,
-    refresh: Callable[[], None] | None = None,
+    sync_weights: Callable[[], None] | None = None,
 ) -> Actor:
     """Return an actor that takes the most likely actions."""
     on_host = policy_on_host(network)
-    drawing = None if on_host is None else on_host.drawing(head)
-    options: Any = {"refresh": refresh, "drawing": drawing}
-    return Greedy(network.deciding, on_host, device, lambda p: head.sent(head.greedy(p)), **options)
+    policy_arrays = None if on_host is None else on_host.policy_arrays(head)
+    options: Any = {"sync_weights": sync_weights, "drawing": policy_arrays}
+    return GreedyActor(
+        network.policy_params, on_host, device, lambda p: head.to_env(head.greedy(p)), **options
+    )
 
 
-class Sampling(Actor):
+class SamplingActor(Actor):
     """Draws actions from the policy, with noise drawn for all rows of a rollout at once.
 
     On a device one forward pass gives action, log-probability and value: it is `complete`. On the
     host it gives the action alone, and the rest follows for all rows at once. While the network
-    is `fresh`, what is acted on counts in its statistics of observations.
+    is `in_first_rollout`, what is acted on counts in its statistics of observations.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("_generator", "noise", "next")
@@ -57,19 +64,23 @@ class Sampling(Actor):
         num_envs: int,
         device: torch.device,
         seed: int,
-        fresh: Callable[[], bool] = lambda: False,
-        refresh: Callable[[], None] | None = None,
-        recorded: bool = False,
+        in_first_rollout: Callable[[], bool] = lambda: False,
+        sync_weights: Callable[[], None] | None = None,
+        cuda_graph: bool = False,
     ) -> None:
-        self.complete = on_host is None
-        plays = recorded and self.complete
-        how: Any = Recorded(self._decided, "a decision", copies=True) if plays else self._decided
+        self.stores_log_prob = on_host is None
+        plays = cuda_graph and self.stores_log_prob
+        how: Any = (
+            Recorded(self._sample_on_device, "a decision", copies=True)
+            if plays
+            else self._sample_on_device
+        )
         self._decide: Callable[..., Any] = how
         self._network, self._head, self._on_host = network, head, on_host
-        self.drawing = None if on_host is None else on_host.drawing(head)
-        self._refresh = refresh
+        self.policy_arrays = None if on_host is None else on_host.policy_arrays(head)
+        self._sync_weights = sync_weights
         self._device = device if on_host is None else HOST  # where it decides
-        self.fresh = fresh
+        self.in_first_rollout = in_first_rollout
         self._generator = torch.Generator().manual_seed(seed)
         self.noise = torch.zeros((rows, num_envs, *head.noise_shape))
         self._there: Any = None  # the noise where it decides; as an array for machine code
@@ -77,53 +88,57 @@ class Sampling(Actor):
         self.next = 0
 
     @property
-    def mirrored(self) -> bool:
+    def reads_host_weights(self) -> bool:
         """Whether it reads a copy of the weights."""
-        return self._refresh is not None
+        return self._sync_weights is not None
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
         return self.noise.nbytes if self._device.type == "cpu" else 2 * self.noise.nbytes
 
-    def act(self, obs: Observations, starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]."""
         noise = self._row()
-        observed = on_device(obs, self._device)
-        self._look(observed)
-        if self._refresh is not None:
-            self._refresh()
-        if self.drawing is not None:
-            return self._drawn(self.drawing, obs, observed, noise)
+        observed = obs_to_device(obs, self._device)
+        self._preview_statistics(observed)
+        if self._sync_weights is not None:
+            self._sync_weights()
+        if self.policy_arrays is not None:
+            return self._sample_on_host(self.policy_arrays, obs, observed, noise)
         if self._on_host is not None:
             action = self._head.sample(torch.from_numpy(self._on_host(obs)), noise)
-            return Decision(observed, self._head.sent(action), chosen=action)
+            return Decision(observed, self._head.to_env(action), raw_action=action)
         return Decision(observed, *self._decide(observed, noise))
 
     @torch.inference_mode()
-    def _decided(self, observed: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _sample_on_device(
+        self, observed: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what is sent, how likely it is, the values, and the actions [N, …]."""
         parameters, value = self._network(observed)
         action = self._head.sample(parameters, noise)
         log_prob = self._head.log_prob(parameters, action)
-        return self._head.sent(action), log_prob, value, action
+        return self._head.to_env(action), log_prob, value, action
 
-    def _look(self, observed: Tensor) -> None:
+    def _preview_statistics(self, observed: Tensor) -> None:
         """Let what is acted on count in the statistics of observations, while they are fresh."""
         normaliser = self._network.normaliser
-        if normaliser is not None and self.fresh():
-            normaliser.look(observed.to(normaliser.shift.device))
+        if normaliser is not None and self.in_first_rollout():
+            normaliser.preview(observed.to(normaliser.frozen_mean.device))
 
-    def _drawn(
-        self, drawing: Drawing, obs: Observations, observed: Tensor, noise: NDArray[Any]
+    def _sample_on_host(
+        self, policy_arrays: PolicyArrays, obs: Observations, observed: Tensor, noise: NDArray[Any]
     ) -> Decision:
         n = len(obs)
         # By NumPy, which makes and reshapes what is small in less than half of torch's time.
         chosen = np.empty((n, *self._head.action_shape), self._action_dtype)
         sent = np.empty_like(chosen)
         written = chosen.reshape(n, -1), sent.reshape(n, -1)
-        draw(drawing, np.ascontiguousarray(obs).reshape(n, -1), noise.reshape(n, -1), *written)
-        return Decision(observed, torch.from_numpy(sent), chosen=torch.from_numpy(chosen))
+        sample_actions(
+            policy_arrays, np.ascontiguousarray(obs).reshape(n, -1), noise.reshape(n, -1), *written
+        )
+        return Decision(observed, torch.from_numpy(sent), raw_action=torch.from_numpy(chosen))
 
     def _row(self) -> Any:
         """Return the next row of noise [N, *noise_shape]."""
@@ -132,7 +147,9 @@ class Sampling(Actor):
             self._there = None
         if self._there is None:
             noise = self.noise.numpy()
-            self._there = on_device(noise, self._device) if self.drawing is None else noise
+            self._there = (
+                obs_to_device(noise, self._device) if self.policy_arrays is None else noise
+            )
         row = self._there[self.next]
         self.next = (self.next + 1) % len(self.noise)
         return row

@@ -13,32 +13,42 @@ from typing_extensions import override
 
 from steadyrl.agents.base import Actor, Agent, Decision
 from steadyrl.agents.distillation.loss import (
-    TaughtReplayBatch,
-    taught_ppo_loss,
-    taught_td_loss,
-    with_teacher,
+    DistilledReplayBatch,
+    add_teacher_loss,
+    distilled_ppo_loss,
+    distilled_td_loss,
 )
-from steadyrl.agents.distillation.rollout import TaughtBatch, TaughtRollout, TaughtSequenceRollout
-from steadyrl.agents.distillation.teacher import Led, Teacher, Teaching, empty_lesson, lesson_of
+from steadyrl.agents.distillation.rollout import (
+    DistilledBatch,
+    DistilledRollout,
+    DistilledSequenceRollout,
+)
+from steadyrl.agents.distillation.teacher import (
+    Teacher,
+    TeacherGuide,
+    TeacherGuidedActor,
+    allocate_teacher_target,
+    teacher_target_spec,
+)
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.learner.loss_spec import Recipe
+from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.ppo.agent import PPO
-from steadyrl.agents.ppo.build import recipe_of, start_rollout
+from steadyrl.agents.ppo.build import build_loss_spec, init_rollout
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.agents.settings import TaughtSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
 
-class Taught(Agent):
+class Distilled(Agent):
     """What agents with a teacher have alike: its turns at acting, and what is told of it."""
 
     _settings: TaughtSettings
-    _teaching: Teaching
+    _teacher_guide: TeacherGuide
     _head: Head
     _steps: int
 
@@ -47,14 +57,14 @@ class Taught(Agent):
     def teacher_coef(self) -> float:
         """What the teacher's loss counts for in the next update."""
 
-    def _learn_from(
+    def _init_teacher(
         self, teacher: Teacher, head: Head, spec: EnvSpec, seed: int, total_steps: int
     ) -> None:
-        share, self._head = self._settings.teacher.acting(total_steps), head
-        self._teaching = Teaching(
+        schedule, self._head = self._settings.teacher.acting(total_steps), head
+        self._teacher_guide = TeacherGuide(
             teacher,
             head,
-            share,
+            schedule,
             num_envs=spec.num_envs,
             seed=seed,
             now=lambda: self._steps,
@@ -66,13 +76,13 @@ class Taught(Agent):
         actor = super().actor(num_envs, explore=explore)  # type: ignore[safe-super]
         if not explore or not self._settings.teacher.acts:
             return actor
-        return Led(actor, self._teaching, self._head)
+        return TeacherGuidedActor(actor, self._teacher_guide, self._head)
 
     @override
     def collect_block(
         self, decision: Decision, run: StepMany | None, steps: int
     ) -> BlockResult | None:
-        if self._teaching.led.any() or self._teaching.share > 0:
+        if self._teacher_guide.teacher_acted.any() or self._teacher_guide.teacher_prob > 0:
             return None
         return super().collect_block(decision, run, steps)
 
@@ -80,14 +90,14 @@ class Taught(Agent):
     def scalars(self) -> dict[str, Any]:
         numbers = {"train/teacher_coef": self.teacher_coef}
         if self._settings.teacher.acts:
-            numbers["train/teacher_share"] = self._teaching.share
+            numbers["train/teacher_share"] = self._teacher_guide.teacher_prob
         return super().scalars() | numbers
 
 
-class TaughtDQN(Taught, DQN):
+class DistilledDQN(Distilled, DQN):
     """DQN whose batches have lessons beside them, in memory that is always the same."""
 
-    state_names: ClassVar[tuple[str, ...]] = (*DQN.state_names, "_teaching")
+    state_names: ClassVar[tuple[str, ...]] = (*DQN.state_names, "_teacher_guide")
     _settings: DQNSettings
 
     def __init__(
@@ -102,15 +112,19 @@ class TaughtDQN(Taught, DQN):
     ) -> None:
         super().__init__(settings, spec, device=device, seed=seed, total_steps=total_steps)
         self._coefs = settings.teacher.coefs(total_steps)
-        self._learn_from(teacher, build_head(spec.action, device), spec, seed, total_steps)
-        self._lesson = empty_lesson(self._head, settings.batch_size, device)
+        self._init_teacher(teacher, build_head(spec.action, device), spec, seed, total_steps)
+        self._lesson = allocate_teacher_target(self._head, settings.batch_size, device)
 
     @override
-    def _recipe(self, device: torch.device, masks: Masks | None) -> Recipe:
-        own, temperature = super()._recipe(device, masks), self._settings.teacher.temperature
-        assert isinstance(own.loss, partial)
-        return with_teacher(
-            own, partial(taught_td_loss, temperature=temperature, **own.loss.keywords)
+    def _build_loss_spec(self, device: torch.device, masks: Masks | None) -> LossSpec:
+        base_spec, temperature = (
+            super()._build_loss_spec(device, masks),
+            self._settings.teacher.temperature,
+        )
+        assert isinstance(base_spec.loss, partial)
+        return add_teacher_loss(
+            base_spec,
+            partial(distilled_td_loss, temperature=temperature, **base_spec.loss.keywords),
         )
 
     @property
@@ -119,21 +133,21 @@ class TaughtDQN(Taught, DQN):
         return self._coefs.at(self._steps)
 
     @override
-    def _numbers(self) -> tuple[float | Tensor, ...]:
-        return self.teacher_coef, *super()._numbers()
+    def _loss_scalars(self) -> tuple[float | Tensor, ...]:
+        return self.teacher_coef, *super()._loss_scalars()
 
     @override
-    def _draw(self, beta: float) -> Any:
-        batch = super()._draw(beta)
+    def _sample(self, beta: float) -> Any:
+        batch = super()._sample(beta)
         if self.teacher_coef > 0:  # else what it says counts for nothing
-            self._teaching.tell_(batch.obs, self._lesson)
-        return TaughtReplayBatch(*batch, self._lesson)
+            self._teacher_guide.write_targets_(batch.obs, self._lesson)
+        return DistilledReplayBatch(*batch, self._lesson)
 
 
-class TaughtPPO(Taught, PPO):
+class DistilledPPO(Distilled, PPO):
     """PPO whose rows have lessons beside them."""
 
-    state_names: ClassVar[tuple[str, ...]] = (*PPO.state_names, "_teaching")
+    state_names: ClassVar[tuple[str, ...]] = (*PPO.state_names, "_teacher_guide")
     _settings: PPOSettings
 
     def __init__(
@@ -147,69 +161,75 @@ class TaughtPPO(Taught, PPO):
         teacher: Teacher,
     ) -> None:
         super().__init__(settings, spec, device=device, seed=seed, total_steps=total_steps)
-        self._learn_from(teacher, self._head, spec, seed, total_steps)
+        self._init_teacher(teacher, self._head, spec, seed, total_steps)
 
     @override
-    def _recipe(self, rows: int) -> Recipe:
-        switches: Any = {"loss": taught_ppo_loss, "batch": TaughtBatch, "picks": self._picks}
-        own = recipe_of(self._settings, self._head, rows, **switches)
-        return with_teacher(own, own.loss)
+    def _build_loss_spec(self, rows: int) -> LossSpec:
+        switches: Any = {
+            "loss": distilled_ppo_loss,
+            "batch": DistilledBatch,
+            "picks": self._gathers_in_graph,
+        }
+        base_spec = build_loss_spec(self._settings, self._head, rows, **switches)
+        return add_teacher_loss(base_spec, base_spec.loss)
 
     @override
-    def _start_rollout(
+    def _init_rollout(
         self, spec: EnvSpec, network: ActorCritic, device: torch.device, copies: int
     ) -> RolloutBuffer:
-        shape, dtype = lesson_of(self._head)
-        return start_rollout(
+        shape, dtype = teacher_target_spec(self._head)
+        return init_rollout(
             self._settings,
             spec,
             self._head,
             network,
             device,
             copies=copies,
-            kinds=(TaughtRollout, TaughtSequenceRollout),
+            kinds=(DistilledRollout, DistilledSequenceRollout),
             row_extra=math.prod(shape) * dtype.itemsize + 1,
-            lesson_shape=shape,
-            lesson_dtype=dtype,
+            teacher_target_shape=shape,
+            teacher_target_dtype=dtype,
         )
 
     @property
     @override
     def teacher_coef(self) -> float:
-        return self._now(self._settings.teacher.coefs)
+        return self._anneal(self._settings.teacher.coefs)
 
     @property
     @override
-    def _numbers(self) -> tuple[float, ...]:
-        return self.teacher_coef, *super()._numbers
+    def _loss_scalars(self) -> tuple[float, ...]:
+        return self.teacher_coef, *super()._loss_scalars
 
     @property
-    def _rows(self) -> TaughtRollout:
-        assert isinstance(self._rollout, TaughtRollout)
+    def _distilled_rollout(self) -> DistilledRollout:
+        assert isinstance(self._rollout, DistilledRollout)
         return self._rollout
 
     @property
-    def _first(self) -> bool:
+    def _stores_normalised_obs(self) -> bool:
         """Whether rows are stored as the normaliser sees them, which is not what a teacher sees."""
-        return self._observations is not None and self._begun == 0
+        return self._obs_normaliser is not None and self._steps_at_rollout_start == 0
 
     @override
     def observe(self, decision: Decision, step: Step) -> None:
-        t, rollout = self._rollout.position, self._rows
-        rollout.own[t] = torch.from_numpy(~self._teaching.led).to(self.device)
-        if self._first:
-            self._teaching.tell_(decision.obs, rollout.lesson[t])
+        t, rollout = self._rollout.position, self._distilled_rollout
+        rollout.student_acted[t] = torch.from_numpy(~self._teacher_guide.teacher_acted).to(
+            self.device
+        )
+        if self._stores_normalised_obs:
+            self._teacher_guide.write_targets_(decision.obs, rollout.teacher_target[t])
         super().observe(decision, step)
 
     @override
-    def _finish_rollout(self) -> None:
-        first = self._first
-        super()._finish_rollout()
-        rollout = self._rows
-        if self._actor.complete and not bool(rollout.own.all()):
+    def _compute_advantages(self) -> None:
+        stores_normalised_obs = self._stores_normalised_obs
+        super()._compute_advantages()
+        rollout = self._distilled_rollout
+        if self._actor.stores_log_prob and not bool(rollout.student_acted.all()):
             # What was said of the student's own action is not about the teacher's.
             with torch.inference_mode():
-                self._score(rollout)
-        if not first and self.teacher_coef > 0:
-            obs, lesson = rollout.obs.flatten(0, 1), rollout.lesson.flatten(0, 1)
-            self._teaching.tell_all_(obs, lesson, self._score.rows)
+                self._evaluator(rollout)
+        if not stores_normalised_obs and self.teacher_coef > 0:
+            obs, teacher_target = rollout.obs.flatten(0, 1), rollout.teacher_target.flatten(0, 1)
+            self._teacher_guide.write_targets_chunked_(obs, teacher_target, self._evaluator.rows)

@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
-from steadyrl.agents.distillation.rollout import TaughtBatch, TaughtSequences
-from steadyrl.agents.distillation.teacher import is_choice
+from steadyrl.agents.distillation.rollout import DistilledBatch, DistilledSequences
+from steadyrl.agents.distillation.teacher import is_categorical
 from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import Q, QHead
-from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.agents.ppo.loss import Said, ppo_loss, said_of_rows
+from steadyrl.agents.ppo.loss import PolicyEvaluation, evaluate_batch, ppo_loss
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.buffers.rollout.buffer import RolloutBatch
 
 METRIC = "train/teacher_loss"
 
 
-class TaughtReplayBatch(NamedTuple):
+class DistilledReplayBatch(NamedTuple):
     """A `ReplayBatch` and what the teacher says of it."""
 
     obs: Tensor
@@ -37,73 +37,84 @@ class TaughtReplayBatch(NamedTuple):
     next_obs: Tensor
     weight: Tensor
     index: Tensor  # type: ignore[assignment]
-    lesson: Tensor  # [B, A] how likely each action is
+    teacher_target: Tensor  # [B, A] how likely each action is
 
 
-def with_teacher(recipe: Recipe, loss: Callable[..., RowLoss]) -> Recipe:
+def add_teacher_loss(loss_spec: LossSpec, loss: Callable[..., PerSampleLoss]) -> LossSpec:
     """Return the recipe with a loss that has a teacher's part, and that as a metric."""
-    return replace(recipe, loss=loss, metrics=(*recipe.metrics, METRIC))
+    return replace(loss_spec, loss=loss, metrics=(*loss_spec.metrics, METRIC))
 
 
-def cross_entropy(head: Head, parameters: Tensor, lesson: Tensor) -> Tensor:
+def cross_entropy(head: Head, parameters: Tensor, teacher_target: Tensor) -> Tensor:
     """Return −Σ p log π [B] for a distribution p [B, n], else −log π(a) of actions a [B, K]."""
-    if is_choice(head):
-        return -(lesson * F.log_softmax(parameters, -1)).sum(-1)
-    return -head.log_prob(parameters, lesson)
+    if is_categorical(head):
+        return -(teacher_target * F.log_softmax(parameters, -1)).sum(-1)
+    return -head.log_prob(parameters, teacher_target)
 
 
-def remembering(network: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+def record_outputs(network: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
     """Return the network, and what it says from now on."""
-    told: list[Any] = []
+    outputs: list[Any] = []
 
-    def remembered(*inputs: Tensor) -> Any:
-        told.append(network(*inputs))
-        return told[-1]
+    def recorded_forward(*inputs: Tensor) -> Any:
+        outputs.append(network(*inputs))
+        return outputs[-1]
 
-    return remembered, told
+    return recorded_forward, outputs
 
 
-def told_of(taught: Tensor, teacher_coef: float | Tensor) -> Tensor:
+def teacher_loss_metric(distillation_loss: Tensor, teacher_coef: float | Tensor) -> Tensor:
     """Return the metric [B]: none once the teacher is not asked, and what it said is no more."""
-    return taught.detach() * (teacher_coef > 0)
+    return distillation_loss.detach() * (teacher_coef > 0)
 
 
-def taught_ppo_loss(
+def distilled_ppo_loss(
     network: Callable[..., Any],
-    batch: TaughtBatch | TaughtSequences,
+    batch: DistilledBatch | DistilledSequences,
     teacher_coef: float | Tensor,
     clip: float | Tensor,
     entropy_coef: float | Tensor,
     *,
     head: Head,
-    said_of: Callable[..., Said] = said_of_rows,
+    evaluate: Callable[..., PolicyEvaluation] = evaluate_batch,
     **switches: Any,
-) -> RowLoss:
+) -> PerSampleLoss:
     """Return PPO's loss of every row and c·H(π_teacher, π).
 
     A row that the teacher acted in is not the policy's own: its advantage is none, so that only
     the value and the teacher's part learn from it. Its ratio is 1: how likely the policy makes an
     action that it has not drawn says nothing of its KL divergence, and may be infinite.
     """
-    own = cast(RolloutBatch, batch._replace(advantage=batch.advantage * batch.own))
-    network, told = remembering(network)
+    base_batch = cast(RolloutBatch, batch._replace(advantage=batch.advantage * batch.student_acted))
+    network, outputs = record_outputs(network)
 
-    def said_of_own(*asked: Any) -> Said:
-        said = said_of(*asked)
-        return said._replace(log_prob=torch.where(batch.own, said.log_prob, batch.log_prob))
+    def evaluate_student_samples(*arguments: Any) -> PolicyEvaluation:
+        evaluation = evaluate(*arguments)
+        return evaluation._replace(
+            log_prob=torch.where(batch.student_acted, evaluation.log_prob, batch.log_prob)
+        )
 
-    rows = ppo_loss(network, own, clip, entropy_coef, head=head, said_of=said_of_own, **switches)
-    parameters = told[0][0]
-    taught = cross_entropy(head, parameters, batch.lesson)
-    return RowLoss(
-        rows.loss + teacher_coef * taught, (*rows.metrics, told_of(taught, teacher_coef))
+    losses = ppo_loss(
+        network,
+        base_batch,
+        clip,
+        entropy_coef,
+        head=head,
+        evaluate=evaluate_student_samples,
+        **switches,
+    )
+    parameters = outputs[0][0]
+    distillation_loss = cross_entropy(head, parameters, batch.teacher_target)
+    return PerSampleLoss(
+        losses.loss + teacher_coef * distillation_loss,
+        (*losses.metrics, teacher_loss_metric(distillation_loss, teacher_coef)),
     )
 
 
-def taught_td_loss(
+def distilled_td_loss(
     online: Q,
     target: Q,
-    batch: TaughtReplayBatch,
+    batch: DistilledReplayBatch,
     teacher_coef: float | Tensor,
     noise: Tensor | None = None,
     *,
@@ -111,14 +122,16 @@ def taught_td_loss(
     temperature: float,
     masks: Masks | None = None,
     **switches: Any,
-) -> RowLoss:
+) -> PerSampleLoss:
     """Return DQN's loss of every row and c·w·H(π_teacher, softmax(Q(s, ·)/τ)), over the allowed."""
-    online, told = remembering(online)
-    own, switches = cast(ReplayBatch, batch), {"masks": masks, **switches}
-    rows = td_loss(online, target, own, noise, head=head, **switches)
-    values = head.values(told[0])  # what is learned is asked first: Q(s, ·)
+    online, outputs = record_outputs(online)
+    base_batch, switches = cast(ReplayBatch, batch), {"masks": masks, **switches}
+    losses = td_loss(online, target, base_batch, noise, head=head, **switches)
+    values = head.values(outputs[0])  # what is learned is asked first: Q(s, ·)
     if masks is not None:
         values = masks.forbid(values, batch.obs)
-    taught = -(batch.lesson * F.log_softmax(values / temperature, 1)).sum(1)
-    loss = rows.loss + teacher_coef * batch.weight * taught
-    return RowLoss(loss, (*rows.metrics, told_of(taught, teacher_coef)), rows.reports)
+    distillation_loss = -(batch.teacher_target * F.log_softmax(values / temperature, 1)).sum(1)
+    loss = losses.loss + teacher_coef * batch.weight * distillation_loss
+    return PerSampleLoss(
+        loss, (*losses.metrics, teacher_loss_metric(distillation_loss, teacher_coef)), losses.aux
+    )

@@ -14,7 +14,7 @@ from steadyrl.buffers.rollout.sequences import SequenceRollout
 from steadyrl.core.saved import Saved
 
 
-class TaughtBatch(NamedTuple):
+class DistilledBatch(NamedTuple):
     """A `RolloutBatch`, what the teacher says of its rows, and which are the policy's own."""
 
     obs: Tensor
@@ -23,11 +23,11 @@ class TaughtBatch(NamedTuple):
     value: Tensor
     advantage: Tensor
     return_: Tensor
-    lesson: Tensor  # [M, …]
-    own: Tensor  # [M] bool: the action taken was the policy's, not the teacher's
+    teacher_target: Tensor  # [M, …]
+    student_acted: Tensor  # [M] bool: the action taken was the policy's, not the teacher's
 
 
-class TaughtSequences(NamedTuple):
+class DistilledSequences(NamedTuple):
     """A `SequenceBatch` likewise."""
 
     obs: Tensor
@@ -36,47 +36,59 @@ class TaughtSequences(NamedTuple):
     value: Tensor
     advantage: Tensor
     return_: Tensor
-    lesson: Tensor
-    own: Tensor
+    teacher_target: Tensor
+    student_acted: Tensor
     loss_mask: Tensor
-    starts: Tensor
-    carry: Tensor
+    episode_starts: Tensor
+    hidden_state: Tensor
 
 
-class TaughtRollout(RolloutBuffer):
+class DistilledRollout(RolloutBuffer):
     """A rollout with lessons [T, N, …] and whose action was taken [T, N]."""
 
     def __init__(
-        self, *, lesson_shape: tuple[int, ...], lesson_dtype: torch.dtype, **rows: Any
+        self,
+        *,
+        teacher_target_shape: tuple[int, ...],
+        teacher_target_dtype: torch.dtype,
+        **rows: Any,
     ) -> None:
         """Make room for what the teacher says of all rows; its bytes are among those `beside`."""
         super().__init__(**rows)
         every, device = tuple(self.reward.shape), rows["device"]
-        self.lesson = prefaulted((*every, *lesson_shape), lesson_dtype, device)
-        self.own = prefaulted(every, torch.bool, device).fill_(True)
+        self.teacher_target = prefaulted(
+            (*every, *teacher_target_shape), teacher_target_dtype, device
+        )
+        self.student_acted = prefaulted(every, torch.bool, device).fill_(True)
 
     @override
-    def flat(self) -> TaughtBatch:  # type: ignore[override]
-        return TaughtBatch(*super().flat(), self.lesson.flatten(0, 1), self.own.flatten())
+    def flat(self) -> DistilledBatch:  # type: ignore[override]
+        return DistilledBatch(
+            *super().flat(), self.teacher_target.flatten(0, 1), self.student_acted.flatten()
+        )
 
     @override
     def clear(self) -> None:
         super().clear()
-        self.own.fill_(True)
+        self.student_acted.fill_(True)
 
     @override
     def state_dict(self) -> dict[str, Any]:
         t = self.position
-        return {"lesson": self.lesson[:t], "own": self.own[:t], **super().state_dict()}
+        return {
+            "teacher_target": self.teacher_target[:t],
+            "student_acted": self.student_acted[:t],
+            **super().state_dict(),
+        }
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        for name in ("lesson", "own"):
+        for name in ("teacher_target", "student_acted"):
             self._load_steps(Saved(state, "rollout"), name, self.position)
 
 
-class TaughtSequenceRollout(TaughtRollout, SequenceRollout):
+class DistilledSequenceRollout(DistilledRollout, SequenceRollout):
     """The same, learned from in whole sequences."""
 
-    batch_type = TaughtSequences
+    batch_type = DistilledSequences

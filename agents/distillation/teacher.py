@@ -46,7 +46,7 @@ class Teacher(ABC):
     sha256 = ""  # of a policy's weights
 
     @abstractmethod
-    def tell(self, obs: Tensor) -> Tensor:
+    def predict(self, obs: Tensor) -> Tensor:
         """Return probabilities [B, n], or actions [B, K], for observations [B, …]."""
 
 
@@ -68,13 +68,13 @@ class PolicyTeacher(Teacher):
 
     @override
     @torch.inference_mode()
-    def tell(self, obs: Tensor) -> Tensor:
-        told = self._outputs(obs)
+    def predict(self, obs: Tensor) -> Tensor:
+        outputs = self._outputs(obs)
         if self._logits:
-            return told.softmax(-1)
+            return outputs.softmax(-1)
         if isinstance(self._action, DiscreteActions):
-            return F.one_hot(told, self._action.n).float()
-        return told
+            return F.one_hot(outputs, self._action.n).float()
+        return outputs
 
 
 class ObjectTeacher(Teacher):
@@ -84,84 +84,84 @@ class ObjectTeacher(Teacher):
         self.name, self._action, self._act = name, action, act
 
     @override
-    def tell(self, obs: Tensor) -> Tensor:
-        given = self._given(obs.numpy(force=True))
+    def predict(self, obs: Tensor) -> Tensor:
+        outputs = self._call(obs.numpy(force=True))
         if isinstance(self._action, DiscreteActions):
-            told = self._probabilities(given, len(obs))
+            outputs = self._probabilities(outputs, len(obs))
         else:
-            told = self._actions(given, len(obs))
-        return torch.from_numpy(told).to(obs.device)
+            outputs = self._actions(outputs, len(obs))
+        return torch.from_numpy(outputs).to(obs.device)
 
-    def _given(self, obs: NDArray[Any]) -> NDArray[Any]:
+    def _call(self, obs: NDArray[Any]) -> NDArray[Any]:
         obs = obs.view()
         obs.flags.writeable = False  # they are learned from
         try:
-            given = np.asarray(self._act(obs))
+            outputs = np.asarray(self._act(obs))
         except Exception as error:  # foreign code
             raise TeacherError(self.name, f"act failed: {with_place(error)}") from error
-        if given.dtype.kind not in "biuf":
-            self._refuse(f"gave {given.dtype}, which are no numbers")
-        if not np.isfinite(given).all():
+        if outputs.dtype.kind not in "biuf":
+            self._refuse(f"gave {outputs.dtype}, which are no numbers")
+        if not np.isfinite(outputs).all():
             self._refuse("gave what is not finite (NaN or infinite)")
-        return given
+        return outputs
 
-    def _probabilities(self, given: NDArray[Any], rows: int) -> NDArray[np.float32]:
+    def _probabilities(self, outputs: NDArray[Any], rows: int) -> NDArray[np.float32]:
         assert isinstance(self._action, DiscreteActions)
         n = self._action.n
-        if given.shape == (rows,):
-            if given.dtype.kind not in "iu" or not ((given >= 0) & (given < n)).all():
+        if outputs.shape == (rows,):
+            if outputs.dtype.kind not in "iu" or not ((outputs >= 0) & (outputs < n)).all():
                 self._refuse(f"gave actions that are not whole numbers from 0 to {n - 1}")
-            chosen = np.zeros((rows, n), np.float32)
-            chosen[np.arange(rows), given] = 1
-            return chosen
-        self._expect(given, (rows, n), f"actions [{rows}] or a distribution [{rows}, {n}]")
-        sums = given.sum(1)
-        if given.min() < 0 or np.abs(sums - 1).max() > LARGEST_DEVIATION:
+            action = np.zeros((rows, n), np.float32)
+            action[np.arange(rows), outputs] = 1
+            return action
+        self._expect(outputs, (rows, n), f"actions [{rows}] or a distribution [{rows}, {n}]")
+        sums = outputs.sum(1)
+        if outputs.min() < 0 or np.abs(sums - 1).max() > LARGEST_DEVIATION:
             self._refuse("gave a distribution that is negative somewhere or does not sum to 1")
-        shares: NDArray[np.float32] = (given / sums[:, None]).astype(np.float32)
+        shares: NDArray[np.float32] = (outputs / sums[:, None]).astype(np.float32)
         return shares
 
-    def _actions(self, given: NDArray[Any], rows: int) -> NDArray[Any]:
+    def _actions(self, outputs: NDArray[Any], rows: int) -> NDArray[Any]:
         action = self._action
         if isinstance(action, BoxActions):
             shape = (rows, len(action.low))
-            self._expect(given, shape, f"actions {list(shape)}")
-            return given.astype(np.float32)
+            self._expect(outputs, shape, f"actions {list(shape)}")
+            return outputs.astype(np.float32)
         many = isinstance(action, MultiDiscreteActions)
         most = np.array(action.nvec if isinstance(action, MultiDiscreteActions) else [2] * action.n)
-        self._expect(given, (rows, len(most)), f"actions {[rows, len(most)]}")
-        if not ((given >= 0) & (given < most) & (given == np.floor(given))).all():
+        self._expect(outputs, (rows, len(most)), f"actions {[rows, len(most)]}")
+        if not ((outputs >= 0) & (outputs < most) & (outputs == np.floor(outputs))).all():
             self._refuse("gave actions that the environment has not")
-        return given.astype(np.int64 if many else np.int8)
+        return outputs.astype(np.int64 if many else np.int8)
 
-    def _expect(self, given: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
-        if given.shape != shape:
-            self._refuse(f"gave shape {list(given.shape)} in place of {what}")
+    def _expect(self, outputs: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
+        if outputs.shape != shape:
+            self._refuse(f"gave shape {list(outputs.shape)} in place of {what}")
 
     def _refuse(self, what: str) -> None:
         raise TeacherError(self.name, what)
 
 
-class Teaching(Stateful):
+class TeacherGuide(Stateful):
     """A teacher in a student's units, and by whom each environment's last action was chosen."""
 
-    state_names: ClassVar[tuple[str, ...]] = ("_coins", "led")
+    state_names: ClassVar[tuple[str, ...]] = ("_turn_rng", "teacher_acted")
 
     def __init__(
         self,
         teacher: Teacher,
         head: Head,
-        share: Schedule,
+        schedule: Schedule,
         *,
         num_envs: int,
         seed: int,
         now: Callable[[], int],
         masks: Masks | None = None,
     ) -> None:
-        self._teacher, self._head, self._share, self._now = teacher, head, share, now
+        self._teacher, self._head, self._schedule, self._now = teacher, head, schedule, now
         self._masks = masks
-        self._coins = np.random.default_rng([seed, 1])  # of nobody else
-        self.led: NDArray[np.bool_] = np.zeros(num_envs, dtype=bool)
+        self._turn_rng = np.random.default_rng([seed, 1])  # of nobody else
+        self.teacher_acted: NDArray[np.bool_] = np.zeros(num_envs, dtype=bool)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -175,91 +175,97 @@ class Teaching(Stateful):
         super().load_state_dict(state)
 
     @property
-    def share(self) -> float:
+    def teacher_prob(self) -> float:
         """β: how likely the teacher's action is taken at this step."""
-        return self._share.at(self._now())
+        return self._schedule.at(self._now())
 
-    def tell_(self, obs: Tensor, lesson: Tensor) -> None:
-        """Write what the teacher says of observations [B, …] into `lesson` [B, …]."""
-        masks, seen = self._masks, obs
+    def write_targets_(self, obs: Tensor, teacher_target: Tensor) -> None:
+        """Write what the teacher says of observations [B, …] into `teacher_target` [B, …]."""
+        masks, teacher_obs = self._masks, obs
         if masks is not None and not self._teacher.sees_masks:
-            seen = masks.seen(obs)
-        told = self._teacher.tell(seen)
+            teacher_obs = masks.features(obs)
+        outputs = self._teacher.predict(teacher_obs)
         if isinstance(self._head, BoxHead):
-            told = self._head.meant(told)
-        if told.shape != lesson.shape:
-            reason = f"gave shape {list(told.shape)} in place of {list(lesson.shape)}"
+            outputs = self._head.from_env(outputs)
+        if outputs.shape != teacher_target.shape:
+            reason = f"gave shape {list(outputs.shape)} in place of {list(teacher_target.shape)}"
             raise TeacherError(self._teacher.name, reason)
-        lesson.copy_(told if masks is None else of_allowed(told, masks.allowed(obs)))
+        teacher_target.copy_(
+            outputs if masks is None else renormalize_allowed(outputs, masks.allowed(obs))
+        )
 
-    def tell_all_(self, obs: Tensor, lesson: Tensor, piece: int) -> None:
+    def write_targets_chunked_(self, obs: Tensor, teacher_target: Tensor, piece: int) -> None:
         """Do the same for any number of rows, so many at a time."""
-        for seen, told in zip(obs.split(piece), lesson.split(piece), strict=True):
-            self.tell_(seen, told)
+        for teacher_obs, outputs in zip(obs.split(piece), teacher_target.split(piece), strict=True):
+            self.write_targets_(teacher_obs, outputs)
 
-    def chosen(self, obs: Tensor) -> Tensor:
+    def actions(self, obs: Tensor) -> Tensor:
         """Return the teacher's actions [N, …], in the policy's units; of a choice the likeliest."""
-        lesson = empty_lesson(self._head, len(obs), obs.device)
-        self.tell_(obs, lesson)
-        return lesson.argmax(-1) if is_choice(self._head) else lesson
+        teacher_target = allocate_teacher_target(self._head, len(obs), obs.device)
+        self.write_targets_(obs, teacher_target)
+        return teacher_target.argmax(-1) if is_categorical(self._head) else teacher_target
 
-    def toss(self) -> NDArray[np.bool_]:
+    def sample_teacher_mask(self) -> NDArray[np.bool_]:
         """Draw for which environments [N] it is the teacher's turn."""
-        share = self.share
-        if share > 0:
-            self.led[...] = self._coins.random(len(self.led)) < share
+        prob = self.teacher_prob
+        if prob > 0:
+            self.teacher_acted[...] = self._turn_rng.random(len(self.teacher_acted)) < prob
         else:
-            self.led[...] = False
-        return self.led
+            self.teacher_acted[...] = False
+        return self.teacher_acted
 
 
-class Led(Actor):
+class TeacherGuidedActor(Actor):
     """Takes the teacher's action where it is its turn, else the student's own.
 
     What the student draws with goes on as if nobody led it. Its state is the agent's.
     """
 
-    def __init__(self, student: Actor, teaching: Teaching, head: Head) -> None:
-        self._student, self._teaching, self._head = student, teaching, head
+    def __init__(self, student: Actor, teacher_guide: TeacherGuide, head: Head) -> None:
+        self._student, self._teacher_guide, self._head = student, teacher_guide, head
 
-    def act(self, obs: NDArray[Any], starts: NDArray[np.bool_]) -> Decision:
+    def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
         """Decide for observations [N, …]."""
-        decision = self._student.act(obs, starts)
-        led = self._teaching.toss()
-        if not led.any():
+        decision = self._student.act(obs, episode_starts)
+        teacher_acted = self._teacher_guide.sample_teacher_mask()
+        if not teacher_acted.any():
             return decision
-        own = decision.action if decision.chosen is None else decision.chosen
-        theirs = self._teaching.chosen(decision.obs).to(own.device)
-        turns = torch.from_numpy(led).to(own.device).view(-1, *(1 for _ in own.shape[1:]))
-        chosen = torch.where(turns, theirs, own)
-        kept = None if decision.chosen is None else chosen
-        return decision._replace(action=self._head.sent(chosen), chosen=kept)
+        student_action = decision.env_action if decision.raw_action is None else decision.raw_action
+        teacher_action = self._teacher_guide.actions(decision.obs).to(student_action.device)
+        teacher_turn = (
+            torch.from_numpy(teacher_acted)
+            .to(student_action.device)
+            .view(-1, *(1 for _ in student_action.shape[1:]))
+        )
+        action = torch.where(teacher_turn, teacher_action, student_action)
+        raw_action = None if decision.raw_action is None else action
+        return decision._replace(env_action=self._head.to_env(action), raw_action=raw_action)
 
 
-def of_allowed(told: Tensor, allowed: Tensor) -> Tensor:
+def renormalize_allowed(outputs: Tensor, allowed: Tensor) -> Tensor:
     """Return how likely each action [B, n] is among the allowed ones; if none of them was, alike.
 
     Where nothing is allowed, because an episode is over, nobody is taught: all are 0.
     """
-    left = torch.where(allowed, told, 0.0)
+    left = torch.where(allowed, outputs, 0.0)
     some = left.sum(1, keepdim=True)
     alike = allowed / allowed.sum(1, keepdim=True).clamp(min=1)
     return torch.where(some > 0, left / some, alike)
 
 
-def is_choice(head: Head) -> bool:
+def is_categorical(head: Head) -> bool:
     """Tell whether an action is one choice out of n, so that a lesson is a distribution."""
     return type(head) is DiscreteHead
 
 
-def lesson_of(head: Head) -> tuple[tuple[int, ...], torch.dtype]:
+def teacher_target_spec(head: Head) -> tuple[tuple[int, ...], torch.dtype]:
     """Return the shape and the type of what a teacher says of one row."""
-    if is_choice(head):
+    if is_categorical(head):
         return (head.size,), torch.float32
     return head.action_shape, head.action_dtype
 
 
-def empty_lesson(head: Head, rows: int, device: torch.device) -> Tensor:
+def allocate_teacher_target(head: Head, rows: int, device: torch.device) -> Tensor:
     """Return room for what a teacher says of so many rows."""
-    shape, dtype = lesson_of(head)
+    shape, dtype = teacher_target_spec(head)
     return prefaulted((rows, *shape), dtype, device)

@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.actors.greedy import Greedy
-from steadyrl.agents.base import Actor, Agent, Decision, Kept
+from steadyrl.agents.actors.greedy import GreedyActor
+from steadyrl.agents.base import Actor, Agent, Decision, PendingStep
 from steadyrl.agents.dqn.build import (
-    acting,
+    behaviour_actor,
+    build_greedy_actor,
+    build_loss_spec,
     build_network,
-    exploring,
-    greedy,
-    mode_of,
-    recipe,
-    start_network,
-    start_replay,
+    build_online_greedy_actor,
+    init_network,
+    init_replay,
+    update_mode,
 )
-from steadyrl.agents.dqn.fused import explorer
+from steadyrl.agents.dqn.fused import build_fused_rollout
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.learner.comm import World
-from steadyrl.agents.learner.interrupt import CutShortError
+from steadyrl.agents.learner.comm import Comm
+from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.learner.loss_spec import Recipe
+from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.init import with_memory
+from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
@@ -55,13 +55,14 @@ class DQN(Agent):
         "_actor",
         "_started",
         "_steps",
-        "_learned",
-        "_taken",
-        "_learns_after",
+        "_last_trained_step",
+        "_updates_done",
+        "_learning_start",
         "target_updates",
     )
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
-        ("_steps", "_learned", "_taken", "_learns_after", "target_updates"), COUNT
+        ("_steps", "_last_trained_step", "_updates_done", "_learning_start", "target_updates"),
+        COUNT,
     )
 
     def __init__(
@@ -83,33 +84,35 @@ class DQN(Agent):
         assert isinstance(spec.action, DiscreteActions)
         self._settings, self._actions = settings, spec.action.n
         self._schedules = settings.schedules(total_steps)
-        online, self._target = (start_network(settings, spec, device, seeds[1]) for _ in range(2))
-        mode = mode_of(settings, spec, device, total_steps)
-        self._replay = start_replay(settings, spec, device, seeds[2], mode)
+        online, self._target = (init_network(settings, spec, device, seeds[1]) for _ in range(2))
+        mode = update_mode(settings, spec, device, total_steps)
+        self._replay = init_replay(settings, spec, device, seeds[2], mode)
         network = online.module
         assert isinstance(network, QNetwork)
-        how = self._recipe(device, network.masks)
+        how = self._build_loss_spec(device, network.masks)
         self._learner = Learner(how, online, mode, frozen=(self._target,))
         size = network.noise_size
         self._noise = UpdateNoise(size, device, seeds[3]) if size else None
-        self._greedy = acting(settings, online, spec, lambda: self._learner.updates, mode)
-        self._actor = exploring(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
-        self._explore = explorer(settings, self._actor, self._replay, total_steps)
+        self._greedy = build_online_greedy_actor(
+            settings, online, spec, lambda: self._learner.updates, mode
+        )
+        self._actor = behaviour_actor(self._greedy, network, spec, lambda: self.epsilon, seeds[0])
+        self._fused_rollout = build_fused_rollout(settings, self._actor, self._replay, total_steps)
         self._started = False
         self._steps = 0  # valid environment steps observed
-        self._learns_after = settings.learning_starts
-        self._learned = 0  # steps whose due learning is done
-        self._taken = 0  # gradient steps of those due at the step after these
+        self._learning_start = settings.learning_starts
+        self._last_trained_step = 0  # steps whose due learning is done
+        self._updates_done = 0  # gradient steps of those due at the step after these
         self.target_updates = 0
 
-    def _recipe(self, device: torch.device, masks: Masks | None) -> Recipe:
+    def _build_loss_spec(self, device: torch.device, masks: Masks | None) -> LossSpec:
         """Return how the learner takes a step; who adds to the loss overrides this."""
-        return recipe(self._settings, device, masks)
+        return build_loss_spec(self._settings, device, masks)
 
     @property
     @override
     def has_pending_updates(self) -> bool:
-        return self._learned < self._steps
+        return self._last_trained_step < self._steps
 
     @property
     @override
@@ -117,45 +120,47 @@ class DQN(Agent):
         return self._replay
 
     @override
-    def join(self, world: World) -> None:
-        super().join(world)
-        self._learner.share = 1 / sum(world.gather(self._settings.batch_size))
+    def attach_comm(self, comm: Comm) -> None:
+        super().attach_comm(comm)
+        self._learner.sample_weight = 1 / sum(comm.all_gather(self._settings.batch_size))
         if self._noise is not None:
-            self._noise.join(world)
+            self._noise.attach_comm(comm)
 
     @override
-    def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
+    def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
         self._replay.clear()
         self._started = False
-        self._taken = 0  # there is nothing to take the others on
+        self._updates_done = 0  # there is nothing to take the others on
 
     @override
-    def check_consistency(self, steps: int, kept: Kept | None, obs: NDArray[Any]) -> None:
-        s, learned = self._settings, self._learned
+    def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
+        s, learned = self._settings, self._last_trained_step
         starts = s.learning_starts
         if self._steps != steps:
             raise ValueError(f"agent.steps: is {self._steps}, the run's are {steps}")
-        if not starts <= self._learns_after <= steps + starts:
+        if not starts <= self._learning_start <= steps + starts:
             most = f"{starts} to {steps + starts}"
-            raise ValueError(f"agent.learns_after: is {self._learns_after}, it can be {most}")
+            raise ValueError(f"agent.learns_after: is {self._learning_start}, it can be {most}")
         # What is left to learn is of the last row, or of the rows since learning was due.
-        left = steps - max(learned, min(steps, self._learns_after))
-        if learned > steps or left > s.train_every + 2 * len(obs) * self._world.size:
+        left = steps - max(learned, min(steps, self._learning_start))
+        if learned > steps or left > s.train_every + 2 * len(obs) * self._comm.size:
             raise ValueError(f"agent.learned: is {learned}, after {steps} steps it cannot be")
         due = learned < steps and (learned + 1) % s.train_every == 0
-        if not 0 <= self._taken <= (s.updates_per_train if due else 0):
-            raise ValueError(f"agent.taken: is {self._taken}, which is not due at {learned + 1}")
+        if not 0 <= self._updates_done <= (s.updates_per_train if due else 0):
+            raise ValueError(
+                f"agent.taken: is {self._updates_done}, which is not due at {learned + 1}"
+            )
         if self._started:
-            self._replay.check_current(self._actions, None if kept else obs)
+            self._replay.check_current(self._actions, None if pending else obs)
 
     @override
-    def lose_replay(self) -> None:
-        self.regroup(())
-        self._learns_after = self._steps + self._settings.learning_starts
+    def drop_replay(self) -> None:
+        self.reshard(())
+        self._learning_start = self._steps + self._settings.learning_starts
 
     @override
-    def start_from(self, weights: Mapping[str, torch.Tensor]) -> None:
-        super().start_from(weights)
+    def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        super().load_weights(weights)
         self._target.weights.copy_(self._learner.network.weights)
 
     @property
@@ -187,8 +192,8 @@ class DQN(Agent):
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[QNetwork, Actor]:
         """Build the network of a finished policy, and who takes its best actions."""
-        network = with_memory(build_network(settings, spec, device), device)
-        return network, greedy(settings, network, device)
+        network = materialize(build_network(settings, spec, device), device)
+        return network, build_greedy_actor(settings, network, device)
 
     @override
     @classmethod
@@ -197,8 +202,8 @@ class DQN(Agent):
     ) -> tuple[QNetwork, Actor]:
         """Build the network, and who explores as training does at its end."""
         network, best = cls.policy(settings, spec, device)
-        assert isinstance(best, Greedy)
-        return network, exploring(best, network, spec, lambda: settings.epsilon_end, seed)
+        assert isinstance(best, GreedyActor)
+        return network, behaviour_actor(best, network, spec, lambda: settings.epsilon_end, seed)
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
         """Return the actor that explores, for any number of environments, or a greedy one."""
@@ -211,90 +216,90 @@ class DQN(Agent):
             self._started = True
         clip = self._settings.clip_reward
         self._replay.add(
-            decision.action.numpy(force=True),
+            decision.env_action.numpy(force=True),
             np.clip(step.reward, -1, 1) if clip else step.reward,
             step.terminated,
             step.truncated,
             step.valid,
             step.obs,
         )
-        alone = self._world.alone
+        alone = self._comm.is_single
         self._steps += (
-            int(np.count_nonzero(step.valid)) if alone else self._world.counted(step.valid)
+            int(np.count_nonzero(step.valid)) if alone else self._comm.global_count(step.valid)
         )
 
     @override
     def collect_block(
         self, decision: Decision, run: StepMany | None, steps: int
     ) -> BlockResult | None:
-        able = self._started and self._world.alone
-        if run is None or self._explore is None or not able:
+        able = self._started and self._comm.is_single
+        if run is None or self._fused_rollout is None or not able:
             return None
         due = self._settings.train_every
-        learns = max(self._steps, self._learns_after) // due * due + due
+        learns = max(self._steps, self._learning_start) // due * due + due
         # Without anything to draw nothing is learned, which has to be seen row by row.
         filled = len(self._replay) and self._replay.never_empties
         until = min(steps, learns - self._steps) if filled else 1
-        rows = self._explore(run, self._steps, until)
+        rows = self._fused_rollout(run, self._steps, until)
         self._steps += rows.steps
         return rows
 
     def update(self) -> Metrics | None:
         """Go through the steps since the last call: learn and renew the target where due."""
         try:
-            for step in range(self._learned + 1, self._steps + 1):
-                if step > self._learns_after and self._is_due(step) and self._can_draw():
-                    self._learn_at(step)
-                self._learned = step
-        except CutShortError:
+            for step in range(self._last_trained_step + 1, self._steps + 1):
+                if step > self._learning_start and self._is_due(step) and self._can_sample():
+                    self._train_at(step)
+                self._last_trained_step = step
+        except Interrupted:
             return None
         return self._learner.means()
 
     def _is_due(self, step: int) -> bool:
         return step % self._settings.train_every == 0 or step % self._settings.target_every == 0
 
-    def _can_draw(self) -> bool:
+    def _can_sample(self) -> bool:
         """Together: return whether every rank has something to draw, which it may have no more."""
         nothing = self._replay.timeline.count == 0
-        if self._world.alone:
+        if self._comm.is_single:
             return not nothing
-        (some_have_nothing,) = self._world.largest(nothing)
+        (some_have_nothing,) = self._comm.all_reduce_max(nothing)
         return not some_have_nothing
 
-    def _learn_at(self, step: int) -> None:
+    def _train_at(self, step: int) -> None:
         s = self._settings
         if step % s.train_every == 0:
             beta, rate = self.beta if s.replay.prioritized else 1.0, self._rate()
-            while self._taken < s.updates_per_train:
-                if self._learner.stop.requested:
-                    raise CutShortError
-                self._learn(rate, beta)
-                self._taken += 1
-            self._taken = 0
+            while self._updates_done < s.updates_per_train:
+                if self._learner.stop.confirmed:
+                    raise Interrupted
+                self._train_step(rate, beta)
+                self._updates_done += 1
+            self._updates_done = 0
         if step % s.target_every == 0:
             self._target.weights.lerp_(self._learner.network.weights, s.target_tau)
             self.target_updates += 1
 
-    def _learn(self, rate: float, beta: float) -> None:
-        numbers = self._numbers()
+    def _train_step(self, rate: float, beta: float) -> None:
+        numbers = self._loss_scalars()
         if not self._learner.ready:
             with self._replay.preserve_rng():  # compilation may be cut short
-                self._learner.prepare(self._draw(beta), rate, *numbers)
-        batch = self._draw(beta)
-        weighs_together = self._settings.replay.prioritized and not self._world.alone
-        if weighs_together:
-            (most,) = self._world.largest(1 / self._replay.min_probability)
+                self._learner.compile_for(self._sample(beta), rate, *numbers)
+        batch = self._sample(beta)
+        global_weights = self._settings.replay.prioritized and not self._comm.is_single
+        if global_weights:
+            (most,) = self._comm.all_reduce_max(1 / self._replay.min_probability)
             batch.weight.mul_((self._replay.min_probability * most) ** -beta)
         (td_error,) = self._learner.step(batch, rate, *numbers)
         self._replay.update_priorities(batch.index, td_error)
-        if weighs_together:
-            (self._replay.max_priority,) = self._world.largest(self._replay.max_priority)
+        if global_weights:
+            (self._replay.max_priority,) = self._comm.all_reduce_max(self._replay.max_priority)
 
-    def _numbers(self) -> tuple[float | Tensor, ...]:
+    def _loss_scalars(self) -> tuple[float | Tensor, ...]:
         """Return what the loss is given besides the batch."""
         return () if self._noise is None else self._noise.of(self._learner.updates)
 
-    def _draw(self, beta: float) -> ReplayBatch:
+    def _sample(self, beta: float) -> ReplayBatch:
         return self._replay.sample(self._settings.batch_size, beta=beta)
 
     def scalars(self) -> dict[str, float]:
@@ -318,5 +323,5 @@ class DQN(Agent):
         """Free the replay and the networks."""
         device = self.device
         self._replay.release()
-        del self._learner, self._target, self._greedy, self._actor, self._explore
+        del self._learner, self._target, self._greedy, self._actor, self._fused_rollout
         reclaim(device)  # a learner refers to itself, by its methods

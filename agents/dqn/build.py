@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedy
-from steadyrl.agents.actors.greedy import Greedy
-from steadyrl.agents.actors.noisy import Perturbed
+from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
+from steadyrl.agents.actors.greedy import GreedyActor
+from steadyrl.agents.actors.noisy import NoisyNetActor
 from steadyrl.agents.base import Actor
 from steadyrl.agents.dqn.loss import METRICS, Munchausen, td_loss
 from steadyrl.agents.dqn.q_heads import CategoricalHead, QHead, QuantileHead, ScalarHead
 from steadyrl.agents.dqn.settings import DQNSettings
-from steadyrl.agents.engine.cpu.host_weights import Mirror, mirrored
-from steadyrl.agents.engine.cpu.policy import drawing_of, q_on_host
+from steadyrl.agents.engine.cpu.host_weights import HostWeights, build_host_weights
+from steadyrl.agents.engine.cpu.policy import q_on_host, q_policy_arrays
 from steadyrl.agents.engine.engine import Mode, compile_mode
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.loss_spec import Recipe
+from steadyrl.agents.learner.loss_spec import LossSpec
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.init import with_memory
+from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.noisy import NoisyLinear
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
@@ -51,14 +51,14 @@ def build_munchausen(settings: DQNSettings) -> Munchausen | None:
     m = settings.munchausen
     if not m.enabled:
         return None
-    return Munchausen(alpha=m.alpha, temperature=m.temperature, lowest=m.log_policy_min)
+    return Munchausen(alpha=m.alpha, temperature=m.temperature, log_policy_min=m.log_policy_min)
 
 
-def recipe(
+def build_loss_spec(
     settings: DQNSettings, device: torch.device = HOST, masks: Masks | None = None
-) -> Recipe:
+) -> LossSpec:
     """Return how the learner takes a step of DQN."""
-    return Recipe(
+    return LossSpec(
         loss=partial(
             td_loss,
             head=build_head(settings, device),
@@ -92,7 +92,7 @@ def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = H
         )
 
 
-def start_network(
+def init_network(
     settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
 ) -> FlatNetwork:
     """Build a network that is to learn, or to be learned from."""
@@ -100,12 +100,12 @@ def start_network(
     # Asked for twice: weights, gradient and optimiser, and the target's.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
     require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))
-    with_memory(module, torch.device("cpu"))
-    module.start_(torch.Generator().manual_seed(seed), settings.network.init)
+    materialize(module, torch.device("cpu"))
+    module.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(module, device)
 
 
-def start_replay(
+def init_replay(
     settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int, mode: Mode
 ) -> ReplayBuffer:
     """Build the replay, to be learned from in this mode."""
@@ -123,7 +123,9 @@ def start_replay(
     )
 
 
-def mode_of(settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
+def update_mode(
+    settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int
+) -> Mode:
     """Decide how updates run."""
     expected = settings.expected_updates(spec, total_steps)
     large = is_large_image(spec.unmasked_shape)
@@ -136,65 +138,65 @@ def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
         return 0
     assert isinstance(spec.action, DiscreteActions)
     atoms = settings.distribution.atoms
-    goals = atoms * (spec.action.n if settings.munchausen.enabled else 1)
+    targets = atoms * (spec.action.n if settings.munchausen.enabled else 1)
     # Differences, their losses, shares and products, and what their gradients take.
     rows = -(-settings.batch_size // settings.grad_accumulation)  # a piece at a time
-    return 8 * 4 * rows * atoms * goals
+    return 8 * 4 * rows * atoms * targets
 
 
-def greedy(
+def build_greedy_actor(
     settings: DQNSettings,
     network: QNetwork,
     device: torch.device,
-    mirror: Mirror | None = None,
+    host_weights: HostWeights | None = None,
     mode: Mode = "eager",
-) -> Greedy:
+) -> GreedyActor:
     """Return an actor that takes the actions with the highest expected return."""
     head, masks = build_head(settings, device), network.masks
     if masks is None:
-        read: Any = network if mirror is None else mirror.module
-        refresh = None if mirror is None else mirror.refresh
+        read: Any = network if host_weights is None else host_weights.module
+        sync_weights = None if host_weights is None else host_weights.sync_weights
         on_host, best = q_on_host(read), lambda q: head.values(q).argmax(1)
-        return Greedy(
+        return GreedyActor(
             network,
             on_host,
             device,
             best,
-            refresh,
-            recorded=mode == "cudagraph",
-            drawing=None if on_host is None else drawing_of(on_host),
+            sync_weights,
+            cuda_graph=mode == "cudagraph",
+            policy_arrays=None if on_host is None else q_policy_arrays(on_host),
         )
 
     def allowed(obs: Tensor, *noise: Tensor) -> Tensor:
         return masks.forbid(head.values(network(obs, *noise)), obs)
 
-    return Greedy(allowed, None, device, lambda q: q.argmax(1))
+    return GreedyActor(allowed, None, device, lambda q: q.argmax(1))
 
 
-def acting(
+def build_online_greedy_actor(
     settings: DQNSettings,
     online: FlatNetwork,
     spec: EnvSpec,
     updates: Callable[[], int],
     mode: Mode,
-) -> Greedy:
+) -> GreedyActor:
     """Return the greedy actor of a network that learns, on the host or where the network is."""
     network, device = online.module, online.weights.device
     assert isinstance(network, QNetwork)
-    mirror = None
+    host_weights = None
     if not network.noise_size and settings.teacher.policy is None:  # which are where the network is
         obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         rows = settings.train_every / spec.num_envs
-        mirror = mirrored(online, updates, (q_on_host, network), obs, rows=rows)
-    return greedy(settings, network, device, mirror, mode)
+        host_weights = build_host_weights(online, updates, (q_on_host, network), obs, rows=rows)
+    return build_greedy_actor(settings, network, device, host_weights, mode)
 
 
-def exploring(
-    best: Greedy, network: QNetwork, spec: EnvSpec, epsilon: Callable[[], float], seed: int
+def behaviour_actor(
+    best: GreedyActor, network: QNetwork, spec: EnvSpec, epsilon: Callable[[], float], seed: int
 ) -> Actor:
     """Return an actor that takes a random action with probability ε, or goes by noisy weights."""
     assert isinstance(spec.action, DiscreteActions)
     if network.noise_size:
-        return Perturbed(best, noise_size=network.noise_size, seed=seed)
+        return NoisyNetActor(best, noise_size=network.noise_size, seed=seed)
     masks = Masks.of(spec, HOST)
-    return EpsilonGreedy(best, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)
+    return EpsilonGreedyActor(best, actions=spec.action.n, epsilon=epsilon, seed=seed, masks=masks)

@@ -19,7 +19,7 @@ class QHead(ABC):
     shape: tuple[int, ...]
 
     @abstractmethod
-    def returns(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+    def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the M returns […, M] that outputs […, *shape] tell of, and how likely each is.
 
         None says that all are equally likely.
@@ -27,22 +27,26 @@ class QHead(ABC):
 
     def values(self, outputs: Tensor) -> Tensor:
         """Return the expected returns […] that outputs […, *shape] stand for."""
-        returns, likely = self.returns(outputs)
-        return returns.mean(-1) if likely is None else (returns * likely).sum(-1)
+        atoms, probs = self.atoms_and_probs(outputs)
+        return atoms.mean(-1) if probs is None else (atoms * probs).sum(-1)
 
-    def best(self, outputs: Tensor, values: Tensor, *, own: bool) -> tuple[Tensor, Tensor | None]:
+    def best_atoms_and_probs(
+        self, outputs: Tensor, values: Tensor, *, from_outputs: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the returns [B, M], and how likely each is, of the best actions by values [B, A].
 
-        `own` values are those that outputs [B, A, *shape] stand for.
+        `from_outputs` values are those that outputs [B, A, *shape] stand for.
         """
-        del own
-        return self.returns(said_of(outputs, values.argmax(1)))
+        del from_outputs
+        return self.atoms_and_probs(gather_actions(outputs, values.argmax(1)))
 
     @abstractmethod
-    def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, prediction: Tensor, targets: Tensor, probs: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return each row's loss [B], and its TD error [B], detached.
 
-        `chosen` [B, *shape] is said of the action taken; `goals` [B, M], so likely [B, M], are
+        `prediction` [B, *shape] is said of the action taken; `targets` [B, M], so likely [B, M], are
         what its return should be.
         """
 
@@ -57,7 +61,7 @@ class ScalarHead(QHead):
         self._distance = (operators.smooth_l1_loss if huber else operators.mse_loss).default
 
     @override
-    def returns(self, outputs: Tensor) -> tuple[Tensor, None]:
+    def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, None]:
         return outputs.unsqueeze(-1), None
 
     @override
@@ -65,16 +69,20 @@ class ScalarHead(QHead):
         return outputs
 
     @override
-    def best(self, outputs: Tensor, values: Tensor, *, own: bool) -> tuple[Tensor, Tensor | None]:
-        if own:  # the largest
+    def best_atoms_and_probs(
+        self, outputs: Tensor, values: Tensor, *, from_outputs: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if from_outputs:  # the largest
             return values.amax(1, keepdim=True), None
-        return super().best(outputs, values, own=False)
+        return super().best_atoms_and_probs(outputs, values, from_outputs=False)
 
     @override
-    def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, prediction: Tensor, targets: Tensor, probs: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return ℓ(Q(s, a) − y), ℓ Huber with δ = 1 or the square, y the expected goal."""
-        goal = goals.squeeze(1) if likely is None else (goals * likely).sum(1)
-        return self._distance(chosen, goal, 0), chosen.detach() - goal
+        target = targets.squeeze(1) if probs is None else (targets * probs).sum(1)
+        return self._distance(prediction, target, 0), prediction.detach() - target
 
 
 class CategoricalHead(QHead):
@@ -89,17 +97,19 @@ class CategoricalHead(QHead):
         self._low, self._high = low, high
 
     @override
-    def returns(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        likely = outputs.softmax(-1)
-        return self._atoms.expand_as(likely), likely
+    def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        probs = outputs.softmax(-1)
+        return self._atoms.expand_as(probs), probs
 
     @override
-    def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, prediction: Tensor, targets: Tensor, probs: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return Σ m (ln m − ln p), m being the goals projected on the atoms; twice."""
-        assert likely is not None
-        projected = project(goals, likely, self._low, self._high, self.shape[0])
+        assert probs is not None
+        projected = project(targets, probs, self._low, self._high, self.shape[0])
         entropy = torch.xlogy(projected, projected).sum(1)
-        loss = entropy - (projected * F.log_softmax(chosen, 1)).sum(1)
+        loss = entropy - (projected * F.log_softmax(prediction, 1)).sum(1)
         return loss, loss.detach()
 
 
@@ -111,33 +121,39 @@ class QuantileHead(QHead):
         self._middles = (torch.arange(quantiles, device=device) + 0.5) / quantiles
 
     @override
-    def returns(self, outputs: Tensor) -> tuple[Tensor, None]:
+    def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, None]:
         return outputs, None
 
     @override
-    def loss(self, chosen: Tensor, goals: Tensor, likely: Tensor | None) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, prediction: Tensor, targets: Tensor, probs: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return Σ_i E_j |τ_i − 1{δ_ij < 0}| ℓ(δ_ij), ℓ Huber and δ_ij = goal_j − θ_i; twice."""
-        apart = goals.unsqueeze(1) - chosen.unsqueeze(2)  # [B, N, M]
-        huber = F.smooth_l1_loss(apart, torch.zeros_like(apart), reduction="none")
-        below = (apart.detach() < 0).to(apart.dtype)
-        rho = (self._middles.unsqueeze(1) - below).abs() * huber
-        each = rho.mean(2) if likely is None else (rho * likely.unsqueeze(1)).sum(2)
+        td_errors = targets.unsqueeze(1) - prediction.unsqueeze(2)  # [B, N, M]
+        huber = F.smooth_l1_loss(td_errors, torch.zeros_like(td_errors), reduction="none")
+        below = (td_errors.detach() < 0).to(td_errors.dtype)
+        quantile_huber = (self._middles.unsqueeze(1) - below).abs() * huber
+        each = (
+            quantile_huber.mean(2)
+            if probs is None
+            else (quantile_huber * probs.unsqueeze(1)).sum(2)
+        )
         loss = each.sum(1)
         return loss, loss.detach()
 
 
-def project(goals: Tensor, likely: Tensor, low: float, high: float, atoms: int) -> Tensor:
+def project(targets: Tensor, probs: Tensor, low: float, high: float, atoms: int) -> Tensor:
     """Give the probability [B, M] of every goal [B, M] to the two atoms next to it: [B, K].
 
     Each gets the more the nearer it is. Without a scatter, whose sums a GPU takes in any order.
     """
-    places = (goals.clamp(low, high) - low) * ((atoms - 1) / (high - low))
-    numbers = torch.arange(atoms, device=goals.device, dtype=goals.dtype)
-    shares = 1 - (places.unsqueeze(2) - numbers).abs()  # [B, M, K]
-    return (likely.unsqueeze(2) * shares.clamp_(min=0)).sum(1)
+    bin_positions = (targets.clamp(low, high) - low) * ((atoms - 1) / (high - low))
+    numbers = torch.arange(atoms, device=targets.device, dtype=targets.dtype)
+    shares = 1 - (bin_positions.unsqueeze(2) - numbers).abs()  # [B, M, K]
+    return (probs.unsqueeze(2) * shares.clamp_(min=0)).sum(1)
 
 
-def said_of(outputs: Tensor, action: Tensor) -> Tensor:
+def gather_actions(outputs: Tensor, action: Tensor) -> Tensor:
     """Return what outputs [B, A, *shape] say of actions [B]."""
     index = action.unsqueeze(1)
     if outputs.dim() > 2:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from steadyrl.agents.engine.inductor import Compiled
+from steadyrl.agents.engine.inductor import CompiledGraph
 from steadyrl.core.cuda_graph import Recorded
 
 log = logging.getLogger("steadyrl")
@@ -43,7 +43,7 @@ def compile_mode(
     return "compiled" if setting == "true" else "eager"
 
 
-def compiled(
+def compile_for_mode(
     function: Callable[..., Any],
     mode: Mode,
     eager: Callable[..., Any],
@@ -55,4 +55,4 @@ def compiled(
         return eager
     if mode == "cudagraph":
         return Recorded(eager)
-    return Compiled(function, eager, only_read=only_read)
+    return CompiledGraph(function, eager, only_read=only_read)

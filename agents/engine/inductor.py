@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.agents.engine.graphs.compile_directory import compiling_privately
+from steadyrl.agents.engine.graphs.compile_directory import in_private_directory
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.core.cuda_graph import flatten
 from steadyrl.core.errors import describe, one_line
 
 log = logging.getLogger("steadyrl")
 
 
-class Compiled:
+class CompiledGraph:
     """A function that becomes one graph of kernels at its first call, or stays eager.
 
     It is traced by running it once on copies, not by reading its bytecode: that compiles in a
@@ -81,7 +81,7 @@ class Compiled:
             alone = isinstance(found, Tensor)  # a graph returns several
             return (found,) if alone else found
 
-        graph, self._captured = traced(function, args, self._only_read)
+        graph, self._captured = trace(function, args, self._only_read)
         inputs = flatten(args) + self._captured
         code = host_code if inputs[0].device.type == "cpu" else device_code
         run = code(graph, inputs)
@@ -97,7 +97,7 @@ def reason(error: Exception) -> str:
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
     """Return what computes `graph` on a device, of tensors like these."""
-    with compiling_privately():
+    with in_private_directory():
         from torch._inductor import compile as compile_graph  # slow to import
 
         run: Callable[..., Any] = compile_graph(graph, list(inputs))

@@ -19,8 +19,8 @@ def once(number: Tensor) -> Tensor:
 class AdamState(NamedTuple):
     """First and second moments [P] and the number of steps taken (a tensor on the device)."""
 
-    mean: Tensor
-    square: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
     step: Tensor
 
 
@@ -48,8 +48,8 @@ def adam_(
     torch._fused_adam_(
         [weights],
         [gradient],
-        [state.mean],
-        [state.square],
+        [state.exp_avg],
+        [state.exp_avg_sq],
         [],
         [state.step],
         lr=learning_rate,
@@ -62,19 +62,19 @@ def adam_(
     )
 
 
-def written_out_(
+def adam_traceable_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
     """Compute the same in plain operations, which a compiler fuses; it cannot see into `adam`."""
     state.step.add_(1)
-    state.mean.lerp_(gradient, 1 - BETA1)
-    state.square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+    state.exp_avg.lerp_(gradient, 1 - BETA1)
+    state.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     size = once(learning_rate / (1 - BETA1**state.step))
     scale = once((1 - BETA2**state.step).rsqrt())
-    weights.sub_(size * state.mean / (state.square.sqrt() * scale + epsilon))
+    weights.sub_(size * state.exp_avg / (state.exp_avg_sq.sqrt() * scale + epsilon))
 
 
-def clip_(gradient: Tensor, max_norm: float, *, looking: bool = True) -> Tensor:
+def clip_grad_norm_(gradient: Tensor, max_norm: float, *, looking: bool = True) -> Tensor:
     """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before.
 
     `looking` at it is free on the host, and nothing for a graph.

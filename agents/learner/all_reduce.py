@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.agents.engine.inductor import Compiled
+from steadyrl.agents.engine.inductor import CompiledGraph
 from steadyrl.agents.learner.adam import AdamState
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.core.cuda_graph import host_sees
 
 
-class Together:
+class AllReduceStep:
     """Stands where the graph of a whole step does, and is cut in two around the one collective.
 
     The collective stays outside: a graph that holds it would have to be left, at a signal or an
@@ -25,40 +25,47 @@ class Together:
 
     def __init__(
         self,
-        slope: Callable[..., Any],
-        finish: Callable[..., Any],
-        world: World,
+        gradient_function: Callable[..., Any],
+        apply_gradients: Callable[..., Any],
+        comm: Comm,
         stop: Callable[[], Stop],
     ) -> None:
-        self._slope, self._finish, self._world, self._stop = slope, finish, world, stop
+        self._gradient_function, self._apply_gradients, self._comm, self._stop = (
+            gradient_function,
+            apply_gradients,
+            comm,
+            stop,
+        )
 
     def __call__(
         self,
         weights: tuple[Tensor, ...],
         adam: AdamState,
-        numbers: tuple[Any, ...],
+        scalars: tuple[Any, ...],
         batch: Any,
-        share: Tensor,
+        sample_weight: Tensor,
     ) -> tuple[Tensor, ...]:
         """Take the step; return the metrics [K] of all ranks' rows and the reports of these [B]."""
-        gradient, values, *reports = self._slope(weights, numbers, batch, share)
+        gradient, values, *aux = self._gradient_function(weights, scalars, batch, sample_weight)
         stop = self._stop()
-        shared = torch.cat((gradient, values, values.new_full((1,), float(stop.wanted))))
-        self._world.sum_(shared)
+        packed = torch.cat((gradient, values, values.new_full((1,), float(stop.local))))
+        self._comm.all_reduce_(packed)
         rows = len(gradient), len(values), 1
-        gradient, values, asked = (part.clone() for part in shared.split(rows))
-        if host_sees(asked) and asked.item():
-            stop.agree()
-        return self._finish(weights[0], gradient, adam, numbers[0], values), *reports
+        gradient, values, stop_requested = (part.clone() for part in packed.split(rows))
+        if host_sees(stop_requested) and stop_requested.item():
+            stop.commit()
+        return self._apply_gradients(weights[0], gradient, adam, scalars[0], values), *aux
 
     def build(self, args: tuple[Any, ...]) -> None:
         """Compile both halves for arguments like these, which are left as they are."""
-        weights, adam, numbers, batch, share = args
-        with self._world.waits():
-            if isinstance(self._slope, Compiled):
-                self._slope.build((weights, numbers, batch, share))
-            if isinstance(self._finish, Compiled):
+        weights, adam, scalars, batch, sample_weight = args
+        with self._comm.long_operation():
+            if isinstance(self._gradient_function, CompiledGraph):
+                self._gradient_function.build((weights, scalars, batch, sample_weight))
+            if isinstance(self._apply_gradients, CompiledGraph):
                 # It only looks at what it computes from: a gradient of nothing will do.
                 copies = tuple(network.clone() for network in weights)
-                gradient, values, *_ = self._slope(copies, numbers, batch, share)
-                self._finish.build((weights[0], gradient, adam, numbers[0], values))
+                gradient, values, *_ = self._gradient_function(
+                    copies, scalars, batch, sample_weight
+                )
+                self._apply_gradients.build((weights[0], gradient, adam, scalars[0], values))

@@ -15,38 +15,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class World:
+class Comm:
     """A process alone: what it has is what all have."""
 
     rank, size = 0, 1
-    alone = True  # there is nobody to agree with; asked too often to be computed
+    is_single = True  # there is nobody to agree with; asked too often to be computed
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
         """Together: make a tensor the sum of all ranks', which is the same to the last bit."""
         return tensor
 
-    def largest(self, *numbers: float) -> list[float]:
+    def all_reduce_max(self, *numbers: float) -> list[float]:
         """Together: return the largest of all ranks', number by number."""
         return list(numbers)
 
-    def gather(self, plain: Any) -> list[Any]:
+    def all_gather(self, plain: Any) -> list[Any]:
         """Together: return what every rank has, which JSON can write, in their order."""
         return [plain]
 
-    def copy_(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Together: give tensors the values of rank 0's."""
 
-    def waits(self) -> AbstractContextManager[None]:
+    def long_operation(self) -> AbstractContextManager[None]:
         """Do something inside that may take longer than a row, while the others wait."""
         return nullcontext()
 
-    def telling(self) -> AbstractContextManager[None]:
+    def reporting_errors(self) -> AbstractContextManager[None]:
         """Let the others know of an error inside."""
         return nullcontext()
 
-    def counted(self, valid: NDArray[np.bool_]) -> int:
+    def global_count(self, valid: NDArray[np.bool_]) -> int:
         """Return how many steps of all ranks a row adds, of which these [N] are this one's."""
         return int(np.count_nonzero(valid))
 
 
-ALONE = World()
+SINGLE_PROCESS = Comm()

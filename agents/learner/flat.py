@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from typing_extensions import override
 
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.statistics import Statistics
 from steadyrl.core.saved import Limits
 from steadyrl.core.state import Stateful
@@ -54,12 +54,12 @@ class FlatNetwork(Stateful):
         pairs = zip(self._shapes.items(), pieces, strict=True)
         return {name: piece.view(shape) for (name, shape), piece in pairs}
 
-    def join(self, world: World) -> None:
+    def attach_comm(self, comm: Comm) -> None:
         """Together: take over rank 0's weights and buffers.
 
         That is counted, because a collective does not raise a tensor's `_version`.
         """
-        world.copy_((self.weights, *self.module.buffers()))
+        comm.broadcast_((self.weights, *self.module.buffers()))
         self.broadcasts += 1
 
     @property

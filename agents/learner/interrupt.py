@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class CutShortError(BaseException):
+class Interrupted(BaseException):
     """Learning stops here for now. No failure: neither compilers nor environments may catch it."""
 
 
@@ -17,33 +17,33 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self.wanted = self.requested = False
-        self.together = False
-        self._at_once = False
+        self.local = self.confirmed = False
+        self.multi_rank = False
+        self._interruptible = False
 
     def request(self) -> None:
         """Ask for the end; also out of a signal handler."""
-        self.wanted = True
-        if not self.together:
-            self.agree()
+        self.local = True
+        if not self.multi_rank:
+            self.commit()
 
-    def agree(self) -> None:
+    def commit(self) -> None:
         """Let everything end here, as all ranks do."""
-        self.requested = True
-        if self._at_once and not self.together:
-            raise CutShortError
+        self.confirmed = True
+        if self._interruptible and not self.multi_rank:
+            raise Interrupted
 
     def check(self) -> None:
         """Raise CutShortError if the end was asked for."""
-        if self.requested:
-            raise CutShortError
+        if self.confirmed:
+            raise Interrupted
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """Let a request raise CutShortError amid something long that changes nothing."""
-        self._at_once = True
+        self._interruptible = True
         try:
             self.check()
             yield
         finally:
-            self._at_once = False
+            self._interruptible = False

@@ -9,29 +9,29 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 Tensors = tuple[Tensor, ...]
-Numbers = tuple[float | Tensor, ...]
+LossScalars = tuple[float | Tensor, ...]
 
 
-class RowLoss(NamedTuple):
+class PerSampleLoss(NamedTuple):
     """What a loss says about each of B rows; the learner takes the means."""
 
     loss: Tensor  # [B]
     metrics: Tensors = ()  # [B] each: their means are logged
-    reports: Tensors = ()  # [B] each: given back as they are, detached
+    aux: Tensors = ()  # [B] each: given back as they are, detached
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class LossSpec:
     """How an algorithm learns from a batch, a NamedTuple of tensors [B, …]."""
 
     # Of the network, the frozen networks, the batch and the numbers given to `step`, in this order.
-    loss: Callable[..., RowLoss]
-    metrics: tuple[str, ...]  # the names of `RowLoss.metrics`
+    loss: Callable[..., PerSampleLoss]
+    metrics: tuple[str, ...]  # the names of `PerSampleLoss.metrics`
     epsilon: float  # of Adam
     max_grad_norm: float  # 0 = no clipping
     grad_accumulation: int  # pieces that a batch is cut into
     # What must be known of the whole batch before it is cut: of the batch and each row's share.
-    prepare: Callable[[Any, Tensor], Any] | None = None
+    preprocess_batch: Callable[[Any, Tensor], Any] | None = None
     # A metric and how large it may be: a step that starts beyond it is undone.
     limit: tuple[str, float] | None = None
-    rows: int | None = None  # of the largest batch, where batches differ in size
+    max_batch_size: int | None = None  # of the largest batch, where batches differ in size

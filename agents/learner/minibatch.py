@@ -18,36 +18,36 @@ class Padding:
     """
 
     def __init__(self, rows: int) -> None:
-        self._rows = rows
+        self._size = rows
         self._batch: Any = None
         self._views: dict[int, Any] = {}  # its first rows, by their number
-        self._share = torch.empty(0)
+        self._sample_weight = torch.empty(0)
 
-    def room(self, like: Any, rows: int) -> Any:
+    def scratch(self, like: Any, rows: int) -> Any:
         """Return where so many rows of a batch `like` this may be put, to be spared a copy."""
         if self._batch is None:
-            self._batch = type(like)(*(t.new_empty((self._rows, *t.shape[1:])) for t in like))
-            self._share = torch.empty(self._rows, device=like[0].device)
+            self._batch = type(like)(*(t.new_empty((self._size, *t.shape[1:])) for t in like))
+            self._sample_weight = torch.empty(self._size, device=like[0].device)
         if rows not in self._views:
             self._views[rows] = type(like)(*(tensor[:rows] for tensor in self._batch))
         return self._views[rows]
 
-    def __call__(self, batch: Any, share: float | None = None) -> tuple[Any, Tensor]:
+    def __call__(self, batch: Any, sample_weight: float | None = None) -> tuple[Any, Tensor]:
         """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
         rows = len(batch[0])
-        room = self.room(batch, rows)
-        if batch is not room:
-            for view, tensor in zip(room, batch, strict=True):
+        scratch = self.scratch(batch, rows)
+        if batch is not scratch:
+            for view, tensor in zip(scratch, batch, strict=True):
                 view.copy_(tensor)
-        if rows < self._rows:
+        if rows < self._size:
             for padded in self._batch:
                 padded[rows:] = padded[0]
-        self._share[:rows] = 1 / rows if share is None else share
-        self._share[rows:] = 0
-        return self._batch, self._share
+        self._sample_weight[:rows] = 1 / rows if sample_weight is None else sample_weight
+        self._sample_weight[rows:] = 0
+        return self._batch, self._sample_weight
 
 
-def places(
+def index_batches(
     whole: Sequence[Tensor], orders: Iterable[Tensor], count: int, size: int
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
     """Yield batches for graphs that pick rows themselves, and what each row counts for [size].
@@ -56,26 +56,29 @@ def places(
     `order.tensor_split(count)`, never none, filled up with the first of them at share 0. A whole
     order is laid out at once, over the one before: between graphs' turns caches are cold.
     """
-    place, share = torch.empty(count, size, dtype=torch.int64), torch.empty(count, size)
-    batches = [((one, *whole), each) for one, each in zip(place, share, strict=True)]
-    there, shares = place.numpy(), share.numpy()  # NumPy copies so little in a quarter of the time
+    index, sample_weight = torch.empty(count, size, dtype=torch.int64), torch.empty(count, size)
+    batches = [((one, *whole), each) for one, each in zip(index, sample_weight, strict=True)]
+    there, sample_weights = (
+        index.numpy(),
+        sample_weight.numpy(),
+    )  # NumPy copies so little in a quarter of the time
     for order in orders:
         parts = np.array_split(order.numpy(), min(count, len(order))) if len(order) else []
         for part, rows in enumerate(parts):
             many = len(rows)
             there[part, :many], there[part, many:] = rows, rows[0]
-            shares[part, :many], shares[part, many:] = 1 / many, 0
+            sample_weights[part, :many], sample_weights[part, many:] = 1 / many, 0
         yield from batches[: len(parts)]
 
 
-def cut(batch: Any, share: Tensor, count: int) -> list[tuple[Any, Tensor]]:
+def split(batch: Any, sample_weight: Tensor, count: int) -> list[tuple[Any, Tensor]]:
     """Return pieces of a batch with the shares of their rows."""
-    chunks = zip(*(tensor.chunk(count) for tensor in (*batch, share)), strict=True)
+    chunks = zip(*(tensor.chunk(count) for tensor in (*batch, sample_weight)), strict=True)
     return [(type(batch)(*fields), part) for *fields, part in chunks]
 
 
 @torch.no_grad()
-def together(pieces: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def merge(pieces: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return the metrics [K] over all pieces, and their reports [B], by those of each."""
-    values, *reports = zip(*pieces, strict=True)
-    return torch.stack(values).sum(0), *(torch.cat(each) for each in reports)
+    values, *aux = zip(*pieces, strict=True)
+    return torch.stack(values).sum(0), *(torch.cat(each) for each in aux)

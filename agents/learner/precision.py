@@ -16,12 +16,12 @@ Precision = Literal["float32", "tf32", "bf16"]
 Forward = Callable[..., Any]
 
 
-def read_in(precision: Precision, forward: Forward, device: torch.device) -> Forward:
+def forward_in_precision(precision: Precision, forward: Forward, device: torch.device) -> Forward:
     """Return a network's forward pass in this precision; TF32 is a switch of the device."""
     if precision != "bf16":
         return forward
 
-    def halved(*inputs: Tensor) -> Any:
+    def in_bf16(*inputs: Tensor) -> Any:
         # No cache of weights: it would outlive a graph that is recorded.
         with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
             outputs = forward(*inputs)
@@ -29,10 +29,10 @@ def read_in(precision: Precision, forward: Forward, device: torch.device) -> For
             return outputs.float()
         return tuple(output.float() for output in outputs)
 
-    return halved
+    return in_bf16
 
 
-def learned_in(
+def loss_in_precision(
     precision: Precision, loss: Callable[..., Any], networks: int, device: torch.device
 ) -> Callable[..., Any]:
     """Return a loss whose first arguments, so many `networks`, are read in this precision."""
@@ -40,7 +40,9 @@ def learned_in(
         return loss
 
     def of(*arguments: Any) -> Any:
-        read = (read_in(precision, network, device) for network in arguments[:networks])
+        read = (
+            forward_in_precision(precision, network, device) for network in arguments[:networks]
+        )
         return loss(*read, *arguments[networks:])
 
     return of

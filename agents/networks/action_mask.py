@@ -14,7 +14,9 @@ from steadyrl.envs.types import MASK_BITS, DiscreteActions, EnvSpec
 # What a forbidden action is worth, or its logit: so little that its probability is exactly 0, and
 # finite, so that 0 · it is 0 as well.
 FORBIDDEN = -1e30
-RANKS = 1 << 62  # a number below it is the same remainder of any number of actions as often
+UNIFORM_INT_MAX = (
+    1 << 62
+)  # a number below it is the same remainder of any number of actions as often
 
 
 class Masks:
@@ -40,15 +42,15 @@ class Masks:
         """Return frames [B, K, …] whose third axis ends in bits; of images K counts channels."""
         return obs.reshape(len(obs), self._vectors, self._size) if self._vectors else obs
 
-    def seen(self, obs: Tensor) -> Tensor:
+    def features(self, obs: Tensor) -> Tensor:
         """Return observations [B, …] without their masks."""
-        seen = self._frames(obs)[:, :, : -self._mask]
-        return seen.flatten(1) if self._vectors else seen
+        features = self._frames(obs)[:, :, : -self._mask]
+        return features.flatten(1) if self._vectors else features
 
-    def behind(self, seen: Tensor, obs: Tensor) -> Tensor:
+    def replace_features(self, features: Tensor, obs: Tensor) -> Tensor:
         """Return the same vectors [B, D] with something else seen of them."""
         masks = self._frames(obs)[:, :, -self._mask :]
-        parts = seen.reshape(len(seen), self._vectors, self._size - self._mask), masks
+        parts = features.reshape(len(features), self._vectors, self._size - self._mask), masks
         return torch.cat(parts, 2).flatten(1)
 
     def allowed(self, obs: Tensor) -> Tensor:
@@ -61,8 +63,10 @@ class Masks:
         """Return values or logits [B, A], those of forbidden actions replaced."""
         return torch.where(self.allowed(obs), values, FORBIDDEN)
 
-    def pick(self, numbers: NDArray[np.int64], obs: NDArray[Any]) -> NDArray[np.int64]:
-        """Return for every number [N] below `RANKS` one of the actions allowed, any as likely."""
-        ranks = self.allowed(torch.from_numpy(obs)).numpy().cumsum(1)
-        picked: NDArray[np.int64] = (ranks > (numbers % ranks[:, -1])[:, None]).argmax(1)
-        return picked
+    def sample_allowed(self, numbers: NDArray[np.int64], obs: NDArray[Any]) -> NDArray[np.int64]:
+        """Return for every number [N] below `UNIFORM_INT_MAX` one of the actions allowed, any as likely."""
+        cumulative_allowed = self.allowed(torch.from_numpy(obs)).numpy().cumsum(1)
+        actions: NDArray[np.int64] = (
+            cumulative_allowed > (numbers % cumulative_allowed[:, -1])[:, None]
+        ).argmax(1)
+        return actions

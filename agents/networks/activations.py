@@ -17,7 +17,7 @@ from steadyrl.agents.engine.graphs.trace import Tracer
 from steadyrl.agents.networks.settings import Activation
 
 
-def being_traced() -> bool:
+def is_tracing() -> bool:
     """Return whether the caller is being turned into a graph rather than run."""
     return isinstance(_get_current_dispatch_mode(), Tracer)
 
@@ -28,18 +28,18 @@ class FastTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """Return y = tanh(x)."""
-        y = tanh_by_sigmoid(x)
+        y = tanh_from_sigmoid(x)
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> Tensor:
         """Return (1 − y²) · gradient."""
-        slope: Tensor = torch.ops.aten.tanh_backward(gradient[0], ctx.saved_tensors[0])
-        return slope
+        input_grad: Tensor = torch.ops.aten.tanh_backward(gradient[0], ctx.saved_tensors[0])
+        return input_grad
 
 
-def tanh_by_sigmoid(x: Tensor) -> Tensor:
+def tanh_from_sigmoid(x: Tensor) -> Tensor:
     """Return 2σ(2x) − 1, with one allocation."""
     y = torch.add(x, x).sigmoid_()
     return y.add_(y).sub_(1)
@@ -53,12 +53,12 @@ def tanh(x: Tensor) -> Tensor:
     """
     if x.is_cuda or x.dtype != torch.float32:
         return torch.tanh(x)
-    if being_traced():
+    if is_tracing():
         return 2 * torch.sigmoid(2 * x) - 1
     if x.requires_grad:
         y: Tensor = FastTanh.apply(x)  # type: ignore[no-untyped-call]
         return y
-    return tanh_by_sigmoid(x)
+    return tanh_from_sigmoid(x)
 
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -14,11 +14,11 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.distributions import GaussianLayer, Head
 from steadyrl.agents.networks.init import orthogonal_, uniform_
-from steadyrl.agents.networks.normalizers import ObservationNormaliser, ValueUnits
+from steadyrl.agents.networks.normalizers import ObservationNormaliser, PopArt
 from steadyrl.agents.networks.settings import PLAIN, Activation, Init, NetworkSettings
 
 
-class TwinLayer(nn.Module):
+class ParallelLinear(nn.Module):
     """Two layers of one size as one batched product: [2, B, in] to [2, B, out]."""
 
     def __init__(
@@ -27,7 +27,7 @@ class TwinLayer(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(2, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(2, 1, outputs))
-        self.norm = TwinNorm(outputs) if layer_norm else None
+        self.norm = ParallelLayerNorm(outputs) if layer_norm else None
         self._activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class TwinLayer(nn.Module):
         activated: Tensor = self._activation(y)
         return activated
 
-    def start_(self, generator: torch.Generator, init: Init) -> None:
+    def reset_parameters(self, generator: torch.Generator, init: Init) -> None:
         """Initialise both, orthogonally with gain √2 and zero biases, or uniformly."""
         if init == "uniform":
             bound = 1 / math.sqrt(self.weight.shape[1])
@@ -53,7 +53,7 @@ class TwinLayer(nn.Module):
             nn.init.zeros_(self.norm.bias)
 
 
-class TwinNorm(nn.Module):
+class ParallelLayerNorm(nn.Module):
     """Two layer norms side by side."""
 
     def __init__(self, features: int) -> None:
@@ -66,7 +66,7 @@ class TwinNorm(nn.Module):
         return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
 
 
-class TwinTrunk(nn.Module):
+class ParallelMLP(nn.Module):
     """Two MLPs side by side: half the kernels of two separate ones."""
 
     def __init__(
@@ -79,8 +79,10 @@ class TwinTrunk(nn.Module):
     ) -> None:
         super().__init__()
         sizes = pairwise((inputs, *hidden))
-        self.twins = [TwinLayer(a, b, activation, layer_norm=layer_norm) for a, b in sizes]
-        self.layers = nn.Sequential(*self.twins)
+        self.parallel_layers = [
+            ParallelLinear(a, b, activation, layer_norm=layer_norm) for a, b in sizes
+        ]
+        self.layers = nn.Sequential(*self.parallel_layers)
         self.activation: Activation = activation
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +134,7 @@ class ActorCritic(nn.Module):
         log_std: float,
         network: NetworkSettings = PLAIN,
         masks: Masks | None = None,
-        value_norm: bool = False,
+        popart: bool = False,
     ) -> None:
         from steadyrl.agents.networks.encoders import (
             build_trunk,  # here: it builds on these activations
@@ -149,43 +151,43 @@ class ActorCritic(nn.Module):
             self.trunk = SeparateTrunks(trunk, second)
         else:
             inputs, norm = math.prod(observation_shape), network.layer_norm
-            self.trunk = TwinTrunk(inputs, hidden, activation, layer_norm=norm)
+            self.trunk = ParallelMLP(inputs, hidden, activation, layer_norm=norm)
         self.masks = masks  # of what is shown besides `observation_shape`
         self.normaliser = ObservationNormaliser(observation_shape, masks) if normalise else None
         self.policy = head.layer(features, log_std)
         self.value = nn.Linear(features, 1)
-        self.units = ValueUnits() if value_norm else None
+        self.popart = PopArt() if popart else None
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the policy's parameters [B, P] and the values [B], in `units` if there are any."""
-        for_policy, for_value = self.trunk(self.seen(obs))
+        """Return the policy's parameters [B, P] and the values [B], in `affine` if there are any."""
+        for_policy, for_value = self.trunk(self.preprocess(obs))
         return self.allowed(self.policy(for_policy), obs), self.value(for_value).squeeze(-1)
 
-    def deciding(self, obs: Tensor) -> Tensor:
+    def policy_params(self, obs: Tensor) -> Tensor:
         """Return the policy's parameters [B, P] alone."""
-        return self.allowed(self.policy(self.trunk(self.seen(obs))[0]), obs)
+        return self.allowed(self.policy(self.trunk(self.preprocess(obs))[0]), obs)
 
     def allowed(self, parameters: Tensor, obs: Tensor) -> Tensor:
         """Return parameters [B, P] under which nothing forbidden is ever done."""
         return parameters if self.masks is None else self.masks.forbid(parameters, obs)
 
-    def seen(self, obs: Tensor) -> Tensor:
+    def preprocess(self, obs: Tensor) -> Tensor:
         """Return what the trunk sees of observations [B, …]."""
         x = obs if self.normaliser is None else self.normaliser(obs)
-        return x if self.masks is None else self.masks.seen(x)
+        return x if self.masks is None else self.masks.features(x)
 
-    def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
+    def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise orthogonally with gains √2 in the trunks, .01 and 1 after, or uniformly."""
         if init == "uniform":
             uniform_(self, generator)
         else:
             orthogonal_(self.trunk, math.sqrt(2), generator)
         for layer in self.trunk.modules():
-            if isinstance(layer, TwinLayer):
-                layer.start_(generator, init)
+            if isinstance(layer, ParallelLinear):
+                layer.reset_parameters(generator, init)
         if init != "uniform":
             orthogonal_(self.policy, 0.01, generator)
             orthogonal_(self.value, 1.0, generator)
-        for part in (self.policy, self.normaliser, self.units):
-            if isinstance(part, GaussianLayer | ObservationNormaliser | ValueUnits):
-                part.start_()
+        for part in (self.policy, self.normaliser, self.popart):
+            if isinstance(part, GaussianLayer | ObservationNormaliser | PopArt):
+                part.reset_parameters()

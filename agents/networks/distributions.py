@@ -48,7 +48,7 @@ class Head(ABC):
     def greedy(self, parameters: Tensor) -> Tensor:
         """Return the most likely actions [B, *action_shape]."""
 
-    def sent(self, action: Tensor) -> Tensor:
+    def to_env(self, action: Tensor) -> Tensor:
         """Return what the environment is sent for `action`: the same, unless units differ."""
         return action
 
@@ -159,7 +159,7 @@ class GaussianLayer(nn.Module):
         mean = self.mean(features)
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)
 
-    def start_(self) -> None:
+    def reset_parameters(self) -> None:
         """Set log σ to where it starts."""
         nn.init.constant_(self.log_std, self._start)
 
@@ -169,10 +169,10 @@ class BoxHead(Head):
 
     action_dtype = torch.float32
 
-    def __init__(self, size: int, units: tuple[Tensor, Tensor] | None = None) -> None:
+    def __init__(self, size: int, affine: tuple[Tensor, Tensor] | None = None) -> None:
         self.size = 2 * size
         self.noise_shape = self.action_shape = (size,)
-        self.units = units  # what 1 and what 0 stand for, [size] each
+        self.affine = affine  # what 1 and what 0 stand for, [size] each
 
     def layer(self, features: int, log_std: float) -> nn.Module:
         """Build a layer with state-independent log σ."""
@@ -187,19 +187,19 @@ class BoxHead(Head):
         mean, log_std = parameters.chunk(2, -1)
         return mean + log_std.exp() * noise
 
-    def sent(self, action: Tensor) -> Tensor:
+    def to_env(self, action: Tensor) -> Tensor:
         """Return `action` in the units of the environment."""
-        if self.units is None:
+        if self.affine is None:
             return action
-        half_width, middle = self.units
-        return torch.addcmul(middle, action, half_width)
+        scale, bias = self.affine
+        return torch.addcmul(bias, action, scale)
 
-    def meant(self, sent: Tensor) -> Tensor:
-        """Return the action that is sent as `sent`."""
-        if self.units is None:
-            return sent
-        half_width, middle = self.units
-        return (sent - middle) / half_width
+    def from_env(self, env_action: Tensor) -> Tensor:
+        """Return the action that is sent as `env_action`."""
+        if self.affine is None:
+            return env_action
+        scale, bias = self.affine
+        return (env_action - bias) / scale
 
     def greedy(self, parameters: Tensor) -> Tensor:
         """Take the mean."""
@@ -213,7 +213,7 @@ class BoxHead(Head):
         return log_prob, (log_std + (0.5 + HALF_LOG_2PI)).sum(-1)
 
 
-def box_units(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] | None:
+def action_affine(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Return half the width and the middle of the bounds, so that they are −1 and 1 to the policy.
 
     None where they are so already. Where a bound is infinite, 1 stands for 1 and 0 for 0.
@@ -221,11 +221,11 @@ def box_units(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] 
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
     # float32's largest numbers as bounds mean that there are none.
     finite = (high - low) < torch.finfo(torch.float32).max
-    half_width = torch.where(finite, (high - low) / 2, 1.0).float()
-    half_width[half_width == 0] = 1.0  # of one number, to which everything is clipped
-    middle = torch.where(finite, (high + low) / 2, 0.0).float()
-    same = bool((half_width == 1).all()) and bool((middle == 0).all())
-    return None if same else (half_width.to(device), middle.to(device))
+    scale = torch.where(finite, (high - low) / 2, 1.0).float()
+    scale[scale == 0] = 1.0  # of one number, to which everything is clipped
+    bias = torch.where(finite, (high + low) / 2, 0.0).float()
+    same = bool((scale == 1).all()) and bool((bias == 0).all())
+    return None if same else (scale.to(device), bias.to(device))
 
 
 def build_head(action: ActionSpec, device: torch.device, *, scaled: bool = True) -> Head:
@@ -235,5 +235,5 @@ def build_head(action: ActionSpec, device: torch.device, *, scaled: bool = True)
     if isinstance(action, MultiDiscreteActions):
         return MultiDiscreteHead(action.nvec, device)
     if isinstance(action, BoxActions):
-        return BoxHead(len(action.low), box_units(action, device) if scaled else None)
+        return BoxHead(len(action.low), action_affine(action, device) if scaled else None)
     return MultiBinaryHead(action.n)

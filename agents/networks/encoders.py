@@ -24,27 +24,29 @@ from steadyrl.agents.networks.settings import (
 Linear = Callable[[int, int], nn.Linear]  # builds a layer from so many numbers to so many
 
 
-class Scale(nn.Module):
+class PixelScale(nn.Module):
     """Bring uint8 pixels to [0, 1] on the device, so that a quarter of the bytes travel."""
 
-    def __init__(self, *, together: bool) -> None:
+    def __init__(self, *, channels_last: bool) -> None:
         super().__init__()
-        self._together = together  # before convolutions, which then find them as they want them
+        self._channels_last = (
+            channels_last  # before convolutions, which then find them as they want them
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x / 255 as float32."""
-        return (pixels_together(x) if self._together else x).to(torch.float32) * (1.0 / 255.0)
+        return (channels_last(x) if self._channels_last else x).to(torch.float32) * (1.0 / 255.0)
 
 
-class PixelsTogether(nn.Module):
-    """The function `pixels_together` as a layer."""
+class ChannelsLast(nn.Module):
+    """The function `channels_last` as a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, laid out anew."""
-        return pixels_together(x)
+        return channels_last(x)
 
 
-def pixels_together(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
     """Put a pixel's channels side by side in memory, where the CPU's convolutions want them.
 
     Forward and backward through the Nature layers take a fifth to a third less time, and a graph of
@@ -53,7 +55,7 @@ def pixels_together(x: Tensor) -> Tensor:
     return x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)
 
 
-def linearly(layer: nn.Linear, x: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
+def apply_linear(layer: nn.Linear, x: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
     """Return what a layer makes of x; a noisy one takes its part of the noise, if there is any."""
     if noise is not None and isinstance(layer, NoisyLinear):
         return layer.forward(x, next(noise))
@@ -61,7 +63,7 @@ def linearly(layer: nn.Linear, x: Tensor, noise: Iterator[Tensor] | None) -> Ten
     return F.linear(x, own["weight"], own["bias"])
 
 
-class Dense(nn.Module):
+class MLP(nn.Module):
     """Linear layers, each with an activation and perhaps a norm before it, in one module.
 
     Calling a module costs as much as a small matrix product, so the layers are not called.
@@ -87,7 +89,7 @@ class Dense(nn.Module):
         """Return features [B, hidden[-1]]; `noise` is of one noisy layer after the other."""
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, nn.Linear)
-            x = linearly(layer, x, noise)
+            x = apply_linear(layer, x, noise)
             if self.norms is not None:
                 x = self.norms[index].forward(x)
             x = self._activate(x)
@@ -142,7 +144,7 @@ def minatar_layers(channels: int, height: int, width: int) -> list[nn.Module]:
 
 
 CONVOLUTIONS = {"nature": nature_layers, "impala": impala_layers, "minatar": minatar_layers}
-TRUNKS = {"mlp": Dense}
+TRUNKS = {"mlp": MLP}
 
 
 def build_trunk(
@@ -161,17 +163,17 @@ def build_trunk(
     layers = _before_trunk(encoder, observation_shape)
     features = math.prod(observation_shape)
     if encoder != "mlp":
-        features = _features(layers, observation_shape)
+        features = _feature_count(layers, observation_shape)
     if dtype == "uint8" and len(observation_shape) == 3:
-        layers.insert(0, Scale(together=encoder != "mlp"))
+        layers.insert(0, PixelScale(channels_last=encoder != "mlp"))
     if encoder != "mlp" and is_large_image(observation_shape):
-        layers.insert(0, PixelsTogether())
+        layers.insert(0, ChannelsLast())
     build = TRUNKS[network.trunk]
     trunk = build(features, hidden, activation, layer_norm=network.layer_norm, linear=linear)
     return nn.Sequential(*layers, trunk) if layers else trunk, hidden[-1]
 
 
-def _features(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> int:
+def _feature_count(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> int:
     """Return how many numbers convolutions and pools make of an observation.
 
     To see what they make of one without numbers, torch loads a second's worth of its compiler.

@@ -22,7 +22,7 @@ def uniform_(module: nn.Module, generator: torch.Generator) -> None:
             for parameter in layer.parameters():
                 nn.init.uniform_(parameter, -bound, bound, generator=generator)
             if isinstance(layer, NoisyLinear):
-                layer.start_()
+                layer.reset_sigma()
         elif isinstance(layer, nn.LayerNorm):
             layer.reset_parameters()  # to 1 and 0
 
@@ -35,12 +35,12 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
             if isinstance(layer, NoisyLinear):
-                layer.start_()
+                layer.reset_sigma()
         elif isinstance(layer, nn.LayerNorm):
             layer.reset_parameters()  # to 1 and 0
 
 
-def with_memory(module: Network, device: torch.device) -> Network:
+def materialize(module: Network, device: torch.device) -> Network:
     """Give a network that was built without memory its tensors, which hold anything.
 
     `Module.to_empty` does the same, and loads 35 MB of symbolic mathematics for it.

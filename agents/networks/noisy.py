@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 from typing_extensions import override
 
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.buffers.memory_layout import send
 
 VECTORS = 3  # of an update: the values learned, their targets, and who chooses the next action
@@ -47,7 +47,7 @@ class NoisyLinear(nn.Linear):
         y = y + leaving * F.linear(entering * x, self.weight_sigma, self.bias_sigma)
         return y
 
-    def start_(self) -> None:
+    def reset_sigma(self) -> None:
         """Set all σ to where they start."""
         nn.init.constant_(self.weight_sigma, self._start)
         nn.init.constant_(self.bias_sigma, self._start)
@@ -75,10 +75,10 @@ class UpdateNoise:
         self._seed = torch.tensor(seed, device=device)
         self._first = seed
 
-    def join(self, world: World) -> None:
+    def attach_comm(self, comm: Comm) -> None:
         """Together: draw what rank 0 draws."""
         if self._size:
-            world.copy_((self._seed,))
+            comm.broadcast_((self._seed,))
             self._first = int(self._seed)
 
     def of(self, update: int) -> tuple[Tensor, ...]:

@@ -3,8 +3,8 @@
 A row must mean the same when it is acted on and when it is learned from. So both are frozen while
 a rollout is collected and learned from, and move on between rollouts. Only during the first one,
 before which nothing is known, those of observations move from row to row: its rows are then
-stored as they were seen, normalised already (`look`, `update`), and learned from as they are
-(`rest_`, `settle_`).
+stored as they were seen, normalised already (`preview`, `update`), and learned from as they are
+(`set_identity_`, `freeze_`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.statistics import Statistics
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.core.jit import compiled
@@ -41,120 +41,122 @@ class ObservationNormaliser(Statistics):
     count: Tensor
     mean: Tensor
     square: Tensor
-    shift: Tensor
-    scale: Tensor
+    frozen_mean: Tensor
+    inv_std: Tensor
 
     def __init__(
         self, shape: tuple[int, ...], masks: Masks | None = None, *, clip: float = CLIP
     ) -> None:
         super().__init__()
         self._masks, self._clip = masks, clip
-        self.world: World = ALONE  # whose rows count
+        self.comm: Comm = SINGLE_PROCESS  # whose rows count
         self.register_buffer("count", torch.empty((), dtype=torch.float64))
         self.register_buffer("mean", torch.empty(shape, dtype=torch.float64))
         self.register_buffer("square", torch.empty(shape, dtype=torch.float64))
-        self.register_buffer("shift", torch.empty(shape))
-        self.register_buffer("scale", torch.empty(shape))
-        self.start_()
+        self.register_buffer("frozen_mean", torch.empty(shape))
+        self.register_buffer("inv_std", torch.empty(shape))
+        self.reset_parameters()
 
     @override
     def check_ranges(self) -> None:
         for name in ("count", "square"):
             if (getattr(self, name) < 0).any():
                 raise ValueError(f"normaliser.{name}: holds a number below 0")
-        if not (self.scale > 0).all():
+        if not (self.inv_std > 0).all():
             raise ValueError("normaliser.scale: holds a number that is not above 0")
 
-    def check_current(self, steps: int, *, settled: bool) -> None:
-        """Refuse more rows than steps, and, once `settled`, other numbers than statistics give."""
+    def check_current(self, steps: int, *, frozen: bool) -> None:
+        """Refuse more rows than steps, and, once `frozen`, other numbers than statistics give."""
         if not self.count <= steps or self.count % 1:
             raise ValueError(f"normaliser.count: is {self.count:g} after {steps} steps")
-        shift, scale = self.shift.clone(), self.scale.clone()
+        frozen_mean, scale = self.frozen_mean.clone(), self.inv_std.clone()
         try:
-            self.settle_()
-            same = torch.allclose(shift, self.shift) and torch.allclose(scale, self.scale)
+            self.freeze_()
+            same = torch.allclose(frozen_mean, self.frozen_mean) and torch.allclose(
+                scale, self.inv_std
+            )
         finally:
-            self.shift.copy_(shift)
-            self.scale.copy_(scale)
-        if settled and not same:
+            self.frozen_mean.copy_(frozen_mean)
+            self.inv_std.copy_(scale)
+        if frozen and not same:
             raise ValueError("normaliser.shift and scale: are not those of its mean and square")
 
-    def start_(self) -> None:
+    def reset_parameters(self) -> None:
         """Forget all rows."""
         for buffer in self._statistics():
             buffer.zero_()
-        self.rest_()
+        self.set_identity_()
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return normalised observations [B, …]."""
-        seen = obs if self._masks is None else self._masks.seen(obs)
-        normal = ((seen - self.shift) * self.scale).clamp(-self._clip, self._clip)
-        return normal if self._masks is None else self._masks.behind(normal, obs)
+        seen = obs if self._masks is None else self._masks.features(obs)
+        normal = ((seen - self.frozen_mean) * self.inv_std).clamp(-self._clip, self._clip)
+        return normal if self._masks is None else self._masks.replace_features(normal, obs)
 
     @torch.no_grad()
-    def look(self, obs: Tensor) -> None:
+    def preview(self, obs: Tensor) -> None:
         """Normalise as if rows [B, …] had been taken in, without taking them in."""
-        self._use(*self._with(obs))
+        self._freeze(*self._merged_with(obs))
 
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:
         """Take in rows [B, …]."""
-        self.update_by(lambda: (obs,))
+        self.update_chunked(lambda: (obs,))
 
     @torch.no_grad()
-    def update_by(self, pieces: Callable[[], Iterable[Tensor]]) -> None:
+    def update_chunked(self, pieces: Callable[[], Iterable[Tensor]]) -> None:
         """Take in rows that come in pieces [B, …], at every call the same, so one at a time.
 
         Together: in as many pieces as each rank likes.
         """
-        if self.world.alone:
+        if self.comm.is_single:
             for obs in pieces():
                 if len(obs):
-                    self._keep(self._with(obs))
+                    self._set_statistics(self._merged_with(obs))
         else:
-            self._keep(self._merged(*self._of_all_ranks(pieces)))
-        self.settle_()
+            self._set_statistics(self._merged(*self._statistics_of_all_ranks(pieces)))
+        self.freeze_()
 
-    def take_in(self, obs: Tensor, rows: Tensor | None, piece: int) -> None:
+    def update_from(self, obs: Tensor, rows: Tensor | None, piece: int) -> None:
         """Take in these rows [M] of observations [R, …], if any, so many at a time, and settle."""
         if rows is None:
-            self.settle_()
+            self.freeze_()
             return
-        self.update_by(lambda: (obs.index_select(0, some) for some in rows.split(piece)))
+        self.update_chunked(lambda: (obs.index_select(0, some) for some in rows.split(piece)))
 
-    def rest_(self) -> None:
+    def set_identity_(self) -> None:
         """Be the identity, for rows that are normalised already."""
-        self.shift.zero_()
-        self.scale.fill_(1)
+        self.frozen_mean.zero_()
+        self.inv_std.fill_(1)
 
-    def take_over(self, other: ObservationNormaliser) -> None:
+    def copy_statistics_(self, other: ObservationNormaliser) -> None:
         """Normalise by the rows that another has taken in."""
         for mine, its in zip(self._statistics(), other._statistics(), strict=True):
             mine.copy_(its)
-        self.settle_()
+        self.freeze_()
 
-    def settle_(self) -> None:
+    def freeze_(self) -> None:
         """Normalise by the rows taken in so far; the identity where there is none."""
-        self._use(*self._statistics())
+        self._freeze(*self._statistics())
 
     def _statistics(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.count, self.mean, self.square
 
-    def _with(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _merged_with(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return count, mean and Σ(x − mean)² with these rows (Chan et al. 1979, in float64).
 
         Together: the rows of all ranks, which are merged as exactly.
         """
-        if not self.world.alone:
-            return self._merged(*self._of_all_ranks(lambda: (obs,)))
+        if not self.comm.is_single:
+            return self._merged(*self._statistics_of_all_ranks(lambda: (obs,)))
         x = self._numbers(obs)
         mean = x.mean(0)
         return self._merged(len(x), mean, (x - mean).square().sum(0))
 
     def _numbers(self, obs: Tensor) -> Tensor:
-        return (obs if self._masks is None else self._masks.seen(obs)).double()
+        return (obs if self._masks is None else self._masks.features(obs)).double()
 
-    def _keep(self, statistics: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _set_statistics(self, statistics: tuple[Tensor, Tensor, Tensor]) -> None:
         for mine, new in zip(self._statistics(), statistics, strict=True):
             mine.copy_(new)
 
@@ -168,30 +170,32 @@ class ObservationNormaliser(Statistics):
         square = squares + delta.square() * (self.count * share)
         return total, self.mean + delta * share, self.square + square
 
-    def _of_all_ranks(self, pieces: Callable[[], Iterable[Tensor]]) -> tuple[int, Tensor, Tensor]:
+    def _statistics_of_all_ranks(
+        self, pieces: Callable[[], Iterable[Tensor]]
+    ) -> tuple[int, Tensor, Tensor]:
         """Return count, mean and Σ(x − mean)² of the rows that all ranks have in their pieces."""
         sums, squares = self.mean.new_zeros(1 + self.mean.numel()), torch.zeros_like(self.mean)
         for x in map(self._numbers, pieces()):
             sums[0] += len(x)
             sums[1:] += x.sum(0).flatten()
-        count, total = self.world.sum_(sums).split((1, self.mean.numel()))
+        count, total = self.comm.all_reduce_(sums).split((1, self.mean.numel()))
         rows = int(count.item())
         mean = total.view_as(self.mean) / max(rows, 1)
         for x in map(self._numbers, pieces()):
             squares += (x - mean).square().sum(0)
-        return rows, mean, self.world.sum_(squares)
+        return rows, mean, self.comm.all_reduce_(squares)
 
-    def _use(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
+    def _freeze(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
         std = (square / count.clamp(min=1)).sqrt()
-        self.shift.copy_(mean)
+        self.frozen_mean.copy_(mean)
         # An input that never moved carries nothing, but must not be blown up once it does.
-        self.scale.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))
+        self.inv_std.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))
 
 
 Moments = Sequence[float]  # count, mean and Σ(x − mean)²
 
 
-def merged(one: Moments, other: Moments) -> Moments:
+def merge_moments(one: Moments, other: Moments) -> Moments:
     """Return the moments of the numbers of both (Chan et al. 1979)."""
     count, mean, square = one
     more, its_mean, its_square = other
@@ -216,7 +220,7 @@ class RewardNormaliser(Stateful):
     }
 
     def __init__(self, num_envs: int, gamma: float, *, episodic: bool = True) -> None:
-        self.world: World = ALONE  # whose rewards count
+        self.comm: Comm = SINGLE_PROCESS  # whose rewards count
         self._gamma, self._episodic = gamma, episodic
         self._return: NDArray[np.float64] = np.zeros(num_envs)
         self._count = 0.0
@@ -226,34 +230,34 @@ class RewardNormaliser(Stateful):
     def add(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> None:
         """Take in a row [N], or rows [R, N] one after the other."""
         rows = (part.reshape(-1, len(self._return)) for part in (reward, valid))
-        self._count, self._mean, self._square = take_in(
+        self._count, self._mean, self._square = update_discounted_returns(
             *rows,
             *(self._gamma, self._episodic, self._return),
             *(self._count, self._mean, self._square),
         )
 
-    def fade(self, share: float) -> None:
+    def decay(self, share: float) -> None:
         """Let what was taken in count for a share of it from now on."""
         self._count *= share
         self._square *= share
 
-    def take_over(self, state: Mapping[str, Any]) -> None:
+    def merge_state(self, state: Mapping[str, Any]) -> None:
         """Count the rewards of another, by its state."""
         theirs = [state[name] for name in ("count", "mean", "square")]
         mine = [self._count, self._mean, self._square]
-        self._count, self._mean, self._square = merged(mine, theirs)
+        self._count, self._mean, self._square = merge_moments(mine, theirs)
 
     @property
     def scale(self) -> float:
         """What rewards of all ranks are multiplied by; 1 until there is a spread."""
-        parts = self.world.gather([self._count, self._mean, self._square])
-        count, _, square = reduce(merged, parts)
+        parts = self.comm.all_gather([self._count, self._mean, self._square])
+        count, _, square = reduce(merge_moments, parts)
         std = math.sqrt(square / count) if count else 0.0
         return 1 / std if std > EPSILON else 1.0
 
 
 @compiled
-def take_in(  # type: ignore[no-untyped-def]
+def update_discounted_returns(  # type: ignore[no-untyped-def]
     reward, valid, gamma, episodic, returns, count, mean, square
 ):
     """Take in rows [R, N]: G ← γG + r where valid, 0 where an environment resets if `episodic`.
@@ -282,12 +286,12 @@ def take_in(  # type: ignore[no-untyped-def]
     return count, mean, square
 
 
-DECAY = 0.9  # of what a rollout counts for, with every later one
+POPART_DECAY = 0.9  # of what a rollout counts for, with every later one
 
 SMALLEST = 1e-4  # a standard deviation: what never varies must not be blown up
 
 
-class ValueUnits(Statistics):
+class PopArt(Statistics):
     """Running mean and standard deviation of the returns, without the bias of an empty start."""
 
     moments: Tensor
@@ -303,7 +307,7 @@ class ValueUnits(Statistics):
         if not (0 <= share <= 1 and second >= 0):
             raise ValueError(f"units.moments: are {self.moments.tolist()}, which no returns have")
 
-    def start_(self) -> None:
+    def reset_parameters(self) -> None:
         """Forget all returns."""
         self.moments.zero_()
 
@@ -317,11 +321,11 @@ class ValueUnits(Statistics):
         std = (second / share - mean.square()).clamp(min=SMALLEST**2).sqrt()
         return mean, torch.where(known, std, 1.0)
 
-    def take_in(self, returns: Tensor, world: World) -> None:
+    def update(self, returns: Tensor, comm: Comm) -> None:
         """Together: count the returns [M] of a rollout, as much as those of all before decay."""
         x = returns.double()
         sums = torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))
-        count, first, second = world.sum_(sums).unbind()
+        count, first, second = comm.all_reduce_(sums).unbind()
         if count > 0:
             new = torch.stack((torch.ones_like(first), first / count, second / count))
-            self.moments.lerp_(new, 1 - DECAY)
+            self.moments.lerp_(new, 1 - POPART_DECAY)

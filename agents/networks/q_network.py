@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.agents.networks.encoders import build_trunk, linearly
+from steadyrl.agents.networks.encoders import apply_linear, build_trunk
 from steadyrl.agents.networks.init import orthogonal_, uniform_
 from steadyrl.agents.networks.noisy import noise_sizes
 from steadyrl.agents.networks.settings import PLAIN, Activation, Init, NetworkSettings
@@ -53,7 +53,7 @@ class QNetwork(nn.Module):
         """Numbers that one draw of all noisy weights takes."""
         return sum(self._noise_sizes)
 
-    def start_(self, generator: torch.Generator, init: Init = "auto") -> None:
+    def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
         """Initialise uniformly, or orthogonally with gain √2 in the trunk and 1 after it."""
         if init != "orthogonal":
             uniform_(self, generator)
@@ -70,13 +70,13 @@ class QNetwork(nn.Module):
         """
         # As in Dense: what is called here is called several times an update.
         parts = None if noise is None else iter(noise.split(self._noise_sizes, -1))
-        features = self._features(obs if self.masks is None else self.masks.seen(obs), parts)
-        advantage = linearly(self.advantage, features, parts)
+        features = self._features(obs if self.masks is None else self.masks.features(obs), parts)
+        advantage = apply_linear(self.advantage, features, parts)
         if self.shape:
             advantage = advantage.view(len(obs), -1, *self.shape)
         if self.value is None:
             return advantage
-        value = linearly(self.value, features, parts)
+        value = apply_linear(self.value, features, parts)
         if self.shape:
             value = value.view(len(obs), 1, *self.shape)
         return value + advantage - advantage.mean(1, keepdim=True)

@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from steadyrl.agents.actors.recurrent import RecurrentGreedy, RecurrentSampling
-from steadyrl.agents.actors.sampling import Sampling, most_likely
+from steadyrl.agents.actors.recurrent import RecurrentGreedyActor, RecurrentSamplingActor
+from steadyrl.agents.actors.sampling import SamplingActor, greedy_policy_actor
 from steadyrl.agents.base import Actor
-from steadyrl.agents.engine.cpu.host_weights import mirrored
+from steadyrl.agents.engine.cpu.host_weights import build_host_weights
 from steadyrl.agents.engine.cpu.policy import policy_on_host
 from steadyrl.agents.engine.engine import Mode, compile_mode
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head, build_head
-from steadyrl.agents.networks.init import with_memory
+from steadyrl.agents.networks.init import materialize
 from steadyrl.agents.networks.recurrent import RecurrentActorCritic
 from steadyrl.agents.networks.settings import is_large_image
-from steadyrl.agents.ppo.loss import ppo_loss, recipe, sequence_recipe
+from steadyrl.agents.ppo.loss import ppo_loss, sample_loss_spec, sequence_loss_spec
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer
 from steadyrl.buffers.rollout.sequences import SequenceRollout, sequence_bytes
@@ -43,7 +43,7 @@ def build_network(
             RecurrentActorCritic,
             recurrent=settings.recurrent.cell,
             size=settings.recurrent.size,
-            longest=settings.length,
+            max_length=settings.length,
         )
     with torch.device("meta"):
         return kind(
@@ -57,47 +57,49 @@ def build_network(
             log_std=settings.log_std_init,
             network=settings.network,
             masks=Masks.of(spec, device),
-            value_norm=settings.popart,
+            popart=settings.popart,
         )
 
 
-def start_network(
+def init_network(
     network: ActorCritic, settings: PPOSettings, device: torch.device, seed: int
 ) -> FlatNetwork:
     """Give a network that is to learn its memory and its first weights."""
-    with_memory(network, torch.device("cpu"))
-    network.start_(torch.Generator().manual_seed(seed), settings.network.init)
+    materialize(network, torch.device("cpu"))
+    network.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(network, device)
 
 
-def mode_of(settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int) -> Mode:
+def update_mode(
+    settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int
+) -> Mode:
     """Decide how updates run."""
     expected = settings.expected_updates(spec, total_steps)
     large = is_large_image(spec.unmasked_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 
 
-def picks_rows(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
+def gathers_in_graph(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
     """Return whether a step picks its rows itself: a graph that reads the host's memory does."""
     return mode == "compiled" and device.type == "cpu" and settings.recurrent.cell == "none"
 
 
-def recipe_of(
+def build_loss_spec(
     settings: PPOSettings,
     head: Head,
     rows: int,
     *,
-    picks: bool,
-    loss: Callable[..., RowLoss] = ppo_loss,
+    gathers_in_graph: bool,
+    loss: Callable[..., PerSampleLoss] = ppo_loss,
     batch: type[Any] = RolloutBatch,
-) -> Recipe:
+) -> LossSpec:
     """Return how the learner takes a step by `loss` on minibatches of at most `rows` rows."""
     if settings.recurrent.cell != "none":
-        return sequence_recipe(settings, head, rows, loss)
-    return recipe(settings, head, rows, loss, batch if picks else None)
+        return sequence_loss_spec(settings, head, rows, loss)
+    return sample_loss_spec(settings, head, rows, loss, batch if gathers_in_graph else None)
 
 
-def start_rollout(
+def init_rollout(
     settings: PPOSettings,
     spec: EnvSpec,
     head: Head,
@@ -124,12 +126,16 @@ def start_rollout(
     extra_bytes = copies * row + noise + networks + (rows + copies) * row_extra
     kind = kinds[0]
     if isinstance(network, RecurrentActorCritic):
-        length, carry = settings.length, network.memory.carry_shape
-        size = 4 * math.prod(carry)
+        length, hidden_state = settings.length, network.cell.hidden_shape
+        size = 4 * math.prod(hidden_state)
         extra_bytes += sequence_bytes(settings.rollout_steps, spec.num_envs, length, size)
         sequences_per_batch = settings.largest_minibatch(rows) // length
         kind = kinds[1]
-        extra |= {"length": length, "sequences_per_batch": sequences_per_batch, "carry": carry}
+        extra |= {
+            "length": length,
+            "sequences_per_batch": sequences_per_batch,
+            "hidden_state": hidden_state,
+        }
     return kind(
         steps=settings.rollout_steps,
         num_envs=spec.num_envs,
@@ -143,82 +149,84 @@ def start_rollout(
     )
 
 
-def finished(
+def build_policy(
     settings: PPOSettings, spec: EnvSpec, device: torch.device
 ) -> tuple[ActorCritic, Actor]:
     """Return the network of a finished policy, its weights not set yet, and who acts by it."""
     network, head = _untrained(settings, spec, device)
-    return network, likeliest(network, head, device)
+    return network, build_greedy_actor(network, head, device)
 
 
 def _untrained(
     settings: PPOSettings, spec: EnvSpec, device: torch.device
 ) -> tuple[ActorCritic, Head]:
     head = build_head(spec.action, device, scaled=settings.scale_actions)
-    return with_memory(build_network(settings, spec, head, device), device), head
+    return materialize(build_network(settings, spec, head, device), device), head
 
 
-def likeliest(
-    network: ActorCritic, head: Head, device: torch.device, mirror: Reading | None = None
+def build_greedy_actor(
+    network: ActorCritic, head: Head, device: torch.device, host_copy: HostCopy | None = None
 ) -> Actor:
     """Return an actor that takes the most likely actions."""
     if isinstance(network, RecurrentActorCritic):
-        return RecurrentGreedy(network, head, device)
-    if mirror is not None:
-        return most_likely(mirror.network, mirror.head, HOST, mirror.refresh)
-    return most_likely(network, head, device)
+        return RecurrentGreedyActor(network, head, device)
+    if host_copy is not None:
+        return greedy_policy_actor(host_copy.network, host_copy.head, HOST, host_copy.sync_weights)
+    return greedy_policy_actor(network, head, device)
 
 
-def drawing(
+def build_sampling_policy(
     settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
 ) -> tuple[ActorCritic, Actor]:
     """Return the same network, and who draws actions from its distribution."""
     network, head = _untrained(settings, spec, device)
-    return network, sampling(network, head, device, 1, num_envs, seed)
+    return network, build_sampling_actor(network, head, device, 1, num_envs, seed)
 
 
-class Reading(NamedTuple):
+class HostCopy(NamedTuple):
     """What those who act on the host while a device learns read."""
 
     network: ActorCritic
     head: Head
-    refresh: Callable[[], None]
+    sync_weights: Callable[[], None]
 
 
-def reading(
+def build_host_copy(
     settings: PPOSettings, flat: FlatNetwork, spec: EnvSpec, updates: Callable[[], int]
-) -> Reading | None:
+) -> HostCopy | None:
     """Return what is read on the host, where that is quicker than to act on the device."""
     network = flat.module
     assert isinstance(network, ActorCritic)
     if isinstance(network, RecurrentActorCritic) or settings.teacher.policy is not None:
         return None
     obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
-    kinds = policy_on_host, network.deciding
-    mirror = mirrored(flat, updates, kinds, obs, rows=settings.rollout_steps)
-    if mirror is None:
+    kinds = policy_on_host, network.policy_params
+    host_copy = build_host_weights(flat, updates, kinds, obs, rows=settings.rollout_steps)
+    if host_copy is None:
         return None
-    assert isinstance(mirror.module, ActorCritic)
+    assert isinstance(host_copy.module, ActorCritic)
     head = build_head(spec.action, HOST, scaled=settings.scale_actions)
-    return Reading(mirror.module, head, mirror.refresh)
+    return HostCopy(host_copy.module, head, host_copy.sync_weights)
 
 
-def sampling(
+def build_sampling_actor(
     network: ActorCritic,
     head: Head,
     device: torch.device,
     rows: int,
     num_envs: int,
     seed: int,
-    mirror: Reading | None = None,
+    host_copy: HostCopy | None = None,
     mode: Mode = "eager",
-) -> Sampling:
+) -> SamplingActor:
     """Return who draws actions, with noise for so many rows at once."""
     size: Any = {"rows": rows, "num_envs": num_envs, "device": device, "seed": seed}
     if isinstance(network, RecurrentActorCritic):
-        return RecurrentSampling(network, head, **size)
-    if mirror is None:
-        recorded = mode == "cudagraph"
-        return Sampling(network, head, policy_on_host(network), **size, recorded=recorded)
-    on_host = policy_on_host(mirror.network)
-    return Sampling(network, mirror.head, on_host, **size, refresh=mirror.refresh)
+        return RecurrentSamplingActor(network, head, **size)
+    if host_copy is None:
+        cuda_graph = mode == "cudagraph"
+        return SamplingActor(network, head, policy_on_host(network), **size, cuda_graph=cuda_graph)
+    on_host = policy_on_host(host_copy.network)
+    return SamplingActor(
+        network, host_copy.head, on_host, **size, sync_weights=host_copy.sync_weights
+    )

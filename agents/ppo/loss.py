@@ -1,6 +1,6 @@
 """The mathematics of PPO (Schulman et al. 2017) as free functions of tensors, and its recipe.
 
-Every mean over a minibatch is a dot product with `share` [B], which is 1/M for each of its M rows
+Every mean over a minibatch is a dot product with `sample_weight` [B], which is 1/M for each of its M rows
 and 0 for padding.
 """
 
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from steadyrl.agents.learner.comm import ALONE, World
-from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBatch
@@ -39,47 +39,49 @@ KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this fac
 ROUNDING = 1e-6**2  # of a sum of two float32, squared: what varies less is equal
 
 
-def recipe(
+def sample_loss_spec(
     settings: PPOSettings,
     head: Head,
     rows: int,
-    of: Callable[..., RowLoss] | None = None,
-    picks: type[Any] | None = None,
-) -> Recipe:
+    loss: Callable[..., PerSampleLoss] | None = None,
+    gathers_in_graph: type[Any] | None = None,
+) -> LossSpec:
     """Return how the learner takes a step of PPO on minibatches of at most `rows` rows.
 
-    The loss is `ppo_loss`, or another one `of` the same numbers. Where a step `picks` its rows,
+    The loss is `ppo_loss`, or another one `of` the same numbers. Where a step `gathers_in_graph` its rows,
     which is cheaper within a graph, a batch is their places and all fields of a whole rollout.
     """
     target = settings.target_kl
     loss = partial(
-        of or ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
+        loss or ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
     )
     if not settings.entropy_coef_varies:  # else it is a number given to each step
         loss = partial(loss, entropy_coef=settings.entropy_coef)
-    return Recipe(
+    return LossSpec(
         loss=loss,
         metrics=METRICS,
         epsilon=ADAM_EPSILON,
         max_grad_norm=settings.max_grad_norm,
         grad_accumulation=settings.grad_accumulation,
-        prepare=with_normal_advantages if picks is None else partial(picked, kind=picks),
+        preprocess_batch=normalize_advantages
+        if gathers_in_graph is None
+        else partial(gather_minibatch, kind=gathers_in_graph),
         limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
-        rows=rows,
+        max_batch_size=rows,
     )
 
 
-def sequence_recipe(
-    settings: PPOSettings, head: Head, rows: int, of: Callable[..., RowLoss]
-) -> Recipe:
+def sequence_loss_spec(
+    settings: PPOSettings, head: Head, rows: int, loss: Callable[..., PerSampleLoss]
+) -> LossSpec:
     """Return how the learner takes a step on `rows` of sequences, which come prepared."""
-    loss = partial(of, said_of=said_of_sequences)
+    loss = partial(loss, evaluate=evaluate_sequences)
     pieces = min(settings.grad_accumulation, rows // settings.length)
-    how = recipe(settings, head, rows, loss)
-    return replace(how, prepare=None, rows=None, grad_accumulation=pieces)
+    how = sample_loss_spec(settings, head, rows, loss)
+    return replace(how, preprocess_batch=None, max_batch_size=None, grad_accumulation=pieces)
 
 
-class Said(NamedTuple):
+class PolicyEvaluation(NamedTuple):
     """What a network says of a batch's rows."""
 
     log_prob: Tensor  # [B] of the actions that were taken
@@ -87,21 +89,21 @@ class Said(NamedTuple):
     value: Tensor  # [B]
 
 
-def said_of_rows(network: Network, batch: RolloutBatch, head: Head) -> Said:
+def evaluate_batch(network: Network, batch: RolloutBatch, head: Head) -> PolicyEvaluation:
     """Return what is said of rows, each alone."""
     parameters, value = network(batch.obs)
-    return Said(*head.evaluate(parameters, batch.action), value)
+    return PolicyEvaluation(*head.evaluate(parameters, batch.action), value)
 
 
-def said_of_sequences(network: Network, batch: SequenceBatch, head: Head) -> Said:
+def evaluate_sequences(network: Network, batch: SequenceBatch, head: Head) -> PolicyEvaluation:
     """Return what is said of sequences, unrolled from their carries.
 
     Rows that do not count have the ratio 1, whatever the network has come to say of them: a share
     of 0 would not save the gradient from an infinite ratio.
     """
-    parameters, value, _ = network(batch.obs, batch.carry, batch.starts)
+    parameters, value, _ = network(batch.obs, batch.hidden_state, batch.episode_starts)
     log_prob, entropy = head.evaluate(parameters, batch.action)
-    return Said(torch.where(batch.loss_mask, log_prob, batch.log_prob), entropy, value)
+    return PolicyEvaluation(torch.where(batch.loss_mask, log_prob, batch.log_prob), entropy, value)
 
 
 def ppo_loss(
@@ -113,18 +115,18 @@ def ppo_loss(
     head: Head,
     clip_value: bool,
     value_coef: float,
-    said_of: Callable[..., Said] = said_of_rows,
-) -> RowLoss:
+    evaluate: Callable[..., PolicyEvaluation] = evaluate_batch,
+) -> PerSampleLoss:
     """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
-    log_prob, entropy, value = said_of(network, batch, head)
+    log_prob, entropy, value = evaluate(network, batch, head)
     log_ratio = log_prob - batch.log_prob
     ratio = log_ratio.exp()
     if clip_value:
-        squares = clipped_value_loss(value, batch.value, batch.return_, clip)
+        value_losses = clipped_value_loss(value, batch.value, batch.return_, clip)
     else:
-        squares = value_loss(value, batch.return_)
+        value_losses = value_loss(value, batch.return_)
     policy = policy_loss(ratio, batch.advantage, clip)
-    each = torch.add(policy, squares, alpha=value_coef)
+    each = torch.add(policy, value_losses, alpha=value_coef)
     if isinstance(entropy_coef, Tensor):
         each = each - entropy_coef * entropy
     elif entropy_coef:
@@ -133,25 +135,25 @@ def ppo_loss(
         change = ratio - 1
         kl = change - log_ratio  # unbiased for KL(old, new) and never negative (Schulman 2020)
         clipped = (change.abs() > clip).float()
-    return RowLoss(each, (policy, squares, entropy, kl, clipped))
+    return PerSampleLoss(each, (policy, value_losses, entropy, kl, clipped))
 
 
-def with_normal_advantages(batch: RolloutBatch, share: Tensor) -> RolloutBatch:
+def normalize_advantages(batch: RolloutBatch, sample_weight: Tensor) -> RolloutBatch:
     """Return a minibatch with its advantages normalised."""
-    return batch._replace(advantage=normalised(batch.advantage, share))
+    return batch._replace(advantage=normalize_advantage(batch.advantage, sample_weight))
 
 
-def picked(whole: tuple[Tensor, ...], share: Tensor, kind: type[Any]) -> Any:
+def gather_minibatch(whole: tuple[Tensor, ...], sample_weight: Tensor, kind: type[Any]) -> Any:
     """Return the minibatch whose places [B] come first, ready to be learned from."""
     rows, *fields = whole
     batch = kind(*(field.index_select(0, rows) for field in fields))
-    return with_normal_advantages(batch, share)
+    return normalize_advantages(batch, sample_weight)
 
 
-def normalised(advantage: Tensor, share: Tensor) -> Tensor:
+def normalize_advantage(advantage: Tensor, sample_weight: Tensor) -> Tensor:
     """Return (A − mean) / (std + 1e-8) [B]; zeros for a minibatch of one."""
-    centred = advantage - torch.dot(advantage, share)
-    return centred / (torch.dot(centred.square(), share).sqrt() + 1e-8)
+    centred = advantage - torch.dot(advantage, sample_weight)
+    return centred / (torch.dot(centred.square(), sample_weight).sqrt() + 1e-8)
 
 
 def policy_loss(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Tensor:
@@ -173,25 +175,27 @@ def clipped_value_loss(value: Tensor, old: Tensor, return_: Tensor, clip: float 
     return torch.maximum(value_loss(value, return_), value_loss(clipped, return_))
 
 
-def explained_variance(value: Tensor, return_: Tensor, world: World = ALONE) -> Tensor:
+def explained_variance(value: Tensor, return_: Tensor, comm: Comm = SINGLE_PROCESS) -> Tensor:
     """Together: return 1 − Var(R − V) / Var(R) [] over all ranks' rows; 0 for equal returns.
 
     Returns are the sums of advantages and values: they are equal where they differ by no more than
     such a sum is rounded.
     """
     parts = torch.stack((return_, return_ - value))
-    if world.alone:
-        squares = parts.square().mean(1)
+    if comm.is_single:
+        value_losses = parts.square().mean(1)
         spread, unexplained = parts.var(1, correction=0)
     else:
-        total, first, second = world.sum_(torch.stack([*map(moments_of, parts)])).unbind(1)
-        squares = second / total
-        spread, unexplained = squares - (first / total).square()
-    varies = spread > ROUNDING * squares.sum()
+        total, first, second = comm.all_reduce_(torch.stack([*map(count_sum_sumsq, parts)])).unbind(
+            1
+        )
+        value_losses = second / total
+        spread, unexplained = value_losses - (first / total).square()
+    varies = spread > ROUNDING * value_losses.sum()
     return torch.where(varies, 1 - unexplained / spread, 0.0).float()
 
 
-def moments_of(x: Tensor) -> Tensor:
+def count_sum_sumsq(x: Tensor) -> Tensor:
     """Return how many numbers there are, Σx and Σx² [3] in float64."""
     x = x.double()
     return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))

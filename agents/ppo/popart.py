@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 if TYPE_CHECKING:
-    from steadyrl.agents.networks.normalizers import ValueUnits
+    from steadyrl.agents.networks.normalizers import PopArt
 
 
 @torch.no_grad()
-def finish(
+def compute_advantages_popart(
     rollout: RolloutBuffer,
     last_value: Tensor,
     head: nn.Linear,
-    units: ValueUnits | None,
-    world: World,
+    popart: PopArt | None,
+    comm: Comm,
     *,
     gamma: float,
     gae_lambda: float,
@@ -35,16 +35,16 @@ def finish(
     Together, where there are such units: they move on to this rollout's returns, and the head, and
     the values that the rollout holds, with them.
     """
-    if units is None:
+    if popart is None:
         rollout.compute_advantages(last_value, gamma=gamma, gae_lambda=gae_lambda)
         return
-    mean, std = units.mean_and_std
+    mean, std = popart.mean_and_std
     rollout.value[:-1].mul_(std).add_(mean)
     rollout.compute_advantages(
         (last_value * std + mean).float(), gamma=gamma, gae_lambda=gae_lambda
     )
-    units.take_in(rollout.return_.flatten().index_select(0, rollout.valid_indices), world)
-    new_mean, new_std = units.mean_and_std
+    popart.update(rollout.return_.flatten().index_select(0, rollout.valid_indices), comm)
+    new_mean, new_std = popart.mean_and_std
     head.weight.mul_(std / new_std)
     head.bias.mul_(std / new_std).add_((mean - new_mean) / new_std)
     for part in (rollout.value, rollout.return_):

@@ -9,23 +9,23 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from steadyrl.agents.distillation.agents import TaughtPPO
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.distillation.agents import DistilledPPO
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.ppo.agent import PPO
-from steadyrl.agents.ppo.build import mode_of
+from steadyrl.agents.ppo.build import update_mode
 from steadyrl.agents.ppo.settings import PPOSettings
-from steadyrl.agents.rnd.rnd import Curiosity
+from steadyrl.agents.rnd.rnd import RND
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import EnvSpec
 
 
-class CuriousPPO(PPO):
+class RNDPPO(PPO):
     """PPO whose advantages have those of novelty added, before it learns from them."""
 
-    state_names: ClassVar[tuple[str, ...]] = (*PPO.state_names, "_curiosity", "_novelties")
+    state_names: ClassVar[tuple[str, ...]] = (*PPO.state_names, "_rnd", "_intrinsic_rewards")
 
-    of_one_rank = (*PPO.of_one_rank, "novelties")  # type: ignore[assignment]
+    per_rank_state = (*PPO.per_rank_state, "intrinsic_rewards")  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -40,53 +40,53 @@ class CuriousPPO(PPO):
         super().__init__(
             settings, spec, device=device, seed=seed, total_steps=total_steps, **others
         )
-        mode = mode_of(settings, spec, device, total_steps)
-        [own] = np.random.SeedSequence([seed, 2]).generate_state(1).tolist()  # of nobody else
-        self._curiosity = Curiosity(settings, spec, device, mode, own)
-        self._novelties = self._curiosity.rewards
+        mode = update_mode(settings, spec, device, total_steps)
+        [rnd_seed] = np.random.SeedSequence([seed, 2]).generate_state(1).tolist()  # of nobody else
+        self._rnd = RND(settings, spec, device, mode, rnd_seed)
+        self._intrinsic_rewards = self._rnd.rewards
 
     @override
-    def join(self, world: World) -> None:
-        super().join(world)
-        self._curiosity.join(world)
+    def attach_comm(self, comm: Comm) -> None:
+        super().attach_comm(comm)
+        self._rnd.attach_comm(comm)
 
     @override
-    def obey(self, stop: Stop) -> None:
-        super().obey(stop)
-        self._curiosity.learner.stop = stop
+    def set_stop_flag(self, stop: Stop) -> None:
+        super().set_stop_flag(stop)
+        self._rnd.learner.stop = stop
 
     @override
-    def regroup(self, lost: Sequence[Mapping[str, Any]]) -> None:
-        for state in lost:
-            self._novelties.take_over(state["novelties"])
-        super().regroup(lost)
+    def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
+        for state in departed_states:
+            self._intrinsic_rewards.merge_state(state["intrinsic_rewards"])
+        super().reshard(departed_states)
 
     @override
-    def _all_or_nothing(self) -> Metrics | None:
-        with self._curiosity.all_or_nothing():
-            return super()._all_or_nothing()
+    def _update_in_transaction(self) -> Metrics | None:
+        with self._rnd.transaction():
+            return super()._update_in_transaction()
 
     @property
     def rnd_coef(self) -> float:
         """What novelty counts for in the update at the end of the rollout under way."""
-        return self._now(self._settings.rnd.coefs)
+        return self._anneal(self._settings.rnd.coefs)
 
     @override
-    def _finish_rollout(self) -> None:
-        super()._finish_rollout()
+    def _compute_advantages(self) -> None:
+        super()._compute_advantages()
         if self.rnd_coef:
-            self._curiosity.reward(self._rollout, torch.from_numpy(self._next_obs), self.rnd_coef)
+            self._rnd.reward(self._rollout, torch.from_numpy(self._next_obs), self.rnd_coef)
 
     @override
     def _learn(self) -> Metrics | None:
         metrics = super()._learn()
         if not self.rnd_coef:
             return metrics
-        found = self._curiosity.learn(self._rollout, self._shuffling, self.learning_rate)
+        rnd_metrics = self._rnd.learn(self._rollout, self._shuffling, self.learning_rate)
         # The rows of the first rollout are stored as the policy's normaliser saw them.
-        known = self._observations if self._begun == 0 else None
-        self._curiosity.take_in(self._rollout, known)
-        return joined(metrics, found)
+        known = self._obs_normaliser if self._steps_at_rollout_start == 0 else None
+        self._rnd.update_statistics(self._rollout, known)
+        return merge_metrics(metrics, rnd_metrics)
 
     @override
     def scalars(self) -> dict[str, float]:
@@ -94,21 +94,21 @@ class CuriousPPO(PPO):
 
     @override
     def nbytes(self) -> dict[str, int]:
-        return {**super().nbytes(), "curiosity": self._curiosity.nbytes}
+        return {**super().nbytes(), "curiosity": self._rnd.nbytes}
 
     @override
     def release(self) -> None:
-        del self._curiosity, self._novelties
+        del self._rnd, self._intrinsic_rewards
         super().release()
 
 
-class CuriousTaughtPPO(CuriousPPO, TaughtPPO):
+class DistilledRNDPPO(RNDPPO, DistilledPPO):
     """The same with a teacher."""
 
-    state_names: ClassVar[tuple[str, ...]] = (*CuriousPPO.state_names, "_teaching")
+    state_names: ClassVar[tuple[str, ...]] = (*RNDPPO.state_names, "_teacher_guide")
 
 
-def joined(metrics: Metrics | None, others: Metrics | None) -> Metrics | None:
+def merge_metrics(metrics: Metrics | None, others: Metrics | None) -> Metrics | None:
     """Return both, without the others' loss as a whole, their first, and gradient, their last."""
     if metrics is None or others is None:
         return metrics

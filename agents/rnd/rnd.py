@@ -18,14 +18,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from steadyrl.agents.engine.engine import Mode
-from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.flat import FlatNetwork
-from steadyrl.agents.learner.interrupt import CutShortError
+from steadyrl.agents.learner.interrupt import Interrupted
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.encoders import build_trunk
-from steadyrl.agents.networks.init import uniform_, with_memory
+from steadyrl.agents.networks.init import materialize, uniform_
 from steadyrl.agents.networks.normalizers import ObservationNormaliser, RewardNormaliser
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.ppo.loss import ADAM_EPSILON
@@ -42,32 +42,34 @@ CLIP = 5.0  # standard deviations: what is far from all that was seen is new eno
 METRICS = ("train/rnd_loss", "train/rnd_value_loss")
 
 
-class NoveltyBatch(NamedTuple):
+class RNDBatch(NamedTuple):
     """B valid rows, observations as these networks see them."""
 
     obs: Tensor  # [B, …]
-    following: Tensor  # [B, …] what came next, also where an episode ended
+    next_obs: Tensor  # [B, …] what came next, also where an episode ended
     features: Tensor  # [B, K] what the fixed network says of that
     return_: Tensor  # [B]
 
 
-class Novelty(nn.Module):
+class RNDNetwork(nn.Module):
     """Predicts features of observations, and the value of the novelty to come; a trunk for each."""
 
     def __init__(self, shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings):
         super().__init__()
         self.normaliser = ObservationNormaliser(tuple(shape), clip=CLIP)
         # One layer more than what it predicts.
-        self.predictor = features(shape, (*hidden, hidden[-1]), network)
+        self.predictor = feature_network(shape, (*hidden, hidden[-1]), network)
         trunk, size = build_trunk(shape, "float32", hidden, "relu", network)
         self.value = nn.Sequential(trunk, nn.Linear(size, 1))
 
-    def forward(self, obs: Tensor, following: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return values [B] of normalised observations, and features [B, K] of those after them."""
-        return self.value(obs).squeeze(-1), self.predictor(following)
+        return self.value(obs).squeeze(-1), self.predictor(next_obs)
 
 
-def features(shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings) -> nn.Module:
+def feature_network(
+    shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings
+) -> nn.Module:
     """Build a network from observations to as many features as its last layer is wide.
 
     Layers are followed by ReLUs whatever the policy's are: tanh says the same of all that is far.
@@ -76,7 +78,7 @@ def features(shape: Sequence[int], hidden: Sequence[int], network: NetworkSettin
     return nn.Sequential(trunk, nn.Linear(size, size))
 
 
-def start_(module: nn.Module, generator: torch.Generator) -> None:
+def reset_parameters(module: nn.Module, generator: torch.Generator) -> None:
     """Initialise every layer as U(−2/√fan_in, 2/√fan_in), so that ReLUs bend everywhere.
 
     Without biases a function of few numbers would be guessed far from where it was learned.
@@ -86,23 +88,23 @@ def start_(module: nn.Module, generator: torch.Generator) -> None:
         parameter.data.mul_(2)
 
 
-def novelty(predicted: Tensor, known: Tensor) -> Tensor:
+def prediction_error(predicted: Tensor, known: Tensor) -> Tensor:
     """Return mean (f̂ − f)² [B] over the features [B, K]."""
     return F.mse_loss(predicted, known, reduction="none").mean(-1)
 
 
-def novelty_loss(
-    network: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], batch: NoveltyBatch
-) -> RowLoss:
+def rnd_loss(
+    network: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], batch: RNDBatch
+) -> PerSampleLoss:
     """Return e(o') + (V(o) − R)² of every row [B], and both as metrics."""
-    value, predicted = network(batch.obs, batch.following)
-    error = novelty(predicted, batch.features)
+    value, predicted = network(batch.obs, batch.next_obs)
+    error = prediction_error(predicted, batch.features)
     squares = F.mse_loss(value, batch.return_, reduction="none")
-    return RowLoss(error + squares, (error, squares))
+    return PerSampleLoss(error + squares, (error, squares))
 
 
 @compiled
-def endless_advantages(  # type: ignore[no-untyped-def]
+def non_episodic_gae(  # type: ignore[no-untyped-def]
     reward, value, valid, gamma, gae_lambda, advantage
 ):
     """Write A_t = δ_t + γλA_t', δ_t = r_t + γV(o_t') − V(o_t) [T, N], t' being the next valid row.
@@ -112,23 +114,23 @@ def endless_advantages(  # type: ignore[no-untyped-def]
     """
     steps, envs = reward.shape
     for env in range(envs):
-        following, worth = 0.0, value[steps, env]
+        next_advantage, next_value = 0.0, value[steps, env]
         for t in range(steps - 1, -1, -1):
             if not valid[t, env]:
                 advantage[t, env] = 0.0
                 continue
-            delta = reward[t, env] + gamma * worth - value[t, env]
-            following = delta + gamma * gae_lambda * following
-            advantage[t, env] = following
-            worth = value[t, env]
+            delta = reward[t, env] + gamma * next_value - value[t, env]
+            next_advantage = delta + gamma * gae_lambda * next_advantage
+            advantage[t, env] = next_advantage
+            next_value = value[t, env]
 
 
 HOST = torch.device("cpu")
 
-FADING = 0.9  # of what a rollout's errors count for in their scale, with every later one
+ERROR_DECAY = 0.9  # of what a rollout's errors count for in their scale, with every later one
 
 
-class Told(NamedTuple):
+class RolloutOutputs(NamedTuple):
     """What is told of the observations of a rollout and of those after it, row T."""
 
     features: Tensor  # [T + 1, N, K] by the fixed network
@@ -138,10 +140,10 @@ class Told(NamedTuple):
     return_: Tensor  # [T, N]
 
 
-class Curiosity(Stateful):
+class RND(Stateful):
     """A fixed network, what predicts it, the value of its rewards, and their running scales."""
 
-    state_names = ("learner", "_target", "_knows")
+    state_names = ("learner", "_target", "_has_statistics")
 
     def __init__(
         self, settings: PPOSettings, spec: EnvSpec, device: torch.device, mode: Mode, seed: int
@@ -149,33 +151,33 @@ class Curiosity(Stateful):
         rows = settings.rollout_steps * spec.num_envs
         self._settings = settings
         self._masks = Masks.of(spec, device)
-        self._world: World = ALONE
-        self._knows = False  # whether there is a scale of observations
-        self._parts = settings.minibatches_of(rows)
-        self._piece = -(-rows // self._parts)
+        self._comm: Comm = SINGLE_PROCESS
+        self._has_statistics = False  # whether there is a scale of observations
+        self._minibatch_count = settings.minibatches_of(rows)
+        self._minibatch_size = -(-rows // self._minibatch_count)
         with torch.device("meta"):
-            learned = Novelty(spec.unmasked_shape, settings.hidden, settings.network)
-            fixed = features(spec.unmasked_shape, settings.hidden, settings.network)
-        _ask_for_memory(settings, spec, learned, device, self._piece)
+            trained = RNDNetwork(spec.unmasked_shape, settings.hidden, settings.network)
+            fixed = feature_network(spec.unmasked_shape, settings.hidden, settings.network)
+        _require_memory(settings, spec, trained, device, self._minibatch_size)
         generator = torch.Generator().manual_seed(seed)
-        for module in (learned, fixed):
-            start_(with_memory(module, HOST), generator)
-        learned.normaliser.start_()
-        recipe = Recipe(
-            loss=novelty_loss,
+        for module in (trained, fixed):
+            reset_parameters(materialize(module, HOST), generator)
+        trained.normaliser.reset_parameters()
+        loss_spec = LossSpec(
+            loss=rnd_loss,
             metrics=METRICS,
             epsilon=ADAM_EPSILON,
             max_grad_norm=settings.max_grad_norm,
             grad_accumulation=settings.grad_accumulation,
-            rows=self._piece,
+            max_batch_size=self._minibatch_size,
         )
-        self.learner = Learner(recipe, FlatNetwork(learned, device), mode)
-        self._module, self._statistics = learned, learned.normaliser
+        self.learner = Learner(loss_spec, FlatNetwork(trained, device), mode)
+        self._module, self._statistics = trained, trained.normaliser
         self._target = FlatNetwork(fixed, device)
         self.rewards = RewardNormaliser(spec.num_envs, settings.rnd.gamma, episodic=False)
         every = (settings.rollout_steps + 1, spec.num_envs)
         dtype = getattr(torch, spec.dtype)
-        self._told = Told(
+        self._outputs = RolloutOutputs(
             prefaulted((*every, settings.hidden[-1]), torch.float32, device),
             prefaulted(every, torch.float32, device),
             prefaulted(every, torch.float32, device),
@@ -183,26 +185,26 @@ class Curiosity(Stateful):
             prefaulted((settings.rollout_steps, spec.num_envs), torch.float32, device),
         )
 
-    def join(self, world: World) -> None:
+    def attach_comm(self, comm: Comm) -> None:
         """Together: one novelty for all ranks, by the rows that all of them have seen."""
-        self._world = self._statistics.world = self.rewards.world = world
-        self.learner.join(world)
-        self._target.join(world)
+        self._comm = self._statistics.comm = self.rewards.comm = comm
+        self.learner.attach_comm(comm)
+        self._target.attach_comm(comm)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the networks and of what is told of a rollout."""
-        told = sum(part.nbytes for part in self._told)
-        return self.learner.nbytes + self._target.nbytes + told
+        outputs = sum(part.nbytes for part in self._outputs)
+        return self.learner.nbytes + self._target.nbytes + outputs
 
     @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Take back all that was learned and counted if CutShortError ends it."""
         before = self.rewards.state_dict()
         try:
-            with self.learner.all_or_nothing():
+            with self.learner.transaction():
                 yield
-        except CutShortError:
+        except Interrupted:
             self.rewards.load_state_dict(before)
             raise
 
@@ -213,63 +215,67 @@ class Curiosity(Stateful):
         Errors are divided by the deviation of their discounted sums. Values and returns of what
         the environments reward stay as they are.
         """
-        if not self._knows:
+        if not self._has_statistics:
             return
-        told, s = self._told, self._settings
-        told.last.copy_(last)
-        self._look(rollout.obs.flatten(0, 1), slice(None, -1))
-        self._look(told.last, slice(-1, None))
-        error, value = torch.stack((told.error, told.value)).cpu().numpy()  # waits for a device
+        outputs, s = self._outputs, self._settings
+        outputs.last.copy_(last)
+        self._evaluate(rollout.obs.flatten(0, 1), slice(None, -1))
+        self._evaluate(outputs.last, slice(-1, None))
+        error, value = (
+            torch.stack((outputs.error, outputs.value)).cpu().numpy()
+        )  # waits for a device
         valid = rollout.flags[2].numpy()
         reward = error[1:] * valid
         self.rewards.add(reward, valid)
         reward *= self.rewards.scale
-        self.rewards.fade(FADING)
+        self.rewards.decay(ERROR_DECAY)
         advantage = reward.copy()
-        endless_advantages(reward, value, valid, s.rnd.gamma, s.gae_lambda, advantage)
-        worth = torch.from_numpy(advantage).to(told.value.device)
-        torch.add(worth, told.value[:-1], out=told.return_)
+        non_episodic_gae(reward, value, valid, s.rnd.gamma, s.gae_lambda, advantage)
+        worth = torch.from_numpy(advantage).to(outputs.value.device)
+        torch.add(worth, outputs.value[:-1], out=outputs.return_)
         rollout.advantage.add_(worth, alpha=coef)
 
     def learn(
         self, rollout: RolloutBuffer, generator: torch.Generator, rate: float
     ) -> Metrics | None:
         """Together: learn from every row of the rewarded rollout once."""
-        if not self._knows:
+        if not self._has_statistics:
             return None
-        for rows, share in self._minibatches(rollout, generator):
-            if self.learner.stop.requested:
-                raise CutShortError
-            self.learner.share = share
+        for rows, sample_weight in self._minibatches(rollout, generator):
+            if self.learner.stop.confirmed:
+                raise Interrupted
+            self.learner.sample_weight = sample_weight
             self.learner.step(self._batch(rollout, rows), rate)
         return self.learner.means()
 
-    def take_in(self, rollout: RolloutBuffer, known: ObservationNormaliser | None) -> None:
+    def update_statistics(
+        self, rollout: RolloutBuffer, known: ObservationNormaliser | None
+    ) -> None:
         """Together: count a rollout's observations, or take over the statistics that `known` has.
 
         So it is where the rollout's rows are normalised already.
         """
-        self._knows = True
+        self._has_statistics = True
         if known is not None:
-            self._statistics.take_over(known)
+            self._statistics.copy_statistics_(known)
             return
         obs, valid = rollout.obs.flatten(0, 1), rollout.valid_indices
-        pieces = valid.split(self._piece)
-        self._statistics.update_by(
-            lambda: (self._seen(obs.index_select(0, rows)) for rows in pieces)
+        pieces = valid.split(self._minibatch_size)
+        self._statistics.update_chunked(
+            lambda: (self._features(obs.index_select(0, rows)) for rows in pieces)
         )
 
-    def _look(self, obs: Tensor, rows: slice) -> None:
+    def _evaluate(self, obs: Tensor, rows: slice) -> None:
         """Fill in what is told of these rows, given their observations [M, …]."""
-        whole = self._told
+        whole = self._outputs
         parts = (part[rows].flatten(0, 1) for part in (whole.features, whole.error, whole.value))
-        pieces = (part.split(self._piece) for part in (obs, *parts))
-        for some, told, error, value in zip(*pieces, strict=True):
-            normal = self._statistics(self._seen(some))
+        pieces = (part.split(self._minibatch_size) for part in (obs, *parts))
+        for some, outputs, error, value in zip(*pieces, strict=True):
+            normal = self._statistics(self._features(some))
             values, predicted = self._module(normal, normal)
-            told.copy_(self._target.module(normal))
+            outputs.copy_(self._target.module(normal))
             value.copy_(values)
-            error.copy_(novelty(predicted, told))
+            error.copy_(prediction_error(predicted, outputs))
 
     def _minibatches(
         self, rollout: RolloutBuffer, generator: torch.Generator
@@ -278,39 +284,43 @@ class Curiosity(Stateful):
 
         A rank that has no row in a part gives one that counts for nothing.
         """
-        parts = rollout.shuffled(generator).tensor_split(self._parts)
-        if self._world.alone:
+        parts = rollout.shuffled(generator).tensor_split(self._minibatch_count)
+        if self._comm.is_single:
             yield from ((rows, None) for rows in parts if len(rows))
             return
-        counts = self._told.value.new_tensor([len(rows) for rows in parts], dtype=torch.float64)
-        for rows, total in zip(parts, self._world.sum_(counts).tolist(), strict=True):
+        counts = self._outputs.value.new_tensor([len(rows) for rows in parts], dtype=torch.float64)
+        for rows, total in zip(parts, self._comm.all_reduce_(counts).tolist(), strict=True):
             if total:
                 yield (rows, 1 / total) if len(rows) else (rows.new_zeros(1), 0.0)
 
     @torch.no_grad()
-    def _batch(self, rollout: RolloutBuffer, rows: Tensor) -> NoveltyBatch:
-        told, obs = self._told, rollout.obs.flatten(0, 1)
-        after = rows + len(told.last)
+    def _batch(self, rollout: RolloutBuffer, rows: Tensor) -> RNDBatch:
+        outputs, obs = self._outputs, rollout.obs.flatten(0, 1)
+        after = rows + len(outputs.last)
         inside = (after < len(obs)).view(-1, *(1 for _ in obs.shape[1:]))
         later = obs.index_select(0, after.clamp(max=len(obs) - 1))
-        following = torch.where(inside, later, told.last[rows % len(told.last)])
+        next_obs = torch.where(inside, later, outputs.last[rows % len(outputs.last)])
         now, then = (
-            self._statistics(self._seen(each)) for each in (obs.index_select(0, rows), following)
+            self._statistics(self._features(each)) for each in (obs.index_select(0, rows), next_obs)
         )
-        features = told.features.flatten(0, 1).index_select(0, after)
-        return NoveltyBatch(now, then, features, told.return_.flatten().index_select(0, rows))
+        features = outputs.features.flatten(0, 1).index_select(0, after)
+        return RNDBatch(now, then, features, outputs.return_.flatten().index_select(0, rows))
 
-    def _seen(self, obs: Tensor) -> Tensor:
-        return obs if self._masks is None else self._masks.seen(obs)
+    def _features(self, obs: Tensor) -> Tensor:
+        return obs if self._masks is None else self._masks.features(obs)
 
 
-def _ask_for_memory(
-    settings: PPOSettings, spec: EnvSpec, learned: Novelty, device: torch.device, piece: int
+def _require_memory(
+    settings: PPOSettings,
+    spec: EnvSpec,
+    trained: RNDNetwork,
+    device: torch.device,
+    minibatch_size: int,
 ) -> None:
     """Refuse what does not fit: networks, what is told of a rollout, and minibatches of floats."""
     rows = (settings.rollout_steps + 1) * spec.num_envs
-    told = 4 * rows * (settings.hidden[-1] + 3)
-    batch = 4 * piece * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
-    networks = 9 * sum(parameter.nbytes for parameter in learned.parameters())
+    outputs = 4 * rows * (settings.hidden[-1] + 3)
+    batch = 4 * minibatch_size * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
+    networks = 9 * sum(parameter.nbytes for parameter in trained.parameters())
     where = device if device.type == "cuda" else None
-    require("curiosity", told + batch + networks, device=where)
+    require("curiosity", outputs + batch + networks, device=where)

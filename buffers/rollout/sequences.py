@@ -28,8 +28,8 @@ class SequenceBatch(NamedTuple):
     advantage: Tensor  # [S·L]
     return_: Tensor  # [S·L]
     loss_mask: Tensor  # [S·L] bool: neither padding nor a reset
-    starts: Tensor  # [S·L] bool: first step of an episode
-    carry: Tensor  # [S, …] hidden state before each sequence
+    episode_starts: Tensor  # [S·L] bool: first step of an episode
+    hidden_state: Tensor  # [S, …] hidden state before each sequence
 
 
 class SequenceIndex(NamedTuple):
@@ -40,36 +40,36 @@ class SequenceIndex(NamedTuple):
     loss_mask: Tensor  # [S·L] bool: neither padding nor a reset
 
 
-def sequence_bytes(steps: int, num_envs: int, length: int, carry: int) -> int:
-    """Return the extra bytes of a sequence rollout; `carry`: hidden-state bytes per environment."""
+def sequence_bytes(steps: int, num_envs: int, length: int, hidden_state: int) -> int:
+    """Return the extra bytes of a sequence rollout; `hidden_state`: hidden-state bytes per environment."""
     sequences = -(-steps // length) * num_envs
-    return sequences * (carry + length * 9)
+    return sequences * (hidden_state + length * 9)
 
 
 class SequenceRollout(RolloutBuffer):
-    """Rollout buffer with the hidden states `carry` [K, N, …] at the start of K·N sequences."""
+    """Rollout buffer with the hidden states `hidden_state` [K, N, …] at the start of K·N sequences."""
 
     batch_type: type[Any] = SequenceBatch  # fields of a sample first, then those of a sequence
 
     def __init__(
-        self, *, length: int, sequences_per_batch: int, carry: tuple[int, ...], **buffer: Any
+        self, *, length: int, sequences_per_batch: int, hidden_state: tuple[int, ...], **buffer: Any
     ) -> None:
         """Split into sequences of `length` timesteps, `sequences_per_batch` in a minibatch."""
         super().__init__(**buffer)
         self._length, self._sequences_per_batch = length, sequences_per_batch
         (steps, envs), device = self.reward.shape, buffer["device"]
         count = -(-steps // length)
-        self.carry = prefaulted((count, envs, *carry), torch.float32, device)
+        self.hidden_state = prefaulted((count, envs, *hidden_state), torch.float32, device)
         t = torch.arange(count * length, device=device).view(count, 1, length)
         env = torch.arange(envs, device=device).view(1, envs, 1)
         # A shorter last sequence is padded with its last timestep.
         self._steps_of_sequence = (t.clamp(max=steps - 1) * envs + env).flatten(0, 1)  # [K·N, L]
         self._in_rollout = (t < steps).expand(count, envs, length).flatten(0, 1)
 
-    def store_hidden_state(self, carry: Tensor) -> None:
+    def store_hidden_state(self, hidden_state: Tensor) -> None:
         """Store the hidden state [N, …] before the next timestep, if a sequence starts there."""
         if self.position % self._length == 0 and not self.full:
-            self.carry[self.position // self._length] = carry
+            self.hidden_state[self.position // self._length] = hidden_state
 
     def shuffled_sequences(self, count: int, generator: torch.Generator) -> Iterator[SequenceIndex]:
         """Yield one epoch: every sequence once, in `count` minibatches of the same size.
@@ -108,16 +108,16 @@ class SequenceRollout(RolloutBuffer):
         return self._batch(index, self._valid_mask())
 
     def _batch(self, index: SequenceIndex, valid: Tensor) -> SequenceBatch:
-        flat, envs = self.flat(), self.carry.shape[1]
+        flat, envs = self.flat(), self.hidden_state.shape[1]
         # An invalid timestep is followed by an episode's first step. For a rollout's first timestep
         # the stored hidden state is reset already.
-        starts = torch.cat((torch.zeros_like(valid[:envs]), ~valid[:-envs]))
-        carry = self.carry.flatten(0, 1).index_select(0, index.sequences)
+        episode_starts = torch.cat((torch.zeros_like(valid[:envs]), ~valid[:-envs]))
+        hidden_state = self.hidden_state.flatten(0, 1).index_select(0, index.sequences)
         batch: SequenceBatch = self.batch_type(
             *gather_minibatch(flat, index.timesteps),
             index.loss_mask,
-            starts[index.timesteps],
-            carry,
+            episode_starts[index.timesteps],
+            hidden_state,
         )
         return batch
 
@@ -129,12 +129,15 @@ class SequenceRollout(RolloutBuffer):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"carry": self.carry[: self._started_sequences], **super().state_dict()}
+        return {
+            "hidden_state": self.hidden_state[: self._started_sequences],
+            **super().state_dict(),
+        }
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._load_steps(Saved(state, "rollout"), "carry", self._started_sequences)
+        self._load_steps(Saved(state, "rollout"), "hidden_state", self._started_sequences)
 
     @property
     def _started_sequences(self) -> int:

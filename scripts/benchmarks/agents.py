@@ -288,7 +288,7 @@ def _ppo_breakdown(name: str, one: Ours, work: Work, iterations: int) -> None:
     watch.wrap(one.env, "receive", "env")
     watch.wrap(agent, "observe", "store")
     watch.wrap(agent, "collect_block", "rows")
-    watch.wrap(agent, "_finish_rollout", "GAE")
+    watch.wrap(agent, "_compute_advantages", "GAE")
     watch.wrap(agent, "_learn", "update")
     watch.wrap(one.run, "on_steps", "log")
     begin = time.perf_counter()

@@ -9,7 +9,7 @@ from torch.utils import cpp_extension
 
 from steadyrl.agents.engine.graphs import plain_paths
 from steadyrl.agents.engine.graphs.plain_paths import plain_path, torch_by_plain_paths
-from steadyrl.agents.engine.inductor import Compiled
+from steadyrl.agents.engine.inductor import CompiledGraph
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_where_no_link_can_be_made_one_short_line_says_so(tmp_path, monkeypatch,
         monkeypatch.setenv(name, str(place))
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     monkeypatch.setattr(plain_paths, "TEMPORARY", ())
-    update = Compiled(lambda x: (x + 1,), lambda x: (x + 1,))
+    update = CompiledGraph(lambda x: (x + 1,), lambda x: (x + 1,))
     (found,) = update(torch.ones(2))
     assert found.tolist() == [2, 2]
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

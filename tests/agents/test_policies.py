@@ -21,7 +21,7 @@ def decisions(actor, shape, dtype, envs=7):
         obs = random.normal(size=(envs, *shape)) * 3
         obs = (obs * 20 + 128).clip(0, 255).astype(dtype) if dtype == "uint8" else obs
         decided = actor.act(obs.astype(dtype), np.zeros(envs, dtype=bool))
-        found.append(decided.action.clone())
+        found.append(decided.env_action.clone())
     return torch.stack(found)
 
 
@@ -73,7 +73,7 @@ def test_it_does_not_move_with_the_agent():
     agent._learner.network.weights.normal_(generator=torch.Generator().manual_seed(0))
     assert torch.equal(decisions(actor, (4,), "float32"), before)
     obs = np.ones((3, 4), dtype=np.float32)
-    assert act(agent, obs, explore=False).action.shape == (3,)
+    assert act(agent, obs, explore=False).env_action.shape == (3,)
 
 
 def test_weights_of_another_network_are_refused_with_all_that_differs():

@@ -116,7 +116,7 @@ def test_a_missing_import_of_an_environment_is_placed(monkeypatch):
 def test_a_teacher_that_fails_is_placed():
     teacher = ObjectTeacher("mine:Bad", DiscreteActions(3), failing_envs.look_up)
     with pytest.raises(TeacherError) as caught:
-        teacher.tell(torch.zeros(5, 4))
+        teacher.predict(torch.zeros(5, 4))
     assert f"{PLACE})" in str(caught.value)
     assert PLACE in told_lines(caught.value)[-1]
 

@@ -28,7 +28,7 @@ def environment(rank, size, port):
 
 
 def together(size, work, *arguments):
-    """Return what `work(world, *arguments)` returns on each of so many ranks."""
+    """Return what `work(comm, *arguments)` returns on each of so many ranks."""
     port, context = free_port(), multiprocessing.get_context("fork")
     ends = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
@@ -52,9 +52,9 @@ def together(size, work, *arguments):
 def _one(rank, size, port, end, work, arguments):
     os.environ.update(environment(rank, size, port))
     torch.set_num_threads(1)
-    world = Ranks(RankInfo(rank, size, rank, size), torch.device("cpu"), 60.0)
-    end.send(work(world, *arguments))
-    world.leave(together=True)
+    comm = Ranks(RankInfo(rank, size, rank, size), torch.device("cpu"), 60.0)
+    end.send(work(comm, *arguments))
+    comm.leave(together=True)
 
 
 def start(folder, size, *overrides, quick=True, different=()):

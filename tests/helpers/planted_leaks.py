@@ -163,9 +163,9 @@ def main():
     leaks = [RecordedLosses(), Losses(), Episodes(), Replay(), Figures(), Environments()]
     said = {type(leak).__name__: watch_over(leak, settings) for leak in leaks}
     stop = replace(settings, leak=replace(settings.leak, action="stop", tracemalloc=True))
-    traced = Episodes()
-    said["Traced"] = watch_over(traced, stop)
-    leaks.append(traced)  # kept until the end: nothing may be freed in between
+    trace = Episodes()
+    said["Traced"] = watch_over(trace, stop)
+    leaks.append(trace)  # kept until the end: nothing may be freed in between
     json.dump(said, sys.stdout)
 
 

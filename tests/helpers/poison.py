@@ -182,8 +182,8 @@ def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
 
 
 NONE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-NEVER_BELOW_0 = ("adam.square", "leaves", "count", "square", "scale", "adam.step")
-NEVER_LARGE = ("adam.step", "noise", "weights", "adam.mean", "simulation.reals")
+NEVER_BELOW_0 = ("adam.exp_avg_sq", "leaves", "count", "square", "inv_std", "adam.step")
+NEVER_LARGE = ("adam.step", "noise", "weights", "adam.exp_avg", "simulation.reals")
 AT_ODDS = ("frames", "stack", "next_obs")  # of a row, with those that other parts have
 
 

@@ -7,7 +7,7 @@ from changed import changed
 from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.settings import PPOSettings, RecurrentSettings, RNDSettings
-from steadyrl.agents.rnd.agent import CuriousPPO
+from steadyrl.agents.rnd.agent import RNDPPO
 from steadyrl.agents.settings import TeacherSettings
 from steadyrl.envs.types import (
     BoxActions,
@@ -74,7 +74,7 @@ def build(
     **changes,
 ):  # fmt: skip
     spec = EnvSpec("Synthetic", envs, shape, dtype, 1, action, mask=mask)
-    kind = CuriousPPO if changes.get("rnd__coef") else PPO
+    kind = RNDPPO if changes.get("rnd__coef") else PPO
     return kind(changed(SETTINGS, **changes), spec, device=CPU, seed=seed, total_steps=total)
 
 

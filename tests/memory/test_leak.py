@@ -117,14 +117,14 @@ def test_a_census_waits_until_it_is_affordable_or_needed(leak_settings, monkeypa
 
 
 def test_tracing_is_stopped_by_whoever_started_it(leak_settings):
-    traced = replace(leak_settings, tracemalloc=True)
-    detector = LeakDetector(traced)
+    trace = replace(leak_settings, tracemalloc=True)
+    detector = LeakDetector(trace)
     assert tracemalloc.is_tracing()
     detector.close()
     assert not tracemalloc.is_tracing()
     tracemalloc.start()
     try:
-        LeakDetector(traced).close()
+        LeakDetector(trace).close()
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()

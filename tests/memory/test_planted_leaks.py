@@ -45,10 +45,10 @@ def test_losses_recorded_as_metrics_are_no_leak(said):
 
 
 def test_stop_ends_the_run_and_tracing_names_the_line(said):
-    traced = said["Traced"]
-    assert traced["warnings"] == []
-    assert "Episodes.episode_log" in traced["stopped"]
-    assert "planted_leaks.py:" in traced["stopped"]
+    trace = said["Traced"]
+    assert trace["warnings"] == []
+    assert "Episodes.episode_log" in trace["stopped"]
+    assert "planted_leaks.py:" in trace["stopped"]
 
 
 def test_every_warning_is_one_line_that_names_the_knobs(said):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from steadyrl.agents.base import Agent
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.core.state import Stateful
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.checkpoints.archive import read_part
@@ -38,29 +38,29 @@ def facts_ranks(path: Path) -> int:
     return ranks
 
 
-def regroup(
-    path: Path, before: int, world: World, run: Stateful, env: VectorEnv, agent: Agent
+def reshard(
+    path: Path, before: int, comm: Comm, run: Stateful, env: VectorEnv, agent: Agent
 ) -> None:
     """Take back what has a meaning among another number of ranks, and say what has none.
 
     What all ranks have alike is kept: weights, optimiser, normalisers, counters. A rank that was
     there goes on with its environments and generators; new ones begin.
     """
-    rank, own = world.rank, agent.state_dict()
+    rank, own = comm.rank, agent.state_dict()
     old = rank < before
     prefix = prefix_of(rank) if old else ""
     state = read_part(path, f"{prefix}agent")
     counts = read_part(path, f"{prefix}run")
     if not old:
-        state |= {name: own[name] for name in agent.of_one_rank}
+        state |= {name: own[name] for name in agent.per_rank_state}
         counts["episodes"] = run.state_dict()["episodes"]
     counts["kept"] = run.state_dict()["kept"]
     agent.load_state_dict(state)
-    lost = range(rank + world.size, before, world.size)
-    agent.regroup([read_part(path, f"{prefix_of(other)}agent") for other in lost])
+    lost = range(rank + comm.size, before, comm.size)
+    agent.reshard([read_part(path, f"{prefix_of(other)}agent") for other in lost])
     run.load_state_dict(counts)
     if agent.replay is not None:
-        _share_out(path, before, world, agent)
+        _share_out(path, before, comm, agent)
     if old:
         env.load_state_dict(read_part(path, f"{prefix}env"))
     else:
@@ -71,20 +71,20 @@ def regroup(
         "and the environments of ranks that are no more: the run is not what it would have been",
         before,
         "" if before == 1 else "s",
-        world.size,
+        comm.size,
     )
 
 
-def _share_out(path: Path, before: int, world: World, agent: Agent) -> None:
+def _share_out(path: Path, before: int, comm: Comm, agent: Agent) -> None:
     """Give this rank's replay the rows of whole ranks, or a stretch of one's."""
     assert agent.replay is not None
     if METADATA not in part_names(path):
-        agent.lose_replay()
+        agent.drop_replay()
         return
-    if world.size <= before:
-        parts = [(old, 0, 1) for old in range(world.rank, before, world.size)]
+    if comm.size <= before:
+        parts = [(old, 0, 1) for old in range(comm.rank, before, comm.size)]
     else:
-        old = world.rank % before
-        parts = [(old, world.rank // before, len(range(old, world.size, before)))]
+        old = comm.rank % before
+        parts = [(old, comm.rank // before, len(range(old, comm.size, before)))]
     for old, share, shares in parts:
         take_over(agent.replay, held_rows(path, prefix_of(old), share, shares))

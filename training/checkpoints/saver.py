@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from steadyrl.agents.base import Agent
-from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.clock import Interval
 from steadyrl.core.errors import ExpectedError, NonFiniteError, describe
@@ -35,7 +35,7 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.plain import finite, nbytes_of
 from steadyrl.training.checkpoints.replay_blocks import METADATA, ReplaySave, load_replay
-from steadyrl.training.checkpoints.reshard import facts_ranks, parts_of, regroup
+from steadyrl.training.checkpoints.reshard import facts_ranks, parts_of, reshard
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT
@@ -109,7 +109,7 @@ class Saver:
         self._files = files or Files()
         self._times = Times(settings, clock)
         self._replay: ReplaySave | None = None
-        self._world: World = ALONE
+        self._comm: Comm = SINGLE_PROCESS
         self._prefix = ""  # of the parts' names
         self._foreign: Path | None = None  # continued by another number of ranks
         self._saved = (-1, -1)  # steps and updates
@@ -285,8 +285,8 @@ class Saver:
     def _load(self, saved: Saved) -> None:
         prefix = self._prefix
         before = facts_ranks(saved.path)
-        if before != self._world.size:
-            regroup(saved.path, before, self._world, self._run, self._env, self._agent)
+        if before != self._comm.size:
+            reshard(saved.path, before, self._comm, self._run, self._env, self._agent)
             self._foreign = saved.path
             return
         own = {**self._agent.state_dict(), "replay": None}
@@ -309,7 +309,7 @@ class Saver:
         except CheckpointError:
             if (path / f"{self._prefix}{METADATA}.json").exists():
                 raise
-            self._agent.lose_replay()
+            self._agent.drop_replay()
             log.warning(
                 "the checkpoint was written without the replay: the run is not what it would "
                 "have been, and learns again once enough is collected"

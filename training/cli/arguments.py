@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from steadyrl.agents.registry import ALGORITHMS, GROUP, from_outside
+from steadyrl.agents.registry import ALGORITHMS, GROUP, find_entry_point
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.training.config.hints import CommandError
 
@@ -183,7 +183,7 @@ def _offered(override: str) -> str:
 
 def _offer(name: str) -> bool:
     try:
-        found = from_outside(name)
+        found = find_entry_point(name)
     except SettingError as error:
         raise SettingError(f"agent.{error.field}", error.value, error.reason) from error
     if found is None:

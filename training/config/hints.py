@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException
 
-from steadyrl.agents.registry import ALGORITHMS, from_outside, settings_type
+from steadyrl.agents.registry import ALGORITHMS, find_entry_point, settings_type
 from steadyrl.core.errors import ExpectedError, describe, nearest, one_line
 from steadyrl.training.config.names import RENAMED, elsewhere, of_block, renamed
 from steadyrl.training.config.schema import UnknownKeyError, show
@@ -129,7 +129,7 @@ def _sets(override: Override, key: str) -> bool:
 def unknown_key(key: str, agent: str) -> str:
     """Say what is wrong with a key that does not exist for `agent`."""
     key = key.replace("/", ".")  # a group inside of a group
-    names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and from_outside(agent) else [])]
+    names = [*ALGORITHMS, *([agent] if agent not in ALGORITHMS and find_entry_point(agent) else [])]
     ours = list(_fields(RunSettings, ""))
     keys = {name: [*ours, *_fields(settings_type(name), "agent.")] for name in names}
     owners = [name for name in keys if key in keys[name]]

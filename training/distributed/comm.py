@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.saved import COUNT, Limits
 from steadyrl.core.state import Stateful
@@ -43,8 +43,8 @@ class PeerLostError(ExpectedError):
     exit_code = 8
 
 
-class Ranks(World, Stateful):
-    """One of several processes; see `World` for what they do together."""
+class Ranks(Comm, Stateful):
+    """One of several processes; see `Comm` for what they do together."""
 
     state_names = ("_pending",)
     state_limits: ClassVar[Mapping[str, Limits]] = {"_pending": COUNT}
@@ -52,7 +52,7 @@ class Ranks(World, Stateful):
     def __init__(self, rank_info: RankInfo, device: torch.device, step_timeout: float) -> None:
         """Wait for all others, who are started at the same time."""
         self.rank, self.size = rank_info.rank, rank_info.size
-        self.alone = self.size == 1
+        self.is_single = self.size == 1
         self._device = device
         self._pending = self._before = self._total = 0
         launchers, *_ = next(c10d.rendezvous("env://", timeout=CONNECTING))
@@ -85,24 +85,24 @@ class Ranks(World, Stateful):
         return [json.loads(each) for each in launchers.multi_get(keys)]
 
     @override
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def all_reduce_(self, tensor: Tensor) -> Tensor:
         with self._waiting():
             dist.all_reduce(tensor)
         return tensor
 
     @override
-    def largest(self, *numbers: float) -> list[float]:
+    def all_reduce_max(self, *numbers: float) -> list[float]:
         found = torch.tensor(numbers, dtype=torch.float64)
         with self._waiting():
             dist.all_reduce(found, dist.ReduceOp.MAX)
         return found.tolist()
 
     @override
-    def gather(self, plain: Any) -> list[Any]:
+    def all_gather(self, plain: Any) -> list[Any]:
         text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(text)
-        lengths = [int(length) for length in self.sum_(sizes)]
+        lengths = [int(length) for length in self.all_reduce_(sizes)]
         texts = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
         mine = texts[self.rank].clone()
         mine[: len(text)] = text
@@ -112,13 +112,13 @@ class Ranks(World, Stateful):
         return [json.loads(text[:length].numpy().tobytes()) for text, length in found]
 
     @override
-    def copy_(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             with self._waiting():
                 dist.broadcast(tensor.detach(), 0)
 
     @override
-    def counted(self, valid: NDArray[np.bool_]) -> int:
+    def global_count(self, valid: NDArray[np.bool_]) -> int:
         return self._total
 
     def settle(self, valid: int, wishes: Sequence[bool], *, now: bool) -> list[bool] | None:
@@ -130,7 +130,7 @@ class Ranks(World, Stateful):
         if not now:
             return None
         numbers = torch.tensor([self._pending, *wishes], dtype=torch.int64)
-        self._total, *found = self.sum_(numbers).tolist()
+        self._total, *found = self.all_reduce_(numbers).tolist()
         self._pending = 0
         return [bool(wish) for wish in found]
 
@@ -139,7 +139,7 @@ class Ranks(World, Stateful):
         self._pending = self._before
 
     @override
-    def waits(self) -> AbstractContextManager[None]:
+    def long_operation(self) -> AbstractContextManager[None]:
         return self.heart.waits()
 
     @contextmanager
@@ -155,7 +155,7 @@ class Ranks(World, Stateful):
 
     @override
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_errors(self) -> Iterator[None]:
         """Let the others know why this rank ends, if it ends by an error; the first one says it."""
         try:
             yield
@@ -173,7 +173,7 @@ class Ranks(World, Stateful):
         """Beat no more; together: once all are here, and with nothing left that runs."""
         try:
             if together:
-                self.gather(None)
+                self.all_gather(None)
         finally:
             self.heart.close()
         if together:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.training.config.overrides import leaves
@@ -20,16 +20,16 @@ from steadyrl.training.run.rank_info import RankInfo, rank_info
 
 
 @contextmanager
-def joined(job: Job, stop: Stop) -> Iterator[World]:
+def init_comm(job: Job, stop: Stop) -> Iterator[Comm]:
     """Yield the world that this process is in: alone, or with all ranks once they are there.
 
     Then it stops when all have agreed to.
     """
     here = rank_info()
     if here.size == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
-    stop.together = True
+    stop.multi_rank = True
     from steadyrl.training.distributed.comm import Ranks  # who is alone needs none of it
 
     device = torch.device(device_name(job.settings.run.device))
@@ -41,7 +41,7 @@ def joined(job: Job, stop: Stop) -> Iterator[World]:
     ranks = Ranks(here, device, job.settings.run.env.step_timeout)
     failed = True
     try:
-        with ranks.telling():
+        with ranks.reporting_errors():
             refuse_different(job, ranks)
             yield ranks
             failed = False
@@ -61,16 +61,16 @@ def use_own_device(here: RankInfo) -> None:
     torch.cuda.set_device(here.local_rank)
 
 
-def refuse_different(job: Job, world: World) -> None:
+def refuse_different(job: Job, comm: Comm) -> None:
     """Refuse ranks that were told different things, and name the first of those."""
     # What `auto` is was decided by each: one card may not work.
     config = {**job.config, "device": job.settings.run.device}
     text = json.dumps(config, sort_keys=True, default=str)
-    hashes = world.gather(hashlib.sha256(text.encode()).hexdigest())
+    hashes = comm.all_gather(hashlib.sha256(text.encode()).hexdigest())
     if len(set(hashes)) == 1:
         return
     other = next(rank for rank, each in enumerate(hashes) if each != hashes[0])
-    configs = [dict(leaves(each)) for each in world.gather(json.loads(text))]
+    configs = [dict(leaves(each)) for each in comm.all_gather(json.loads(text))]
     for key in sorted(configs[0] | configs[other]):
         one, two = (configs[rank].get(key) for rank in (0, other))
         if one != two:

@@ -36,7 +36,7 @@ class RankRun(Run):
         summary: Summary,
     ) -> None:
         super().__init__(settings, agent, services, summary)
-        ranks, saver = services.world, services.saver
+        ranks, saver = services.comm, services.saver
         assert isinstance(ranks, Ranks) and isinstance(saver, RankSaver)
         self._ranks, self._saver = ranks, saver
         self._pace = SharedPace(ranks)
@@ -53,13 +53,13 @@ class RankRun(Run):
     def sync_ranks(self, step: Step) -> int:
         """All-reduce a timestep's valid steps, and whether any rank is to stop or save after it."""
         stop, saver = self._services.signals.stop, self._saver
-        wishes = (stop.wanted, saver.wish, saver.checkpoints.busy, self._memory_error is not None)
+        wishes = (stop.local, saver.wish, saver.checkpoints.busy, self._memory_error is not None)
         valid = int(np.count_nonzero(step.valid))
-        found = self._ranks.settle(valid, wishes, now=self._agent.settles)
+        found = self._ranks.settle(valid, wishes, now=self._agent.syncs_this_step)
         if found is not None:
             stops, saver.agreed, saver.late, self._over = found
             if stops:
-                stop.agree()
+                stop.commit()
         return super().sync_ranks(step)
 
     @override
@@ -69,8 +69,8 @@ class RankRun(Run):
 
     @override
     def complete(self) -> None:
-        with self._ranks.waits():
-            problems = self._ranks.gather(self._memory_error and str(self._memory_error))
+        with self._ranks.long_operation():
+            problems = self._ranks.all_gather(self._memory_error and str(self._memory_error))
             self._memory_error = self._memory_error or next(
                 (MemoryBudgetError(f"rank {r}: {text}") for r, text in enumerate(problems) if text),
                 None,
@@ -89,7 +89,7 @@ class RankRun(Run):
         # Ranks measure at moments of their own: what is summed is what each one measured last.
         self._memory |= {tag: v for tag, v in scalars.items() if tag.startswith("memory/")}
         episodes = [self._episodes.count, self._episodes.scalars()]
-        all_of_it = self._ranks.gather([self._memory, episodes, read_peak() / MB])
+        all_of_it = self._ranks.all_gather([self._memory, episodes, read_peak() / MB])
         self._peak = sum(peak for _, _, peak in all_of_it)
         for tag in scalars.keys() & self._memory.keys():
             scalars[tag] = sum(memory.get(tag, 0.0) for memory, _, _ in all_of_it)
@@ -117,7 +117,7 @@ class SharedPace(Pace):
     @override
     def allows(self, seconds: float) -> bool:
         """Together: return whether rank 0 may."""
-        may: list[bool] = self._ranks.gather(super().allows(seconds))
+        may: list[bool] = self._ranks.all_gather(super().allows(seconds))
         return may[0]
 
 
@@ -132,11 +132,11 @@ class SharedEvaluator:
         del stopped
         stop, found = agent.stop, None
         if self._evaluator is not None:
-            with self._ranks.waits():
-                found = self._evaluator.run(agent, lambda: stop.wanted)
-        result = self._ranks.gather(found)[0]
+            with self._ranks.long_operation():
+                found = self._evaluator.run(agent, lambda: stop.local)
+        result = self._ranks.all_gather(found)[0]
         if result is None:
-            stop.agree()
+            stop.commit()
             return None
         returns, lengths, left_out = result
         return Evaluation(tuple(returns), tuple(lengths), left_out)
@@ -153,7 +153,7 @@ class SharedFilmer(Filmer):
     def _left_at(self, step: int) -> int | None:
         """Together: go by what rank 0 finds."""
         found = None if self._ranks.rank else super()._left_at(step)
-        due: int | None = self._ranks.gather(found)[0]
+        due: int | None = self._ranks.all_gather(found)[0]
         return due
 
     @override
@@ -162,15 +162,15 @@ class SharedFilmer(Filmer):
         if self._ranks.rank:
             self._due.due(step)
             return None
-        with self._ranks.waits():
-            return super().shoot(agent, step, lambda: agent.stop.wanted)
+        with self._ranks.long_operation():
+            return super().shoot(agent, step, lambda: agent.stop.local)
 
 
 def shared(
     services: RunServices, settings: RunSettings, facts: Mapping[str, Any], env: VectorEnv
 ) -> RunServices:
     """Return the services with those that all ranks share."""
-    ranks = services.world
+    ranks = services.comm
     assert isinstance(ranks, Ranks)
     ranks.heart.follow(lambda: env.responses, env.max_timeouts)
     path = services.directory.path

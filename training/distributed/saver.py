@@ -40,10 +40,10 @@ class RankCheckpoints(Checkpoints):
     @override
     def settle(self) -> None:
         """Together: wait, and take over what rank 0 knows of the newest one."""
-        with self._ranks.waits():
+        with self._ranks.long_operation():
             self.wait()
         known = [str(self.last) if self.last else "", self.failure]
-        last, self.failure = self._ranks.gather(known)[0]
+        last, self.failure = self._ranks.all_gather(known)[0]
         self.last = Path(last) if last else None
 
     @override
@@ -66,7 +66,7 @@ class RankCheckpoints(Checkpoints):
                 self._files.make_directory(_temporary(Path(name)))
             except OSError as error:
                 refused = error.strerror or describe(error)
-        agreed, self._refused = self._ranks.gather([name, refused])[0]
+        agreed, self._refused = self._ranks.all_gather([name, refused])[0]
         self._path = Path(agreed)
         super().save(step, parts, {**facts, "ranks": self._ranks.size}, after, prunes=prunes)
 
@@ -124,11 +124,11 @@ class RankCheckpoints(Checkpoints):
     def usable(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
         """Together: yield what every rank can use, newest first; each checks its own files."""
         self.passed_over = {}
-        names = self._ranks.gather([saved.path.name for saved in self.all()])[0]
+        names = self._ranks.all_gather([saved.path.name for saved in self.all()])[0]
         known = {saved.path.name: saved for saved in self.all()}
         for name in names:
             reason = self._refusal(known.get(name), name, refuse)
-            refusals = [each for each in self._ranks.gather(reason) if each]
+            refusals = [each for each in self._ranks.all_gather(reason) if each]
             if refusals:
                 self.passed_over[self.directory / name] = refusals[0]
                 continue
@@ -170,7 +170,7 @@ class RankSaver(Saver):
         ranks: Ranks,
     ) -> None:
         super().__init__(settings, directory, facts)
-        self._ranks = self._world = ranks
+        self._ranks = self._comm = ranks
         self._prefix = prefix_of(ranks.rank)
         self.checkpoints: RankCheckpoints = RankCheckpoints(
             directory / "checkpoints", ranks, keep=settings.keep, files=self._files
@@ -217,7 +217,7 @@ class RankSaver(Saver):
                 raise
             log.debug("%s cannot be used", saved.path, exc_info=True)
             reason = describe(error)
-        reasons = self._ranks.gather(reason)
+        reasons = self._ranks.all_gather(reason)
         for rank, each in enumerate(reasons):
             if each:
                 raise CheckpointError(f"rank {rank}: {each}")

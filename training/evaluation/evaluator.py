@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Actor, Agent
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.types import BlockResult, EnvSpec, Step
@@ -148,19 +148,19 @@ def play(
     """Play so many episodes on each environment, or return None when stopped before."""
     env.reset()
     tally = Tally(shares, max_episode_steps)
-    going_on = actor.going_on if isinstance(actor, Greedy) else None
+    act_many = actor.act_many if isinstance(actor, GreedyActor) else None
     while not tally.complete:
         if stopped():
             return None
-        action = actor.act(env.observation, env.episode_starts).action.numpy(force=True)
-        if going_on is None:
+        action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True)
+        if act_many is None:
             tally.add(env.step(action))
             continue
         env.send(action)
         if (run := env.step_many) is None:
             tally.add(env.receive())
         else:
-            tally.take(going_on(run, tally.steps_left), *env.running_episodes)
+            tally.take(act_many(run, tally.steps_left), *env.running_episodes)
     return tally.result()
 
 

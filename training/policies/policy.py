@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.base import Agent
 from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
@@ -73,7 +73,7 @@ def starting_weights(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
 class Deciding(nn.Module):
     """A finished policy as one function, from observations to what the environment is sent."""
 
-    def __init__(self, network: nn.Module, actor: Greedy) -> None:
+    def __init__(self, network: nn.Module, actor: GreedyActor) -> None:
         super().__init__()
         self.network = network  # so that its weights count as this module's
         self._decide = actor.decide
@@ -89,7 +89,7 @@ def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
     return Deciding(network, actor).requires_grad_(False), spec
 
 
-def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, Greedy, EnvSpec]:
+def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, GreedyActor, EnvSpec]:
     """Build the network and who acts by it out of what the policy says of itself."""
     try:
         spec = spec_of(policy.facts["spec"])
@@ -99,7 +99,7 @@ def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, Greedy, EnvS
         network.load_state_dict(policy.weights)
     except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{policy.path}: cannot act: {error}") from error
-    if not isinstance(actor, Greedy):
+    if not isinstance(actor, GreedyActor):
         what = "decides by more than one observation and is no function of it"
         raise CheckpointError(f"{policy.path}: {settings.name} {what}")
     return network, actor, spec

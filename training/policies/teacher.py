@@ -76,7 +76,7 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
     return PolicyTeacher(
         name,
         spec.action,
-        network.deciding if isinstance(network, ActorCritic) and logits else actor.decide,
+        network.policy_params if isinstance(network, ActorCritic) and logits else actor.decide,
         logits=logits,
         sha256=weights_hash(found.weights),
         sees_masks=sees_masks,

@@ -46,7 +46,7 @@ class StepCollector:
         if self.run.report_due:
             # Its updates come after acting, as they would below: it changes no action.
             self.run.evaluate_and_log()
-        self.env.send(decision.action.numpy(force=True))
+        self.env.send(decision.env_action.numpy(force=True))
         # DQN learns from earlier steps while the environments work on this one.
         metrics = self.agent.update() if self.agent.can_update_during_step else None
         return decision, metrics

@@ -29,7 +29,7 @@ OWN_ENDS = (MemoryBudgetError, RunDirectoryLostError, GeneratorExit, SystemExit)
 def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     """Set the summary's status however the run ends, and write the summary."""
     try:
-        with services.world.telling():
+        with services.comm.reporting_errors():
             yield
             run.complete()
     except KeyboardInterrupt:
@@ -57,7 +57,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     finally:
         services.progress.close()
         with services.signals.shielded():
-            lost = _write_summary(run, services) if services.world.rank == 0 else {}
+            lost = _write_summary(run, services) if services.comm.rank == 0 else {}
     _log_end(run, services.directory.path)
     _raise_if_unsaved(run, services, lost)
 
@@ -82,7 +82,7 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
     if run.summary.status == "interrupted" and saver.continues and CHECKPOINT not in lost:
         lost = {}
     line = lost and explain(path, run.steps, lost, continues=saver.continues)
-    line = services.world.gather(line or None)[0]
+    line = services.comm.all_gather(line or None)[0]
     if line is None:
         return
     if run.summary.status == "interrupted":
@@ -90,7 +90,7 @@ def _raise_if_unsaved(run: Run, services: RunServices, lost: dict[str, str]) -> 
         log.error(line)
         return
     error = UnsavedError(line)
-    error.silent = services.world.rank > 0
+    error.silent = services.comm.rank > 0
     raise error
 
 

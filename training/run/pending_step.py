@@ -71,7 +71,7 @@ class PendingStep(Stateful):
         decision, step = self.content
         dtype, shape = action_layout(spec.action)
         tensor(decision.obs, observation.shape, getattr(torch, spec.dtype))
-        sent = tensor(decision.action, (len(observation), *shape), decision.action.dtype)
+        sent = tensor(decision.env_action, (len(observation), *shape), decision.env_action.dtype)
         if sent.is_floating_point() != (dtype.kind == "f"):
             raise ValueError(f"pending.decision.action: saved as {sent.dtype}, here it is {dtype}")
         if isinstance(spec.action, DiscreteActions):

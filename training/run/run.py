@@ -131,7 +131,7 @@ class Run(SavedRun):
     @property
     def stopped(self) -> bool:
         """Whether a signal asked the run to stop."""
-        return self._services.signals.stop.requested
+        return self._services.signals.stop.confirmed
 
     @property
     def result(self) -> RunResult:
@@ -163,7 +163,7 @@ class Run(SavedRun):
 
     def sync_ranks(self, step: Step) -> int:
         """Return the valid steps of a timestep; several ranks agree here on saving and stopping."""
-        return self._services.world.counted(step.valid)
+        return self._services.comm.global_count(step.valid)
 
     def stash_pending_step(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
         """Keep a step that is not observed yet: the run is to stop, and earlier work is not done.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from steadyrl.agents.base import Agent
-from steadyrl.agents.learner.comm import ALONE, World
+from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import RunDirectory
 from steadyrl.training.checkpoints.saver import Saver
@@ -39,9 +39,9 @@ class RunServices(NamedTuple):
     watch: MemoryWatch
     saver: Saver
     filmer: Filmer
-    world: World = ALONE
+    comm: Comm = SINGLE_PROCESS
 
     @property
     def log_file(self) -> Path:
         """The log file of this rank."""
-        return self.directory.path / log_name(self.world.rank)
+        return self.directory.path / log_name(self.comm.rank)

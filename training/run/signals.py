@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from steadyrl.agents.learner.interrupt import CutShortError, Stop
+from steadyrl.agents.learner.interrupt import Interrupted, Stop
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.config.settings import RunSettings
 
@@ -104,7 +104,7 @@ class StopSignals:
     @property
     def received(self) -> int | None:
         """The signal that stops the run; among ranks, once all have agreed to stop."""
-        if not self.stop.requested:
+        if not self.stop.confirmed:
             return None
         return self._first or signal.SIGTERM  # received by another rank only
 
@@ -146,11 +146,11 @@ class StopSignals:
             _stop_at_once(number)
         elif self._first is None:
             self._first = number
-            if not self.stop.together:
+            if not self.stop.multi_rank:
                 _print_line("stopping after this step; signal again to stop at once")
             self._start_timeout()
             self.stop.request()
-        elif self.stop.together:
+        elif self.stop.multi_rank:
             pass  # the launcher got the signal too, and forwards it
         elif self._shielded:
             self._waiting = number
@@ -162,7 +162,7 @@ class StopSignals:
     def step_limit(self) -> float:
         """Return the seconds that the current step may take after a signal."""
         seconds = self.patience()
-        return max(RANKS_SECONDS, seconds) if self.stop.together else seconds
+        return max(RANKS_SECONDS, seconds) if self.stop.multi_rank else seconds
 
     def _start_timeout(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self.step_limit())
@@ -173,7 +173,7 @@ class StopSignals:
             _print_line("saving a checkpoint after this step")
 
     def _raise_again(self, lost: Any) -> None:
-        if isinstance(lost.exc_value, CutShortError) and self._first is not None:
+        if isinstance(lost.exc_value, Interrupted) and self._first is not None:
             self._retry = True
             signal.setitimer(signal.ITIMER_REAL, RETRY_SECONDS)
         else:

@@ -9,7 +9,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
-from steadyrl.agents.engine.cpu.products import fused
+from steadyrl.agents.engine.cpu.products import fma
 from steadyrl.agents.networks.settings import Activation
 from steadyrl.core.jit import compiled
 
@@ -78,17 +78,17 @@ power_of_two: Any = intrinsic(_declare_power_of_two)
 def exp_of_negative(x: Any) -> Any:
     """Return e^x of a float32 x ≤ 0, to a few units in the last place; 0 below e^−87."""
     inner = max(x, LEAST)
-    n = np.int32(fused(inner, LOG2_E, -HALF))  # cut off towards 0: the nearest
+    n = np.int32(fma(inner, LOG2_E, -HALF))  # cut off towards 0: the nearest
     whole = F32(n)
-    rest = fused(whole, LN2_HIGH, inner)
-    rest = fused(whole, LN2_LOW, rest)
+    rest = fma(whole, LN2_HIGH, inner)
+    rest = fma(whole, LN2_LOW, rest)
     series = SERIES[0]
-    series = fused(series, rest, SERIES[1])
-    series = fused(series, rest, SERIES[2])
-    series = fused(series, rest, SERIES[3])
-    series = fused(series, rest, SERIES[4])
-    series = fused(series, rest, SERIES[5])
-    y = (fused(series, rest * rest, rest) + ONE) * power_of_two(n)
+    series = fma(series, rest, SERIES[1])
+    series = fma(series, rest, SERIES[2])
+    series = fma(series, rest, SERIES[3])
+    series = fma(series, rest, SERIES[4])
+    series = fma(series, rest, SERIES[5])
+    y = (fma(series, rest * rest, rest) + ONE) * power_of_two(n)
     return y if x >= LEAST else ZERO
 
 
@@ -105,16 +105,16 @@ def tanh(x: Any) -> Any:
     inner = min(max(x, -FLAT), FLAT)
     square = inner * inner
     odd = ODD[0]
-    odd = fused(odd, square, ODD[1])
-    odd = fused(odd, square, ODD[2])
-    odd = fused(odd, square, ODD[3])
-    odd = fused(odd, square, ODD[4])
-    odd = fused(odd, square, ODD[5])
-    odd = fused(odd, square, ODD[6])
+    odd = fma(odd, square, ODD[1])
+    odd = fma(odd, square, ODD[2])
+    odd = fma(odd, square, ODD[3])
+    odd = fma(odd, square, ODD[4])
+    odd = fma(odd, square, ODD[5])
+    odd = fma(odd, square, ODD[6])
     even = EVEN[0]
-    even = fused(even, square, EVEN[1])
-    even = fused(even, square, EVEN[2])
-    even = fused(even, square, EVEN[3])
+    even = fma(even, square, EVEN[1])
+    even = fma(even, square, EVEN[2])
+    even = fma(even, square, EVEN[3])
     y = inner * odd / even
     y = ONE if x >= FLAT else y
     return -ONE if x <= -FLAT else y

@@ -17,7 +17,7 @@ ZERO = np.float32(0)
 
 
 @compiled
-def turned(weight: int, filters: int, channels: int, tall: int, wide: int) -> Any:
+def transpose_filters(weight: int, filters: int, channels: int, tall: int, wide: int) -> Any:
     """Return filters [O, C, h, w] at an address as [C · h · w · O], each row of one backwards.
 
     So what a place adds to the sums of neighbours in a row lies side by side, as they do.

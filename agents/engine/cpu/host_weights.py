@@ -27,7 +27,7 @@ HOST = torch.device("cpu")
 CALLS, WARM_UP = 21, 5
 
 
-class Mirror:
+class HostWeights:
     """A copy of a network on the host."""
 
     def __init__(self, network: FlatNetwork, updates: Callable[[], int]) -> None:
@@ -36,10 +36,10 @@ class Mirror:
         self._copy = FlatNetwork(deepcopy(network.module), HOST)
         self.module = self._copy.module
         self._seen: tuple[int, ...] = ()
-        self.refresh()
+        self.sync_weights()
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def sync_weights(self) -> None:
         """Copy what has changed since the last call: that waits for the device."""
         there, here = self._network, self._copy
         buffers = there.buffers
@@ -56,11 +56,11 @@ class Mirror:
     def copy(self) -> None:
         """Copy all, changed or not."""
         self._seen = ()
-        self.refresh()
+        self.sync_weights()
 
 
-def quicker_on_host(
-    mirror: Mirror,
+def is_faster_on_host(
+    host_weights: HostWeights,
     on_host: Callable[[], object],
     on_device: Callable[[], object],
     *,
@@ -70,7 +70,7 @@ def quicker_on_host(
     """Measure where a row is decided on sooner, with a copy of the weights every so many `rows`."""
     if torch.are_deterministic_algorithms_enabled():
         return True  # a clock must not decide whose rounding counts
-    here = seconds(on_host, clock) + seconds(mirror.copy, clock) / max(rows, 1.0)
+    here = seconds(on_host, clock) + seconds(host_weights.copy, clock) / max(rows, 1.0)
     there = seconds(on_device, clock)
     log.info(
         "acting on the %s: a row takes %.0f µs on the host, %.0f µs on the device",
@@ -93,29 +93,33 @@ def seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
     return median(taken)
 
 
-def mirrored(
+def build_host_weights(
     network: FlatNetwork,
     updates: Callable[[], int],
-    kinds: tuple[Callable[[Any], Callable[[Any], object] | None], Callable[[Any], Tensor]],
+    builders: tuple[Callable[[Any], Callable[[Any], object] | None], Callable[[Any], Tensor]],
     obs: NDArray[Any],
     *,
     rows: float,
-) -> Mirror | None:
+) -> HostWeights | None:
     """Return a mirror of a network on a device, where rows like obs [N, …] are decided on sooner.
 
-    `kinds` build what decides on the host from the copy, if anything does, and what decides on the
+    `builders` build what decides on the host from the copy, if anything does, and what decides on the
     device. Weights are copied every so many `rows`.
     """
     if host_sees(network.weights):
         return None
     device = network.weights.device
-    mirror = Mirror(network, updates)
-    on_host = kinds[0](mirror.module)
+    host_weights = HostWeights(network, updates)
+    on_host = builders[0](host_weights.module)
     if on_host is None:
         return None
 
     def there() -> object:
         with torch.inference_mode():
-            return kinds[1](send(device, obs)[0]).numpy(force=True)
+            return builders[1](send(device, obs)[0]).numpy(force=True)
 
-    return mirror if quicker_on_host(mirror, lambda: on_host(obs), there, rows=rows) else None
+    return (
+        host_weights
+        if is_faster_on_host(host_weights, lambda: on_host(obs), there, rows=rows)
+        else None
+    )

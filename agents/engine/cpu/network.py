@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.agents.engine.cpu.activations import CODES, F32, ONE, ZERO, activate
-from steadyrl.agents.engine.cpu.convolution import convolve, turned
+from steadyrl.agents.engine.cpu.convolution import convolve, transpose_filters
 from steadyrl.agents.engine.cpu.products import (
     LANES,
     MANY,
-    TOGETHER,
+    ROWS_AT_ONCE,
     add_four_products,
     add_inputs_to_eight,
     add_inputs_to_many,
@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 WEIGHT, BIAS, NORM_WEIGHT, NORM_BIAS, INPUTS, OUTPUTS, TRANSPOSED, SCALED = range(8)
 FILTERS, CHANNELS, HEIGHT, WIDTH, TALL, WIDE, COLUMNS = range(8, 15)
 
-PART = F32(1.0 / 255.0)
+INV_255 = F32(1.0 / 255.0)
 NORM_EPSILON = F32(1e-5)  # torch's own
 
 
@@ -74,10 +74,15 @@ class HostNetwork:
     ) -> None:
         _check_shapes(layers)
         self._layers = layers  # which keeps the memory that the plan points to
-        self.plan: NDArray[np.int64] = np.array([_row(layer) for layer in layers], np.int64)
-        self.plan[0, SCALED] = scaled
+        self.layer_table: NDArray[np.int64] = np.array(
+            [_layer_row(layer) for layer in layers], np.int64
+        )
+        self.layer_table[0, SCALED] = scaled
         self.activation = CODES[activation]
-        self.inputs, self.outputs = int(self.plan[0, INPUTS]), int(self.plan[-1, OUTPUTS])
+        self.inputs, self.outputs = (
+            int(self.layer_table[0, INPUTS]),
+            int(self.layer_table[-1, OUTPUTS]),
+        )
 
     def __call__(self, x: NDArray[Any]) -> Floats:
         """Return the last layer's output [N, K] for inputs [N, …]."""
@@ -85,7 +90,7 @@ class HostNetwork:
         rows = rows.reshape(len(x), -1)
         if rows.shape[1] != self.inputs:
             raise ValueError(f"a network of {self.inputs} inputs was given {rows.shape[1]}")
-        forward(self.plan, self.activation, rows, y)
+        forward(self.layer_table, self.activation, rows, y)
         return y
 
 
@@ -93,7 +98,7 @@ def _check_shapes(layers: Sequence[Layer | Convolution]) -> None:
     """Refuse layers whose arrays are not of the sizes that compiled code reads them with."""
     before: int | None = None
     for number, layer in enumerate(layers):
-        inputs, outputs = _row(layer)[INPUTS], _row(layer)[OUTPUTS]
+        inputs, outputs = _layer_row(layer)[INPUTS], _layer_row(layer)[OUTPUTS]
         norms: tuple[Floats, ...] = ()
         biases = outputs
         if isinstance(layer, Convolution):
@@ -110,7 +115,7 @@ def _check_shapes(layers: Sequence[Layer | Convolution]) -> None:
         before = outputs
 
 
-def _row(layer: Layer | Convolution) -> list[int]:
+def _layer_row(layer: Layer | Convolution) -> list[int]:
     row = [0] * COLUMNS
     arrays = [layer.weight, layer.bias]
     if isinstance(layer, Convolution):
@@ -175,7 +180,7 @@ def _times_transposed(x: Any, weight: int, y: Any) -> None:
 
 @compiled
 def _rows_times_transposed(
-    x: int, inputs: int, weight: int, y: int, outputs: int, apart: int
+    x: int, inputs: int, weight: int, y: int, outputs: int, row_stride: int
 ) -> None:
     """Do so for x [TOGETHER, in] and y [TOGETHER, out] at addresses, rows so many bytes apart.
 
@@ -184,121 +189,133 @@ def _rows_times_transposed(
     size, whole = 4, outputs - outputs % 2
     for o in range(0, whole, 2):
         at, to = weight + o * inputs * size, y + o * size
-        add_two_products_of_each(x, at, inputs, to, apart)
-    for row in range(TOGETHER):
+        add_two_products_of_each(x, at, inputs, to, row_stride)
+    for row in range(ROWS_AT_ONCE):
         for o in range(whole, outputs):
-            to = y + row * apart + o * size
-            add_one_product(x + row * apart, weight + o * inputs * size, inputs, to)
+            to = y + row * row_stride + o * size
+            add_one_product(x + row * row_stride, weight + o * inputs * size, inputs, to)
 
 
 @compiled
-def _linear(of: Any, room: Any, side: int, rows: int) -> None:
+def _linear(layer_row: Any, scratch: Any, side: int, rows: int) -> None:
     """Make the other side of the room [N, out] of this one [N, in] by one linear layer."""
-    inputs, outputs, weight = of[INPUTS], of[OUTPUTS], of[WEIGHT]
-    bias, all_at_once = floats_at(of[BIAS], outputs), of[TRANSPOSED] and rows == TOGETHER
+    inputs, outputs, weight = layer_row[INPUTS], layer_row[OUTPUTS], layer_row[WEIGHT]
+    bias, all_at_once = (
+        floats_at(layer_row[BIAS], outputs),
+        layer_row[TRANSPOSED] and rows == ROWS_AT_ONCE,
+    )
     for n in range(rows):
-        here, there = room[side, n, :inputs], room[1 - side, n, :outputs]
+        here, there = scratch[side, n, :inputs], scratch[1 - side, n, :outputs]
         for o in range(outputs):
             there[o] = bias[o]
-        if not of[TRANSPOSED]:
+        if not layer_row[TRANSPOSED]:
             _times(here, weight, there)
         elif not all_at_once:
             _times_transposed(here, weight, there)
     if all_at_once:
-        begin, across, apart = room.ctypes.data, room.strides[0], room.strides[1]
+        begin, across, row_stride = scratch.ctypes.data, scratch.strides[0], scratch.strides[1]
         x, y = begin + side * across, begin + (1 - side) * across
-        _rows_times_transposed(x, inputs, weight, y, outputs, apart)
+        _rows_times_transposed(x, inputs, weight, y, outputs, row_stride)
 
 
 @compiled
-def _boards(of: Any, filters: Any, sums: Any, room: Any, side: int, rows: int) -> None:
+def _convolve_boards(
+    layer_row: Any, filters: Any, sums: Any, scratch: Any, side: int, rows: int
+) -> None:
     """Make the other side [N, O · h · w] of boards [N, C · H · W] by turned filters."""
-    bias = floats_at(of[BIAS], of[FILTERS])
+    bias = floats_at(layer_row[BIAS], layer_row[FILTERS])
     for n in range(rows):
-        board = room[side, n, : of[INPUTS]].reshape(of[CHANNELS], of[HEIGHT], of[WIDTH])
-        convolve(filters, of[TALL], of[WIDE], bias, board, sums, room[1 - side, n])
+        board = scratch[side, n, : layer_row[INPUTS]].reshape(
+            layer_row[CHANNELS], layer_row[HEIGHT], layer_row[WIDTH]
+        )
+        convolve(filters, layer_row[TALL], layer_row[WIDE], bias, board, sums, scratch[1 - side, n])
 
 
 @compiled
-def _between(of: Any, activation: int, room: Any, side: int, rows: int) -> None:
+def _norm_and_activate(layer_row: Any, activation: int, scratch: Any, side: int, rows: int) -> None:
     """Apply what comes between two layers to one side of the room [N, out]."""
-    outputs = of[OUTPUTS]
+    outputs = layer_row[OUTPUTS]
     for n in range(rows):
-        there = room[side, n, :outputs]
-        if of[NORM_WEIGHT]:
-            weight, bias = floats_at(of[NORM_WEIGHT], outputs), floats_at(of[NORM_BIAS], outputs)
+        there = scratch[side, n, :outputs]
+        if layer_row[NORM_WEIGHT]:
+            weight, bias = (
+                floats_at(layer_row[NORM_WEIGHT], outputs),
+                floats_at(layer_row[NORM_BIAS], outputs),
+            )
             _normalise(there, weight, bias)
         activate(there, activation)
 
 
 @compiled
-def _widest(plan: Any) -> int:
-    widest: int = plan[0, OUTPUTS]
-    for layer in range(1, len(plan)):
-        widest = max(widest, plan[layer, OUTPUTS])
+def _widest(layer_table: Any) -> int:
+    widest: int = layer_table[0, OUTPUTS]
+    for layer in range(1, len(layer_table)):
+        widest = max(widest, layer_table[layer, OUTPUTS])
     return widest
 
 
 @compiled
-def _one_by_one(plan: Any, activation: int, x: Any, y: Any) -> None:
+def _forward_rows(layer_table: Any, activation: int, x: Any, y: Any) -> None:
     """Do what `forward` does row by row: nothing is gained by several small ones at once."""
-    layers = len(plan)
-    room = np.empty((2, _widest(plan)), np.float32)
+    layers = len(layer_table)
+    scratch = np.empty((2, _widest(layer_table)), np.float32)
     for n in range(len(x)):
         here = x[n]
         for layer in range(layers):
-            outputs = plan[layer, OUTPUTS]
-            there = y[n] if layer == layers - 1 else room[layer % 2, :outputs]
-            bias = floats_at(plan[layer, BIAS], outputs)
+            outputs = layer_table[layer, OUTPUTS]
+            there = y[n] if layer == layers - 1 else scratch[layer % 2, :outputs]
+            bias = floats_at(layer_table[layer, BIAS], outputs)
             for o in range(outputs):
                 there[o] = bias[o]
-            if plan[layer, TRANSPOSED]:
-                _times_transposed(here, plan[layer, WEIGHT], there)
+            if layer_table[layer, TRANSPOSED]:
+                _times_transposed(here, layer_table[layer, WEIGHT], there)
             else:
-                _times(here, plan[layer, WEIGHT], there)
+                _times(here, layer_table[layer, WEIGHT], there)
             if layer < layers - 1:
-                if plan[layer, NORM_WEIGHT]:
+                if layer_table[layer, NORM_WEIGHT]:
                     _normalise(
                         there,
-                        floats_at(plan[layer, NORM_WEIGHT], outputs),
-                        floats_at(plan[layer, NORM_BIAS], outputs),
+                        floats_at(layer_table[layer, NORM_WEIGHT], outputs),
+                        floats_at(layer_table[layer, NORM_BIAS], outputs),
                     )
                 activate(there, activation)
             here = there
 
 
 @compiled
-def _together(plan: Any, activation: int, x: Any, y: Any) -> None:
+def _forward_batched(layer_table: Any, activation: int, x: Any, y: Any) -> None:
     """Do it a few rows at a time."""
-    first, layers = plan[0], len(plan)
-    room = np.empty((2, TOGETHER, max(first[INPUTS], _widest(plan))), np.float32)
-    filters = sums = room[0, 0]  # which nobody reads where there are none
+    first, layers = layer_table[0], len(layer_table)
+    scratch = np.empty((2, ROWS_AT_ONCE, max(first[INPUTS], _widest(layer_table))), np.float32)
+    filters = sums = scratch[0, 0]  # which nobody reads where there are none
     if first[FILTERS]:
-        filters = turned(first[WEIGHT], first[FILTERS], first[CHANNELS], first[TALL], first[WIDE])
+        filters = transpose_filters(
+            first[WEIGHT], first[FILTERS], first[CHANNELS], first[TALL], first[WIDE]
+        )
         sums = np.empty(first[OUTPUTS], np.float32)
-    part = PART if first[SCALED] else ONE
-    for begin in range(0, len(x), TOGETHER):
-        rows = min(TOGETHER, len(x) - begin)
+    part = INV_255 if first[SCALED] else ONE
+    for begin in range(0, len(x), ROWS_AT_ONCE):
+        rows = min(ROWS_AT_ONCE, len(x) - begin)
         for n in range(rows):
             for i in range(x.shape[1]):
-                room[0, n, i] = F32(x[begin + n, i]) * part
+                scratch[0, n, i] = F32(x[begin + n, i]) * part
         for layer in range(layers):
-            of, side = plan[layer], layer % 2
-            if of[FILTERS]:
-                _boards(of, filters, sums, room, side, rows)
+            layer_row, side = layer_table[layer], layer % 2
+            if layer_row[FILTERS]:
+                _convolve_boards(layer_row, filters, sums, scratch, side, rows)
                 continue
-            _linear(of, room, side, rows)
+            _linear(layer_row, scratch, side, rows)
             if layer < layers - 1:
-                _between(of, activation, room, 1 - side, rows)
+                _norm_and_activate(layer_row, activation, scratch, 1 - side, rows)
         for n in range(rows):
             for o in range(y.shape[1]):
-                y[begin + n, o] = room[layers % 2, n, o]
+                y[begin + n, o] = scratch[layers % 2, n, o]
 
 
 @compiled
-def forward(plan: Any, activation: int, x: Any, y: Any) -> None:
+def forward(layer_table: Any, activation: int, x: Any, y: Any) -> None:
     """Write the last layer's output [N, K] for inputs [N, D]: the same, whichever way is taken."""
-    if plan[0, FILTERS] or plan[0, SCALED]:
-        _together(plan, activation, x, y)
+    if layer_table[0, FILTERS] or layer_table[0, SCALED]:
+        _forward_batched(layer_table, activation, x, y)
     else:
-        _one_by_one(plan, activation, x.astype(np.float32), y)
+        _forward_rows(layer_table, activation, x.astype(np.float32), y)

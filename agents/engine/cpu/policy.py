@@ -20,13 +20,13 @@ from steadyrl.agents.engine.cpu.network import (
 )
 from steadyrl.agents.networks.actor_critic import (
     ActorCritic,
+    ParallelLinear,
+    ParallelMLP,
     SeparateTrunks,
     SharedTrunk,
-    TwinLayer,
-    TwinTrunk,
 )
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead, GaussianLayer, Head
-from steadyrl.agents.networks.encoders import Dense, Scale
+from steadyrl.agents.networks.encoders import MLP, PixelScale
 from steadyrl.agents.networks.normalizers import CLIP
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
@@ -36,43 +36,45 @@ LIMIT = np.float32(CLIP)
 NOTHING: Floats = np.zeros(0, np.float32)
 
 
-class Drawing(NamedTuple):
+class PolicyArrays(NamedTuple):
     """What compiled code draws actions by; what is not there is empty."""
 
-    plan: NDArray[np.int64]  # of the network
+    layer_table: NDArray[np.int64]  # of the network
     activation: int
-    shift: Floats  # [D] of observations
-    scale: Floats  # [D]
+    mean: Floats  # [D] of observations
+    inv_std: Floats  # [D]
     log_std: Floats  # [A] of a Gaussian; without one it is one choice out of many
-    half_width: Floats  # [A] of the environment's bounds, where its units are others
-    middle: Floats  # [A]
+    scale: Floats  # [A] of the environment's bounds, where its units are others
+    bias: Floats  # [A]
 
 
 @compiled
-def parametrise(drawing: Drawing, obs: Any, parameters: Any) -> None:
+def policy_parameters(policy_arrays: PolicyArrays, obs: Any, parameters: Any) -> None:
     """Write the last layer's output [N, K] for observations [N, D]."""
-    if not len(drawing.shift):
-        forward(drawing.plan, drawing.activation, obs, parameters)
+    if not len(policy_arrays.mean):
+        forward(policy_arrays.layer_table, policy_arrays.activation, obs, parameters)
         return
     x = np.empty(obs.shape, np.float32)
     for n in range(obs.shape[0]):
         for i in range(obs.shape[1]):
-            value = (obs[n, i] - drawing.shift[i]) * drawing.scale[i]
+            value = (obs[n, i] - policy_arrays.mean[i]) * policy_arrays.inv_std[i]
             x[n, i] = min(max(value, -LIMIT), LIMIT)
-    forward(drawing.plan, drawing.activation, x, parameters)
+    forward(policy_arrays.layer_table, policy_arrays.activation, x, parameters)
 
 
 @compiled
-def draw(drawing: Drawing, obs: Any, noise: Any, chosen: Any, sent: Any) -> None:
+def sample_actions(
+    policy_arrays: PolicyArrays, obs: Any, noise: Any, chosen: Any, sent: Any
+) -> None:
     """Draw actions [N, A] for observations [N, D]: as `chosen`, and as the environment is sent.
 
     One out of many is argmax(logit − noise), a Gaussian's is μ + σ·noise
     (`agents/networks/distributions.py`).
     """
-    parameters = np.empty((len(obs), drawing.plan[-1, OUTPUTS]), np.float32)
-    parametrise(drawing, obs, parameters)
+    parameters = np.empty((len(obs), policy_arrays.layer_table[-1, OUTPUTS]), np.float32)
+    policy_parameters(policy_arrays, obs, parameters)
     for n in range(len(obs)):
-        if not len(drawing.log_std):
+        if not len(policy_arrays.log_std):
             best = 0
             for k in range(1, parameters.shape[1]):
                 if parameters[n, k] - noise[n, k] > parameters[n, best] - noise[n, best]:
@@ -80,28 +82,28 @@ def draw(drawing: Drawing, obs: Any, noise: Any, chosen: Any, sent: Any) -> None
             chosen[n, 0] = sent[n, 0] = best
             continue
         for a in range(parameters.shape[1]):
-            action = parameters[n, a] + math.exp(drawing.log_std[a]) * noise[n, a]
+            action = parameters[n, a] + math.exp(policy_arrays.log_std[a]) * noise[n, a]
             chosen[n, a] = sent[n, a] = action
-            if len(drawing.middle):
-                sent[n, a] = drawing.middle[a] + action * drawing.half_width[a]
+            if len(policy_arrays.bias):
+                sent[n, a] = policy_arrays.bias[a] + action * policy_arrays.scale[a]
 
 
 @compiled
-def choose(drawing: Drawing, obs: Any, sent: Any) -> None:
+def greedy_actions(policy_arrays: PolicyArrays, obs: Any, sent: Any) -> None:
     """Write the best actions [N, A] for observations [N, D] as the environment is sent them.
 
     One out of many is the first of those whose output is the largest, a Gaussian's is μ.
     """
-    parameters = np.empty((len(obs), drawing.plan[-1, OUTPUTS]), np.float32)
-    parametrise(drawing, obs, parameters)
+    parameters = np.empty((len(obs), policy_arrays.layer_table[-1, OUTPUTS]), np.float32)
+    policy_parameters(policy_arrays, obs, parameters)
     for n in range(len(obs)):
-        if not len(drawing.log_std):
+        if not len(policy_arrays.log_std):
             sent[n, 0] = _first_best(parameters[n])
             continue
         for a in range(parameters.shape[1]):
             sent[n, a] = parameters[n, a]
-            if len(drawing.middle):
-                sent[n, a] = drawing.middle[a] + parameters[n, a] * drawing.half_width[a]
+            if len(policy_arrays.bias):
+                sent[n, a] = policy_arrays.bias[a] + parameters[n, a] * policy_arrays.scale[a]
 
 
 @compiled
@@ -114,68 +116,74 @@ def _first_best(values: Any) -> int:
 
 
 @compiled
-def explore(
-    plan: Any, activation: int, obs: Any, coins: Any, choices: Any, epsilon: float, action: Any
+def epsilon_greedy_actions(
+    layer_table: Any,
+    activation: int,
+    obs: Any,
+    uniforms: Any,
+    random_actions: Any,
+    epsilon: float,
+    action: Any,
 ) -> None:
     """Write actions [N, 1] for observations [N, D]: one's choice [N] where its coin [N] is below ε.
 
     Elsewhere it is the first of those whose output is the largest.
     """
-    values = np.empty((1, plan[-1, OUTPUTS]), np.float32)
+    values = np.empty((1, layer_table[-1, OUTPUTS]), np.float32)
     for n in range(len(obs)):
-        if coins[n] < epsilon:
-            action[n, 0] = choices[n]
+        if uniforms[n] < epsilon:
+            action[n, 0] = random_actions[n]
             continue
-        forward(plan, activation, obs[n : n + 1], values)
+        forward(layer_table, activation, obs[n : n + 1], values)
         action[n, 0] = _first_best(values[0])
 
 
 class HostPolicy:
     """What parametrises the actions of an actor-critic network."""
 
-    def __init__(self, network: ActorCritic, half: HostNetwork) -> None:
+    def __init__(self, network: ActorCritic, branch: HostNetwork) -> None:
         log_std = NOTHING
         if isinstance(network.policy, GaussianLayer):
             log_std = _array(network.policy.log_std)
-        self._network = half
-        self._drawing = _drawing(network, half)._replace(log_std=log_std)
+        self._network = branch
+        self._policy_arrays = _policy_arrays(network, branch)._replace(log_std=log_std)
 
     def __call__(self, obs: NDArray[Any]) -> Floats:
         """Return parameters [N, P] for observations [N, …]."""
         given = np.ascontiguousarray(obs).reshape(len(obs), -1)
         mean = np.empty((len(obs), self._network.outputs), np.float32)
-        parametrise(self._drawing, given, mean)
-        log_std = self._drawing.log_std
+        policy_parameters(self._policy_arrays, given, mean)
+        log_std = self._policy_arrays.log_std
         if not len(log_std):
             return mean
         return np.concatenate((mean, np.broadcast_to(log_std, mean.shape)), axis=1)
 
-    def drawing(self, head: Head) -> Drawing | None:
+    def policy_arrays(self, head: Head) -> PolicyArrays | None:
         """Return what compiled code draws by; None where actions are of other kinds."""
-        if isinstance(head, BoxHead) and head.units is not None:
-            half_width, middle = map(_array, head.units)
-            return self._drawing._replace(half_width=half_width, middle=middle)
-        return self._drawing if type(head) in (BoxHead, DiscreteHead) else None
+        if isinstance(head, BoxHead) and head.affine is not None:
+            scale, bias = map(_array, head.affine)
+            return self._policy_arrays._replace(scale=scale, bias=bias)
+        return self._policy_arrays if type(head) in (BoxHead, DiscreteHead) else None
 
 
 class HostValue:
     """The value of an actor-critic network: for a few rows a tenth of the time of torch's calls."""
 
-    def __init__(self, network: ActorCritic, half: HostNetwork) -> None:
-        self._network = half  # which keeps what the drawing points to
-        self._drawing = _drawing(network, half)
+    def __init__(self, network: ActorCritic, branch: HostNetwork) -> None:
+        self._network = branch  # which keeps what the drawing points to
+        self._policy_arrays = _policy_arrays(network, branch)
 
     def __call__(self, obs: Tensor) -> Tensor:
         """Return values [N] for observations [N, …]."""
         given = np.ascontiguousarray(obs.numpy()).reshape(len(obs), -1)
         value = np.empty((len(obs), 1), np.float32)
-        parametrise(self._drawing, given, value)
+        policy_parameters(self._policy_arrays, given, value)
         return torch.from_numpy(value[:, 0])
 
 
-def drawing_of(network: HostNetwork) -> Drawing:
+def q_policy_arrays(network: HostNetwork) -> PolicyArrays:
     """Return what compiled code chooses by, where outputs are the worth of actions."""
-    return Drawing(network.plan, network.activation, *(NOTHING,) * 5)
+    return PolicyArrays(network.layer_table, network.activation, *(NOTHING,) * 5)
 
 
 def q_on_host(network: QNetwork) -> HostNetwork | None:
@@ -189,23 +197,27 @@ def q_on_host(network: QNetwork) -> HostNetwork | None:
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
     """Return the policy as machine code, or None where torch is as fast."""
     policy = network.policy
-    half = _half(network, 0, policy.mean if isinstance(policy, GaussianLayer) else policy)
-    return None if half is None else HostPolicy(network, half)
+    branch = _branch(network, 0, policy.mean if isinstance(policy, GaussianLayer) else policy)
+    return None if branch is None else HostPolicy(network, branch)
 
 
 def value_on_host(network: ActorCritic) -> HostValue | None:
     """Return the value as machine code, or None likewise."""
-    half = _half(network, 1, network.value)
-    return None if half is None else HostValue(network, half)
+    branch = _branch(network, 1, network.value)
+    return None if branch is None else HostValue(network, branch)
 
 
-def _half(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | None:
+def _branch(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | None:
     """Return what the policy (0) or the value (1) sees by, with what comes last."""
     trunk = network.trunk
     if network.masks is not None:
         return None
-    if isinstance(trunk, TwinTrunk):
-        hidden = [_one_of_two(layer, which) for layer in trunk.twins] if _is_here(last) else []
+    if isinstance(trunk, ParallelMLP):
+        hidden = (
+            [_parallel_branch(layer, which) for layer in trunk.parallel_layers]
+            if _is_on_cpu(last)
+            else []
+        )
         return HostNetwork([*hidden, _layer(last)], trunk.activation) if hidden else None
     if isinstance(trunk, SeparateTrunks):
         return _network((trunk.policy, trunk.value)[which], last, network.observation_shape)
@@ -216,18 +228,18 @@ def _half(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | No
 def _network(trunk: nn.Module, last: nn.Module, shape: tuple[int, ...]) -> HostNetwork | None:
     """Return a trunk for observations of this shape with what comes last."""
     *before, dense = trunk if isinstance(trunk, nn.Sequential) else (trunk,)
-    order = [type(part) for part in before if not isinstance(part, Scale)]
+    order = [type(part) for part in before if not isinstance(part, PixelScale)]
     convolutions = [part for part in before if isinstance(part, nn.Conv2d)]
     known = order in ([], [nn.Flatten], [nn.Conv2d, nn.ReLU, nn.Flatten])
     plain = all(_is_plain(part) for part in convolutions)
-    if not (known and plain and isinstance(dense, Dense) and _is_here(last)):
+    if not (known and plain and isinstance(dense, MLP) and _is_on_cpu(last)):
         return None
     if is_large_image(shape):
         return None
     boards = [_convolution(part, shape) for part in convolutions]
     norms = dense.norms or [None] * len(dense.layers)
     hidden = [_layer(layer, norm) for layer, norm in zip(dense.layers, norms, strict=True)]
-    scaled = any(isinstance(part, Scale) for part in before)
+    scaled = any(isinstance(part, PixelScale) for part in before)
     return HostNetwork([*boards, *hidden, _layer(last)], dense.activation, scaled=scaled)
 
 
@@ -237,14 +249,16 @@ def _is_plain(layer: nn.Conv2d) -> bool:
     return steps and layer.padding in ((0, 0), "valid") and layer.groups == 1
 
 
-def _is_here(layer: nn.Module) -> bool:
+def _is_on_cpu(layer: nn.Module) -> bool:
     return all(parameter.is_cpu for parameter in layer.parameters())
 
 
-def _drawing(network: ActorCritic, half: HostNetwork) -> Drawing:
+def _policy_arrays(network: ActorCritic, branch: HostNetwork) -> PolicyArrays:
     n = network.normaliser
-    statistics = (NOTHING,) * 2 if n is None else (_flat(n.shift), _flat(n.scale))
-    return Drawing(half.plan, half.activation, *statistics, NOTHING, NOTHING, NOTHING)
+    statistics = (NOTHING,) * 2 if n is None else (_flat(n.frozen_mean), _flat(n.inv_std))
+    return PolicyArrays(
+        branch.layer_table, branch.activation, *statistics, NOTHING, NOTHING, NOTHING
+    )
 
 
 def _layer(layer: nn.Module, norm: nn.Module | None = None) -> Layer:
@@ -262,7 +276,7 @@ def _convolution(layer: nn.Conv2d, shape: tuple[int, ...]) -> Convolution:
     return Convolution(_array(layer.weight), _array(layer.bias), (height, width))
 
 
-def _one_of_two(layer: TwinLayer, which: int) -> Layer:
+def _parallel_branch(layer: ParallelLinear, which: int) -> Layer:
     norm = layer.norm
     after = None if norm is None else (_array(norm.weight[which, 0]), _array(norm.bias[which, 0]))
     return Layer(_array(layer.weight[which]), _array(layer.bias[which, 0]), norm=after)

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES, MANY, TOGETHER = 8, 64, 4
+LANES, MANY, ROWS_AT_ONCE = 8, 64, 4
 FLOAT, SIZE = ir.FloatType(), 4  # bytes
 LANES_TYPE, ONE_LANE = ir.VectorType(FLOAT, LANES), ir.VectorType(FLOAT, 1)
 
@@ -37,10 +37,14 @@ def _declaration(rows: int) -> Any:
 def _declaration_of_each(many: int, rows: int) -> Any:
     """Return the same for x [many, F] and y [many, rows], whose rows are so many bytes apart."""
 
-    def declare(typing_context: Any, x: Any, matrix: Any, count: Any, y: Any, apart: Any) -> Any:
+    def declare(
+        typing_context: Any, x: Any, matrix: Any, count: Any, y: Any, row_stride: Any
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            x, matrix, count, y, apart = values
-            places = [builder.mul(apart, ir.Constant(apart.type, one)) for one in range(many)]
+            x, matrix, count, y, row_stride = values
+            places = [
+                builder.mul(row_stride, ir.Constant(row_stride.type, one)) for one in range(many)
+            ]
             xs, ys = (
                 [builder.inttoptr(builder.add(at, place), FLOAT.as_pointer()) for place in places]
                 for at in (x, y)
@@ -66,7 +70,7 @@ def _add_products(builder: Any, xs: Any, rows: int, matrix: Any, count: Any, ys:
         for x, totals in zip(xs, into, strict=True):
             given = _lanes(builder, x, i, kind)
             for weight, total in zip(weights, totals, strict=True):
-                builder.store(_fused(builder, given, weight, builder.load(total)), total)
+                builder.store(_fma(builder, given, weight, builder.load(total)), total)
 
     with cgutils.for_range_slice(builder, zero, whole, step) as (i, _):
         add(i, sums, LANES_TYPE)
@@ -82,7 +86,7 @@ def _add_products(builder: Any, xs: Any, rows: int, matrix: Any, count: Any, ys:
             builder.store(builder.fadd(builder.load(place), builder.load(total)), place)
 
 
-def _fused(builder: Any, one: Any, other: Any, more: Any) -> Any:
+def _fma(builder: Any, one: Any, other: Any, more: Any) -> Any:
     """Return one · other + more, rounded once."""
     kind = one.type
     name = f"llvm.fma.v{kind.count}f32" if isinstance(kind, ir.VectorType) else "llvm.fma.f32"
@@ -129,7 +133,7 @@ def _declaration_by_inputs(columns: int) -> Any:
                 row = builder.gep(weight, [builder.mul(loop.index, outputs)])
                 for at, total in zip(begins, sums, strict=True):
                     weights = _lanes(builder, row, at, kind)
-                    builder.store(_fused(builder, given, weights, builder.load(total)), total)
+                    builder.store(_fma(builder, given, weights, builder.load(total)), total)
             for at, total in zip(begins, sums, strict=True):
                 builder.store(builder.load(total), _place(builder, y, at, kind), align=SIZE)
             return context.get_dummy_value()
@@ -149,9 +153,7 @@ def _declare_multiple(typing_context: Any, number: Any, x: Any, count: Any, y: A
         begin, step, single = (ir.Constant(count.type, at) for at in (0, LANES, 1))
 
         def add(i: Any, number: Any, kind: Any) -> None:
-            total = _fused(
-                builder, number, _lanes(builder, x, i, kind), _lanes(builder, y, i, kind)
-            )
+            total = _fma(builder, number, _lanes(builder, x, i, kind), _lanes(builder, y, i, kind))
             builder.store(total, _place(builder, y, i, kind), align=SIZE)
 
         with cgutils.for_range_slice(builder, begin, whole, step) as (i, _):
@@ -166,8 +168,8 @@ def _declare_multiple(typing_context: Any, number: Any, x: Any, count: Any, y: A
 # In compiled code: add_products(x, matrix, count, y), with addresses of float32 numbers.
 add_four_products: Any = intrinsic(_declaration(4))
 add_one_product: Any = intrinsic(_declaration(1))
-# (x, matrix, count, y, apart), for as many rows of x and y as there are `TOGETHER`.
-add_two_products_of_each: Any = intrinsic(_declaration_of_each(TOGETHER, 2))
+# (x, matrix, count, y, apart), for as many rows of x and y as there are `ROWS_AT_ONCE`.
+add_two_products_of_each: Any = intrinsic(_declaration_of_each(ROWS_AT_ONCE, 2))
 # add_multiple(number, x, count, y): adds number · x to y [count].
 add_multiple: Any = intrinsic(_declare_multiple)
 # add_inputs(x, inputs, weight, outputs, y), likewise, for columns from where weight and y begin.
@@ -176,11 +178,11 @@ add_inputs_to_eight: Any = intrinsic(_declaration_by_inputs(LANES))
 add_inputs_to_one: Any = intrinsic(_declaration_by_inputs(1))
 
 
-def _declare_fused(typing_context: Any, one: Any, other: Any, more: Any) -> Any:
+def _declare_fma(typing_context: Any, one: Any, other: Any, more: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _fused(builder, *values)
+        return _fma(builder, *values)
 
     return types.float32(*[types.float32] * 3), generate
 
 
-fused: Any = intrinsic(_declare_fused)  # (one, other, more): one · other + more
+fma: Any = intrinsic(_declare_fma)  # (one, other, more): one · other + more

@@ -42,7 +42,7 @@ def _of_this_process() -> TemporaryDirectory[str]:
 
 
 @contextmanager
-def compiling_privately() -> Iterator[Path]:
+def in_private_directory() -> Iterator[Path]:
     """Let torch's compiler work in such a directory, and in no other."""
     chosen, folder = os.environ.get(CHOICE), plain_path(compile_directory())
     os.environ[CHOICE] = str(folder)

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compiling_privately
+from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
 from steadyrl.core.private import cache_folder, is_private, make_private
 
 
 @contextmanager
-def compilable() -> Iterator[None]:
+def lowering_products() -> Iterator[None]:
     """Let the compiler write such products into graphs."""
     if not faster_here():  # nothing asks for them: the compiler is left as it is
         yield
@@ -35,9 +35,9 @@ def compilable() -> Iterator[None]:
     from torch._inductor import config  # slow to import, as all of it
     from torch._inductor.lowering import lowerings
 
-    from steadyrl.agents.engine.graphs.product_template import lowered
+    from steadyrl.agents.engine.graphs.product_template import lower_product
 
-    lowerings[operator()] = lowered
+    lowerings[operator()] = lower_product
     try:
         with config.patch(epilogue_fusion=False):  # loops that use a product come after it
             yield
@@ -47,7 +47,7 @@ def compilable() -> Iterator[None]:
 
 log = logging.getLogger("steadyrl")
 
-KEPT = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
+MAX_CACHED = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
 
 COMPILERS = "TORCHINDUCTOR_"  # how the compiler's own switches in the environment begin
 
@@ -61,21 +61,21 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
     private = make_private(library.parent)
     if private and is_private(library):
         with suppress(RuntimeError):  # not what it was when it was kept
-            run = _loaded(library)
-            _touch(library)
+            run = _load(library)
+            _mark_used(library)
             return run
-    made = _compile(graph, inputs)
+    built = _compile(graph, inputs)
     if not private:
         log.warning(
             "compiled graphs are not kept: %s cannot be written to, or others than this user can",
             library.parent,
         )
-        return _loaded(made)
+        return _load(built)
     try:
-        _keep(made, library)
+        _store(built, library)
     except OSError:  # a home that cannot be written to, a full disk
-        return _loaded(made)
-    return _loaded(library)
+        return _load(built)
+    return _load(library)
 
 
 def folder() -> Path:
@@ -110,23 +110,23 @@ def _processor() -> str:
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
     for node in graph.graph.nodes:
         node.meta.clear()  # what tracing noted of shapes is for another compiler than this
-    with compiling_privately(), compilable(), warnings.catch_warnings():
+    with in_private_directory(), lowering_products(), warnings.catch_warnings():
         from torch._inductor import aot_compile  # slow to import
 
         warnings.simplefilter("ignore", FutureWarning)  # about torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))
 
 
-def _loaded(library: Path) -> Callable[[Any], Any]:
+def _load(library: Path) -> Callable[[Any], Any]:
     run: Callable[[Any], Any] = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1).run
     return run
 
 
-def _keep(made: Path, library: Path) -> None:
+def _store(built: Path, library: Path) -> None:
     """Put a library where it is looked for, whole or not at all."""
     place, name = tempfile.mkstemp(dir=library.parent)
     try:
-        with open(place, "wb") as to, made.open("rb") as source:
+        with open(place, "wb") as to, built.open("rb") as source:
             shutil.copyfileobj(source, to)
             to.flush()
             os.fsync(to.fileno())
@@ -134,10 +134,10 @@ def _keep(made: Path, library: Path) -> None:
     finally:
         Path(name).unlink(missing_ok=True)
     found = sorted(library.parent.glob("*.so"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-KEPT]:
+    for path in found[:-MAX_CACHED]:
         path.unlink(missing_ok=True)
 
 
-def _touch(library: Path) -> None:
+def _mark_used(library: Path) -> None:
     with suppress(OSError):
         os.utime(library)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from steadyrl.agents.engine.graphs.wide_products import pays, product
+from steadyrl.agents.engine.graphs.wide_products import is_supported, product
 
 MOST_BYTES = 16_000_000  # of patches; more of them leave the caches
 
@@ -27,31 +27,33 @@ class Patches:
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
         """Return what aten.convolution does, or NotImplemented where it is left to that."""
-        if not self._suits(x, weight, how):
+        if not self._is_supported(x, weight, how):
             return NotImplemented
         patches, (rows, columns) = self._patches(x, weight), _places(x, weight)
-        found = product(patches, _turned(weight).t())
+        found = product(patches, _patch_major(weight).t())
         found = found if bias is None else found + bias
         return found.view(len(x), rows, columns, len(weight)).permute(0, 3, 1, 2)
 
-    def backward(self, slope: Tensor, x: Tensor, weight: Tensor, sizes: Any, *how: Any) -> Any:
+    def backward(
+        self, grad_output: Tensor, x: Tensor, weight: Tensor, sizes: Any, *how: Any
+    ) -> Any:
         """Return what aten.convolution_backward does, where nobody asks for the slope of x."""
         *geometry, (of_x, _, of_bias) = how
-        if of_x or not self._suits(x, weight, tuple(geometry)):
+        if of_x or not self._is_supported(x, weight, tuple(geometry)):
             return NotImplemented
         filters, channels, tall, wide = weight.shape
-        across = slope.transpose(0, 1).reshape(filters, -1)  # [O, B · h · w]
+        across = grad_output.transpose(0, 1).reshape(filters, -1)  # [O, B · h · w]
         found = product(across, self._patches(x, weight))
-        turned = found.view(filters, tall, wide, channels).permute(0, 3, 1, 2).contiguous()
-        return None, turned, across.sum(1) if of_bias else None
+        weight_grad = found.view(filters, tall, wide, channels).permute(0, 3, 1, 2).contiguous()
+        return None, weight_grad, across.sum(1) if of_bias else None
 
-    def _suits(self, x: Tensor, weight: Tensor, how: tuple[Any, ...]) -> bool:
+    def _is_supported(self, x: Tensor, weight: Tensor, how: tuple[Any, ...]) -> bool:
         stride, padding, dilation, transposed, _, groups = how
         if transposed or groups != 1 or any(padding) or {*stride, *dilation} != {1}:
             return False
         rows, columns = _places(x, weight)
         numbers = len(x) * rows * columns * weight[0].numel()
-        return numbers * x.itemsize <= MOST_BYTES and pays(x, weight)
+        return numbers * x.itemsize <= MOST_BYTES and is_supported(x, weight)
 
     def _patches(self, x: Tensor, weight: Tensor) -> Tensor:
         if x not in self._of:
@@ -71,6 +73,6 @@ def _places(x: Tensor, weight: Tensor) -> tuple[int, int]:
     return x.shape[2] - weight.shape[2] + 1, x.shape[3] - weight.shape[3] + 1
 
 
-def _turned(weight: Tensor) -> Tensor:
+def _patch_major(weight: Tensor) -> Tensor:
     """Return filters [O, C, tall, wide] as [O, tall · wide · C], as patches are."""
     return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)

@@ -19,7 +19,7 @@ extern "C" {head}
 """
 
 
-def lowered(left: Any, right: Any) -> Any:
+def lower_product(left: Any, right: Any) -> Any:
     """Return what the compiler has for left @ right, of two matrices or of pairs of them."""
     given = [ExternKernel.realize_input(each) for each in (left, right)]
     size = [*left.get_size()[:-1], right.get_size()[-1]]
@@ -39,17 +39,17 @@ class Product(CppTemplate):
         kernel, (left, right) = given["kernel"], self.input_nodes
         sums: Any = given.get("template_buffer_node") or self.output_node
         head = kernel.def_kernel(inputs={"left": left, "right": right}, outputs={"sums": sums})
-        told = {
-            "left": _told(kernel, left),
-            "right": _told(kernel, right),
+        arguments = {
+            "left": _to_node(kernel, left),
+            "right": _to_node(kernel, right),
             "sums": kernel.args.output(sums.get_name()),
             "pairs": kernel.size(sums, 0) if len(sums.get_size()) > 2 else 1,
         }
-        call = CALL.format(head=head, threads=self.num_threads, **told)
+        call = CALL.format(head=head, threads=self.num_threads, **arguments)
         return "\n".join((self.header().getvalue(), CODE.read_text(), call))
 
 
-def _told(kernel: Any, matrices: Any) -> str:
+def _to_node(kernel: Any, matrices: Any) -> str:
     """Return the arguments for a matrix, or the first of several, and how far apart those are."""
     sides = len(matrices.get_size())
     two = sides - 2, sides - 1

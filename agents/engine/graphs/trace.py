@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from steadyrl.agents.engine.graphs.patches import Patches
-from steadyrl.agents.engine.graphs.wide_products import pays, product
+from steadyrl.agents.engine.graphs.wide_products import is_supported, product
 from steadyrl.core.cuda_graph import flatten
 
 
@@ -34,7 +34,7 @@ def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
     return [taken(arg) for arg in like]
 
 
-def traced(
+def trace(
     function: Callable[..., Any], args: tuple[Any, ...], only_read: Sequence[int] = ()
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Return a graph of `function`, and the tensors it takes after its flattened arguments.
@@ -57,7 +57,7 @@ def traced(
     tracer = Tracer(copies, rewritten)
     with tracer:
         found = function(*rebuild(tuple(copies), args))
-    return tracer.finish(found), tracer.captured
+    return tracer.build_graph(found), tracer.captured
 
 
 class Tracer(TorchDispatchMode):
@@ -72,7 +72,7 @@ class Tracer(TorchDispatchMode):
         self._nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
         self._last: torch.fx.Node | None = None
         for place, tensor in enumerate(inputs):
-            self._argument(f"arg{place}", tensor)
+            self._add_placeholder(f"arg{place}", tensor)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -89,43 +89,43 @@ class Tracer(TorchDispatchMode):
                 found = func.decompose(*args, **kwargs)
         if found is not NotImplemented:
             return found
-        given = torch.fx.node.map_aggregate((args, kwargs), self._told)
+        given = torch.fx.node.map_aggregate((args, kwargs), self._to_node)
         node = self._graph.call_function(func, *given)  # type: ignore[arg-type]
         found = func(*args, **kwargs)
-        self._note(node, found)
+        self._record(node, found)
         return found
 
-    def finish(self, found: Any) -> torch.fx.GraphModule:
+    def build_graph(self, found: Any) -> torch.fx.GraphModule:
         """Return the graph of what was written down, which gives what was `found`."""
-        self._graph.output(torch.fx.node.map_aggregate(found, self._told))
+        self._graph.output(torch.fx.node.map_aggregate(found, self._to_node))
         return torch.fx.GraphModule(torch.nn.Module(), self._graph)
 
-    def _told(self, value: Any) -> Any:
+    def _to_node(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if value not in self._nodes:
             if value.grad_fn is not None:  # else it would be taken for a constant
                 raise RuntimeError("a tensor was computed that tracing did not see")
-            self._argument(f"captured{len(self.captured)}", value)
+            self._add_placeholder(f"captured{len(self.captured)}", value)
             self.captured.append(value)
         return self._nodes[value]
 
-    def _argument(self, name: str, tensor: Tensor) -> None:
+    def _add_placeholder(self, name: str, tensor: Tensor) -> None:
         if self._last is None:
             node = self._graph.placeholder(name)
         else:
             with self._graph.inserting_after(self._last):
                 node = self._graph.placeholder(name)
         self._last = node
-        self._note(node, tensor)
+        self._record(node, tensor)
 
-    def _note(self, node: torch.fx.Node, found: Any) -> None:
+    def _record(self, node: torch.fx.Node, found: Any) -> None:
         if isinstance(found, Tensor):
             node.meta["val"] = found.detach().to("meta")
             self._nodes[found] = node
         elif isinstance(found, tuple | list):
             for place, part in enumerate(found):
-                self._note(self._graph.call_function(operator.getitem, (node, place)), part)
+                self._record(self._graph.call_function(operator.getitem, (node, place)), part)
 
 
 # Products that are so narrow are sums in a loop with what is done before and after; the library
@@ -142,7 +142,7 @@ def _mm(left: Tensor, right: Tensor) -> Any:
     few = columns <= FEW < rows and (not narrow or left.stride(1) != 1)
     if narrow and not few and (right.stride(1) == 1 or inner > NARROW or columns <= NARROW):
         return (left.unsqueeze(2) * right.unsqueeze(0)).sum(1)
-    if pays(left, right):
+    if is_supported(left, right):
         return product(left, right)
     return torch.mm(right.t(), left.t()).t() if few else NotImplemented  # as it is
 
@@ -157,7 +157,7 @@ def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
 def _bmm(left: Tensor, right: Tensor) -> Any:
     if left.shape[2] <= SHORT:
         return (left.unsqueeze(3) * right.unsqueeze(1)).sum(2)
-    return product(left, right) if pays(left, right) else NotImplemented
+    return product(left, right) if is_supported(left, right) else NotImplemented
 
 
 def _baddbmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:

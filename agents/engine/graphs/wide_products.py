@@ -33,7 +33,7 @@ def faster_here() -> bool:
         return False
 
 
-def pays(*matrices: Tensor) -> bool:
+def is_supported(*matrices: Tensor) -> bool:
     """Whether graphs multiply such numbers by code of their own."""
     fit = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in matrices)
     return fit and faster_here()

@@ -7,20 +7,20 @@ import pytest
 import torch
 from ppo_agents import CPU, SPACES, Episodes, build, collect, learn
 
-from steadyrl.agents.actors.greedy import Greedy
-from steadyrl.agents.actors.sampling import Sampling
+from steadyrl.agents.actors.greedy import GreedyActor
+from steadyrl.agents.actors.sampling import SamplingActor
 from steadyrl.agents.engine.cpu.policy import policy_on_host, q_on_host, value_on_host
 from steadyrl.agents.networks.activations import ACTIVATIONS
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import PLAIN
-from steadyrl.agents.ppo.evaluate import Scoring
+from steadyrl.agents.ppo.evaluate import RolloutEvaluator
 
 
 def both(agent):
     """Return an actor on the host and one on the network's device, with noise that is the same."""
     module, head = agent._learner.network.module, agent._head
-    options = dict(rows=16, num_envs=3, device=CPU, seed=5, fresh=lambda: False)
-    return [Sampling(module, head, host, **options) for host in (policy_on_host(module), None)]
+    options = dict(rows=16, num_envs=3, device=CPU, seed=5, in_first_rollout=lambda: False)
+    return [SamplingActor(module, head, host, **options) for host in (policy_on_host(module), None)]
 
 
 @pytest.mark.parametrize(("shape", "shared"), [((4,), None), ((2, 3), True), ((2, 6, 5), False)])
@@ -43,20 +43,21 @@ def test_machine_code_decides_and_values_as_the_network_does(
     env = Episodes(shape=shape, scale=3.0)
     _, obs = learn(agent, env, env.reset(), 3)  # neither weights nor statistics as they began
     mine, network = both(agent)
-    assert not agent._actor.complete
-    assert not mine.complete and network.complete
+    assert not agent._actor.stores_log_prob
+    assert not mine.stores_log_prob and network.stores_log_prob
     greedy = agent.actor(3, explore=False)
     head = agent._head
     module = agent._learner.network.module
-    on_device = Greedy(module.deciding, None, CPU, lambda p: head.sent(head.greedy(p)))
+    on_device = GreedyActor(module.policy_params, None, CPU, lambda p: head.to_env(head.greedy(p)))
     value_of = value_on_host(module)
-    starts = np.zeros(3, dtype=bool)
+    episode_starts = np.zeros(3, dtype=bool)
     for _ in range(20):
-        one, two = mine.act(obs, starts), network.act(obs, starts)
-        torch.testing.assert_close(one.action, two.action)
+        one, two = mine.act(obs, episode_starts), network.act(obs, episode_starts)
+        torch.testing.assert_close(one.env_action, two.env_action)
         assert one.log_prob is None and two.log_prob is not None
         torch.testing.assert_close(
-            greedy.act(obs, starts).action, on_device.act(obs, starts).action
+            greedy.act(obs, episode_starts).env_action,
+            on_device.act(obs, episode_starts).env_action,
         )
         seen = torch.from_numpy(obs)
         torch.testing.assert_close(value_of(seen), module(seen)[1].detach())
@@ -73,7 +74,7 @@ def test_log_probabilities_and_values_follow_for_all_rows():
     rollout.value.fill_(np.nan)
     with torch.inference_mode():
         # 7 of 48 rows: the last piece is a smaller one.
-        Scoring(agent._learner, agent._head, 7, "eager")(rollout)
+        RolloutEvaluator(agent._learner, agent._head, 7, "eager")(rollout)
     for t in range(16):
         parameters, value = agent._learner.network.module(rollout.obs[t])
         log_prob, _ = agent._head.evaluate(parameters, rollout.action[t])
@@ -87,14 +88,16 @@ def test_a_graph_says_of_a_rollout_what_the_network_says():
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, 16)
     rollout, learner = agent._rollout, agent._learner
-    eager, graph = (Scoring(learner, agent._head, 20, mode) for mode in ("eager", "compiled"))
-    sizes, read = [], graph._eager
+    eager, graph = (
+        RolloutEvaluator(learner, agent._head, 20, mode) for mode in ("eager", "compiled")
+    )
+    sizes, read = [], graph._evaluate_eager
 
     def looked_at(obs, action):
         sizes.append(len(obs))
         return read(obs, action)
 
-    graph._eager = looked_at
+    graph._evaluate_eager = looked_at
 
     for _ in range(2):  # weights and statistics are read when it is asked, not when it was made
         with torch.inference_mode():
@@ -105,7 +108,7 @@ def test_a_graph_says_of_a_rollout_what_the_network_says():
             graph(rollout)
         torch.testing.assert_close((rollout.log_prob, rollout.value[:-1]), expected)
         learner.network.weights.mul_(1.5)
-        agent._observations.shift.add_(0.3)
+        agent._obs_normaliser.frozen_mean.add_(0.3)
     assert sizes == [8, 8]  # what is left of 48 rows, and nothing else
 
 
@@ -119,19 +122,22 @@ def test_a_graph_says_of_a_rollout_what_the_network_says():
     ],
 )
 def test_other_networks_decide_on_their_device(changes):
-    assert build(**changes)._actor.complete
+    assert build(**changes)._actor.stores_log_prob
 
 
 def test_an_actor_goes_on_from_its_state_within_a_rollout():
     agent = build()
     (one, _), (other, _) = both(agent), both(agent)
-    obs, starts = np.zeros((3, 4), dtype=np.float32), np.zeros(3, dtype=bool)
+    obs, episode_starts = np.zeros((3, 4), dtype=np.float32), np.zeros(3, dtype=bool)
     for _ in range(22):
-        one.act(obs, starts)
+        one.act(obs, episode_starts)
     other.load_state_dict(one.state_dict())
     for _ in range(19):
         torch.testing.assert_close(
-            one.act(obs, starts).action, other.act(obs, starts).action, rtol=0, atol=0
+            one.act(obs, episode_starts).env_action,
+            other.act(obs, episode_starts).env_action,
+            rtol=0,
+            atol=0,
         )
 
 
@@ -165,7 +171,7 @@ def test_values_of_actions_are_the_same_as_machine_code(activation):
 def test_values_of_actions_on_boards_are_the_same_as_machine_code(trunk):
     shape, settings = (3, 10, 10), replace(PLAIN, encoder=trunk)
     network = QNetwork(shape, "uint8", 3, (16, 8), dueling=False, network=settings)
-    network.start_(torch.Generator().manual_seed(0))
+    network.reset_parameters(torch.Generator().manual_seed(0))
     lit = np.random.default_rng(1).random((50, *shape)) < 0.2
     boards = lit.astype(np.uint8) * np.uint8(255)
     values = torch.from_numpy(q_on_host(network)(boards))

@@ -9,14 +9,14 @@ import torch
 from changed import changed
 from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, collect, learn
 
-from steadyrl.agents.distillation.agents import TaughtDQN, TaughtPPO
+from steadyrl.agents.distillation.agents import DistilledDQN, DistilledPPO
 from steadyrl.agents.distillation.loss import (
-    TaughtReplayBatch,
+    DistilledReplayBatch,
     cross_entropy,
-    taught_ppo_loss,
-    taught_td_loss,
+    distilled_ppo_loss,
+    distilled_td_loss,
 )
-from steadyrl.agents.distillation.rollout import TaughtBatch
+from steadyrl.agents.distillation.rollout import DistilledBatch
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.distributions import build_head
@@ -36,7 +36,7 @@ def student(
 ):
     spec = spec or EnvSpec("Synthetic", envs, (4,), "float32", 1, action)
     settings = changed(
-        SETTINGS if kind is TaughtPPO else DQN_SETTINGS, teacher__policy="t", **changes
+        SETTINGS if kind is DistilledPPO else DQN_SETTINGS, teacher__policy="t", **changes
     )
     teacher = ObjectTeacher("t", action, teach)
     return kind(settings, spec, device=CPU, seed=0, total_steps=total, teacher=teacher)
@@ -47,20 +47,20 @@ def random(*shape, seed=0):
 
 
 def test_cross_entropy_is_that_of_a_loop():
-    parameters, lesson = random(5, 3), random(5, 3, seed=1).softmax(1)
-    found = cross_entropy(build_head(DiscreteActions(3), CPU), parameters, lesson)
+    parameters, teacher_target = random(5, 3), random(5, 3, seed=1).softmax(1)
+    found = cross_entropy(build_head(DiscreteActions(3), CPU), parameters, teacher_target)
     for row, logits in enumerate(parameters.tolist()):
         log_sum = math.log(sum(map(math.exp, logits)))
-        each = zip(lesson[row].tolist(), logits, strict=True)
+        each = zip(teacher_target[row].tolist(), logits, strict=True)
         assert found[row].item() == pytest.approx(-sum(p * (x - log_sum) for p, x in each))
 
 
 def test_for_boxes_it_is_how_unlikely_the_teachers_action_is_in_the_students_units():
     head = build_head(BoxActions((0.0,), (10.0,)), CPU)
-    assert head.meant(head.sent(torch.tensor([[0.3]]))).item() == pytest.approx(0.3)
+    assert head.from_env(head.to_env(torch.tensor([[0.3]]))).item() == pytest.approx(0.3)
     fixed = build_head(BoxActions((0.5, -1.0), (0.5, 1.0)), CPU)
-    assert fixed.meant(torch.tensor([[0.5, 0.3]])).tolist() == [[0.0, pytest.approx(0.3)]]
-    action = head.meant(torch.tensor([[7.5]]))  # half way from the middle to the bound
+    assert fixed.from_env(torch.tensor([[0.5, 0.3]])).tolist() == [[0.0, pytest.approx(0.3)]]
+    action = head.from_env(torch.tensor([[7.5]]))  # half way from the middle to the bound
     found = cross_entropy(head, torch.tensor([[0.2, math.log(2)]]), action).item()
     assert found == pytest.approx((0.5 - 0.2) ** 2 / 8 + math.log(2) + 0.5 * math.log(2 * math.pi))
 
@@ -71,7 +71,7 @@ def ppo_rows(network, seed=0):
     own = torch.tensor([True, False] * 3)
     log_prob = head.log_prob(network(obs)[0].detach(), action) + 0.05
     parts = (random(6, seed=seed + i) for i in (2, 3, 4))
-    return TaughtBatch(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
+    return DistilledBatch(obs, action, log_prob, *parts, random(6, 3).softmax(1), own)
 
 
 def linear(weights):
@@ -83,7 +83,7 @@ def test_the_gradient_of_ppos_loss_is_that_of_finite_differences():
     settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
 
     def loss(weights):
-        return taught_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings).loss
+        return distilled_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings).loss
 
     assert torch.autograd.gradcheck(loss, random(4, 4).requires_grad_())
 
@@ -91,22 +91,24 @@ def test_the_gradient_of_ppos_loss_is_that_of_finite_differences():
 def test_rows_of_the_teacher_are_none_of_the_policys_own():
     batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
     settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.0}
-    rows = taught_ppo_loss(linear(weights), batch, 0.0, 0.2, 0.0, **settings)
-    for row, own in zip(rows.loss, batch.own, strict=True):
+    rows = distilled_ppo_loss(linear(weights), batch, 0.0, 0.2, 0.0, **settings)
+    for row, own in zip(rows.loss, batch.student_acted, strict=True):
         (slope,) = torch.autograd.grad(row, weights, retain_graph=True)
         assert bool(slope.abs().sum() > 0) == bool(own)
 
 
 def test_a_teacher_that_acts_as_the_student_never_would_moves_neither_its_kl_nor_the_loss_to_nan():
     batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
-    batch = batch._replace(log_prob=torch.where(batch.own, batch.log_prob, -1e3))  # e^1000 since
+    batch = batch._replace(
+        log_prob=torch.where(batch.student_acted, batch.log_prob, -1e3)
+    )  # e^1000 since
     settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
-    rows = taught_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings)
+    rows = distilled_ppo_loss(linear(weights), batch, 0.7, 0.2, 0.01, **settings)
     (slope,) = torch.autograd.grad(rows.loss.sum(), weights)
     assert slope.isfinite().all()
     _, _, _, kl, clipped, _ = rows.metrics
-    assert torch.equal(kl > 0, batch.own)
-    assert not clipped[~batch.own].any()
+    assert torch.equal(kl > 0, batch.student_acted)
+    assert not clipped[~batch.student_acted].any()
 
 
 def at_the_bounds(obs):
@@ -118,7 +120,7 @@ def at_the_bounds(obs):
 def test_a_sure_student_that_is_led_elsewhere_learns_on(deviation, recurrent):
     action = BoxActions((-1.0, -1.0), (1.0, 1.0))
     told = {"log_std_init": deviation, "teacher__acts": 0.9, "recurrent__cell": recurrent}
-    agent = student(TaughtPPO, at_the_bounds, action=action, **told)
+    agent = student(DistilledPPO, at_the_bounds, action=action, **told)
     found = Loop(agent).play(10 * 16)  # NaN in the fourth, or a KL divergence of 10^12
     assert len(found) == 10
     assert max(metrics["train/approx_kl"] for metrics in found) < 1
@@ -127,10 +129,12 @@ def test_a_sure_student_that_is_led_elsewhere_learns_on(deviation, recurrent):
 def test_the_gradient_of_dqns_loss_is_that_of_finite_differences():
     obs, after, action = random(6, 4), random(6, 4, seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
     numbers = [random(6, seed=i) for i in (2, 3)]
-    lesson, weight = random(6, 3).softmax(1), random(6, seed=4).abs()
-    batch = TaughtReplayBatch(obs, action, numbers[0], numbers[1], after, weight, action, lesson)
+    teacher_target, weight = random(6, 3).softmax(1), random(6, seed=4).abs()
+    batch = DistilledReplayBatch(
+        obs, action, numbers[0], numbers[1], after, weight, action, teacher_target
+    )
     head, target = ScalarHead(huber=True), random(4, 3, seed=5)
-    loss = partial(taught_td_loss, head=head, temperature=0.5, double=False)
+    loss = partial(distilled_td_loss, head=head, temperature=0.5, double=False)
 
     def each(weights, coef=0.7):
         return loss(lambda obs: obs @ weights, lambda obs: obs @ target, batch, coef).loss
@@ -138,11 +142,11 @@ def test_the_gradient_of_dqns_loss_is_that_of_finite_differences():
     weights = random(4, 3).requires_grad_()
     assert torch.autograd.gradcheck(each, weights)
     log_p = (obs @ weights / 0.5).log_softmax(1)
-    added = -(lesson * log_p).sum(1) * weight * 0.7
+    added = -(teacher_target * log_p).sum(1) * weight * 0.7
     torch.testing.assert_close(each(weights) - each(weights, 0.0), added)
 
 
-@pytest.mark.parametrize("kind", [TaughtPPO, TaughtDQN])
+@pytest.mark.parametrize("kind", [DistilledPPO, DistilledDQN])
 def test_a_perfect_teacher_is_soon_followed_and_without_its_loss_nobody_is(kind):
     seen = Episodes(envs=200, seed=9).reset()
 
@@ -151,14 +155,14 @@ def test_a_perfect_teacher_is_soon_followed_and_without_its_loss_nobody_is(kind)
         agent = student(kind, action=DiscreteActions(2), total=1000, **changes)
         env = Episodes()
         obs = env.reset()
-        if kind is TaughtPPO:
+        if kind is DistilledPPO:
             learn(agent, env, obs, 8)
         else:
             for _ in range(150):
                 obs = collect(agent, env, obs, 1)
                 agent.update()
         assert agent.updates > 50
-        return (act(agent, seen, explore=False).action.numpy() == by_sign(seen)).mean()
+        return (act(agent, seen, explore=False).env_action.numpy() == by_sign(seen)).mean()
 
     assert agreement(1.0) > 0.9
     assert agreement(0.0) < 0.8
@@ -171,7 +175,9 @@ def test_what_the_teacher_counts_for_falls_to_nothing_and_then_it_is_not_asked()
         asked.append(len(obs))
         return by_sign(obs)
 
-    agent = student(TaughtPPO, teach, total=16 * 3 * 10, teacher__coef=2.0, teacher__fraction=0.3)
+    agent = student(
+        DistilledPPO, teach, total=16 * 3 * 10, teacher__coef=2.0, teacher__fraction=0.3
+    )
     env, coefs, losses = Episodes(mean_length=1e9), [], []
     obs = env.reset()
     for _ in range(6):
@@ -195,15 +201,15 @@ def test_it_acts_first_and_less_and_less(name, normalised):
         return np.zeros(shape, np.int64) if name != "box" else np.full(shape, 1e-3)
 
     agent = student(
-        TaughtPPO, teach, action=action, teacher__acts=0.1, normalize_obs=normalised, total=960
+        DistilledPPO, teach, action=action, teacher__acts=0.1, normalize_obs=normalised, total=960
     )
     env = Episodes(scale=50)
     obs, first, shares = env.reset(), None, []
     for row in range(48):
         decision = act(agent, obs)
         if row == 0:  # β is 1: it is the teacher's
-            first = decision.action.numpy()
-        shares.append(agent._teaching.led.mean())
+            first = decision.env_action.numpy()
+        shares.append(agent._teacher_guide.teacher_acted.mean())
         step = env.step()
         agent.observe(decision, step)
         obs = step.obs
@@ -211,8 +217,8 @@ def test_it_acts_first_and_less_and_less(name, normalised):
     np.testing.assert_allclose(first, teach(np.zeros((3, 4))))
     assert shares[0] == 1 and sum(shares[40:]) == 0 and 0 < np.mean(shares) < 1
     assert np.abs(np.concatenate(seen)).max() > 20  # it sees what the normaliser does not change
-    lesson = agent._rollout.lesson.float()
-    assert torch.isfinite(lesson).all()
+    teacher_target = agent._rollout.teacher_target.float()
+    assert torch.isfinite(teacher_target).all()
 
 
 GIVEN = {
@@ -230,7 +236,7 @@ GIVEN = {
 def test_what_a_teacher_gives_wrongly_is_refused_with_its_name(what):
     teacher = ObjectTeacher("mine:Bad", DiscreteActions(3), GIVEN[what])
     with pytest.raises(TeacherError, match=f"agent.teacher.policy=mine:Bad: .*{what}"):
-        teacher.tell(torch.zeros(5, 4))
+        teacher.predict(torch.zeros(5, 4))
     assert TeacherError.exit_code == 2
 
 
@@ -238,10 +244,10 @@ def test_what_a_teacher_gives_wrongly_is_refused_with_its_name(what):
 def test_actions_of_other_spaces_are_checked(name):
     shape = (5, *build_head(SPACES[name], CPU).action_shape)
     fine = ObjectTeacher("t", SPACES[name], lambda obs: np.zeros(shape))
-    assert fine.tell(torch.zeros(5, 4)).shape == shape
+    assert fine.predict(torch.zeros(5, 4)).shape == shape
     for bad in (np.zeros((5, 9)), np.full(shape, np.inf if name == "box" else 7)):
         with pytest.raises(TeacherError, match=r"agent\.teacher\.policy=t"):
-            ObjectTeacher("t", SPACES[name], lambda obs, bad=bad: bad).tell(torch.zeros(5, 4))
+            ObjectTeacher("t", SPACES[name], lambda obs, bad=bad: bad).predict(torch.zeros(5, 4))
 
 
 def test_what_cannot_be_taught_is_refused():

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ppo_agents import CPU, Episodes
 
-from steadyrl.agents.distillation.agents import TaughtDQN, TaughtPPO
-from steadyrl.agents.distillation.loss import TaughtReplayBatch, cross_entropy, taught_td_loss
-from steadyrl.agents.distillation.teacher import of_allowed
+from steadyrl.agents.distillation.agents import DistilledDQN, DistilledPPO
+from steadyrl.agents.distillation.loss import DistilledReplayBatch, cross_entropy, distilled_td_loss
+from steadyrl.agents.distillation.teacher import renormalize_allowed
 from steadyrl.agents.dqn.q_heads import ScalarHead
 from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.ppo.loss import clipped_value_loss
@@ -31,7 +31,7 @@ def stochastic(obs):
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=6))
 def test_what_is_forbidden_falls_away_and_the_rest_is_scaled(actions):
     told, allowed = ([each[i] for each in actions] for i in (0, 1))
-    found = of_allowed(torch.tensor([told]), torch.tensor([allowed]))[0].tolist()
+    found = renormalize_allowed(torch.tensor([told]), torch.tensor([allowed]))[0].tolist()
     kept = sum(np.float32(p) for p, ok in actions if ok)
     for p, (before, ok) in zip(found, actions, strict=True):
         if not ok:
@@ -51,17 +51,19 @@ def masked_rows(allowed, seed=0):
 def test_dqns_teacher_loss_is_of_the_allowed_actions_alone():
     allowed = [[True, True, False], [False, True, True], [False, False, True], [True] * 3]
     obs, after = masked_rows(allowed), masked_rows(allowed, seed=1)
-    lesson = of_allowed(random(4, 3, seed=2).softmax(1), torch.tensor(allowed))
+    teacher_target = renormalize_allowed(random(4, 3, seed=2).softmax(1), torch.tensor(allowed))
     numbers, action = [random(4, seed=i).abs() for i in (3, 4, 5)], torch.tensor([0, 1, 2, 0])
-    batch = TaughtReplayBatch(obs, action, *numbers[:2], after, numbers[2], action, lesson)
+    batch = DistilledReplayBatch(
+        obs, action, *numbers[:2], after, numbers[2], action, teacher_target
+    )
     masks = Masks.of(MASKED, CPU)
     masks._powers = masks._powers.double()
     settings = {"head": ScalarHead(huber=True), "temperature": 0.5, "double": False}
-    loss = partial(taught_td_loss, masks=masks, **settings)
+    loss = partial(distilled_td_loss, masks=masks, **settings)
     weights = random(4, 3, seed=6).requires_grad_()
 
     def q(obs):
-        return masks.seen(obs) @ weights
+        return masks.features(obs) @ weights
 
     def each(coef):
         return loss(q, lambda obs: q(obs).detach(), batch, coef).loss
@@ -70,7 +72,7 @@ def test_dqns_teacher_loss_is_of_the_allowed_actions_alone():
     for row, ok in enumerate(allowed):
         left = [a for a in range(3) if ok[a]]
         log_p = (q(obs)[row, left] / 0.5).log_softmax(0)
-        expected.append(-numbers[2][row] * 0.7 * (lesson[row, left] * log_p).sum())
+        expected.append(-numbers[2][row] * 0.7 * (teacher_target[row, left] * log_p).sum())
     torch.testing.assert_close(each(0.7) - each(0.0), torch.stack(expected))
     ours, theirs = each(0.7) - each(0.0), torch.stack(expected)
     slopes = (torch.autograd.grad(each.sum(), weights)[0] for each in (ours, theirs))
@@ -98,17 +100,17 @@ class MaskedLoop(Loop):
     def row(self):
         super().row()
         obs, _, decision = self.rows[-1]
-        taken = decision.action.numpy()
+        taken = decision.env_action.numpy()
         assert (obs[:, 4].astype(int) >> taken & 1).all()
 
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        (TaughtPPO, {}),
-        (TaughtPPO, {"normalize_obs": True}),
-        (TaughtPPO, {"recurrent__cell": "lstm"}),
-        (TaughtDQN, {}),
+        (DistilledPPO, {}),
+        (DistilledPPO, {"normalize_obs": True}),
+        (DistilledPPO, {"recurrent__cell": "lstm"}),
+        (DistilledDQN, {}),
     ],
 )
 def test_nobody_is_led_to_or_taught_what_is_forbidden(kind, changes):
@@ -123,25 +125,25 @@ def test_nobody_is_led_to_or_taught_what_is_forbidden(kind, changes):
     MaskedLoop(agent).play(5 * ROWS)
     assert agent.updates > 3
     assert set(asked) == {4}, "what it is shown ends in a mask"
-    if kind is TaughtPPO:
+    if kind is DistilledPPO:
         rollout = agent._rollout
         MaskedLoop(agent).play(ROWS, learn=False)
-        agent._finish_rollout()
-        obs, lesson = rollout.obs.flatten(0, 1), rollout.lesson.flatten(0, 1)
-        assert not lesson[~agent._network.masks.allowed(obs)].any()
-        assert torch.allclose(lesson.sum(1), torch.ones(len(lesson)))
-        assert not rollout.own.all()
+        agent._compute_advantages()
+        obs, teacher_target = rollout.obs.flatten(0, 1), rollout.teacher_target.flatten(0, 1)
+        assert not teacher_target[~agent._network.masks.allowed(obs)].any()
+        assert torch.allclose(teacher_target.sum(1), torch.ones(len(teacher_target)))
+        assert not rollout.student_acted.all()
 
 
 @pytest.mark.parametrize(("kind", "pieces"), [("gru", 1), ("lstm", 2)])
 def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, pieces):
     told = {"teacher__acts": 0.9, "grad_accumulation": pieces, **WHOLE}
-    agent = student(TaughtPPO, stochastic, total=200, recurrent__cell=kind, **told)
+    agent = student(DistilledPPO, stochastic, total=200, recurrent__cell=kind, **told)
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
     coef, clip, s = agent.teacher_coef, agent.clip, agent._settings
-    rollout, own = agent._rollout, agent._rollout.own.clone()
+    rollout, own = agent._rollout, agent._rollout.student_acted.clone()
     gradient, twin = learned(agent)
     valid = rollout.flags[2]
     assert coef > 0 and 0 < own[valid].float().mean() < 1
@@ -153,8 +155,8 @@ def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, piece
         loss = loss + s.value_coef * squares - s.entropy_coef * entropy[0]
         if own[at]:
             loss = loss - torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
-        lesson = torch.from_numpy(stochastic(rollout.obs[at][None].numpy()))
-        loss = loss + coef * cross_entropy(agent._head, parameters, lesson)[0]
+        teacher_target = torch.from_numpy(stochastic(rollout.obs[at][None].numpy()))
+        loss = loss + coef * cross_entropy(agent._head, parameters, teacher_target)[0]
     (loss / valid.sum()).backward()
     theirs = torch.cat([p.grad.flatten() for p in twin.parameters()])
     assert theirs.abs().max() > 1e-3
@@ -164,7 +166,7 @@ def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, piece
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_that_remembers_soon_follows(kind):
     told = {"learning_rate": 1e-2, "teacher__fraction": 1.0, "recurrent__cell": kind}
-    agent = student(TaughtPPO, total=3000, **told)
+    agent = student(DistilledPPO, total=3000, **told)
     found = Loop(agent).play(12 * ROWS)
     first, *_, last = (each["train/teacher_loss"] for each in found)
     assert last < 0.5 * first
@@ -173,7 +175,7 @@ def test_a_student_that_remembers_soon_follows(kind):
 def test_rows_that_are_not_valid_teach_nothing_whatever_is_in_them():
     weights = []
     for broken in (False, True):
-        agent = student(TaughtPPO, stochastic, total=10_000, recurrent__cell="lstm", epochs=3)
+        agent = student(DistilledPPO, stochastic, total=10_000, recurrent__cell="lstm", epochs=3)
         Loop(agent).play(ROWS, learn=False)
         if broken:
             ghosts = ~agent._rollout.flags[2]

@@ -79,7 +79,7 @@ def test_a_policy_is_found_from_anywhere_and_only_the_same_one_goes_on(
     )
     with build(told) as (_, agent):
         state = agent.state_dict()
-        state["teaching"]["teacher"] = "0" * 64
+        state["teacher_guide"]["teacher"] = "0" * 64
         with pytest.raises(TeacherError, match="other weights than when the run began"):
             agent.load_state_dict(state)
 
@@ -149,11 +149,11 @@ def test_a_policy_with_or_without_masks_teaches_what_is_allowed(tmp_path, agent,
     run, _, _ = warm.run(tmp_path, *asked, f"env.action_masks={masked}", quick=False)
     with build(job(tmp_path, *asked, f"agent.teacher.policy={run}", quick=False)) as (env, student):
         obs = torch.from_numpy(env.reset())
-        lesson = torch.full((env.spec.num_envs, 9), torch.nan)
-        student._teaching.tell_(obs, lesson)
+        teacher_target = torch.full((env.spec.num_envs, 9), torch.nan)
+        student._teacher_guide.write_targets_(obs, teacher_target)
         allowed = Masks.of(env.spec, obs.device).allowed(obs)
-        assert not lesson[~allowed].any()
-        torch.testing.assert_close(lesson.sum(1), torch.ones(len(lesson)))
+        assert not teacher_target[~allowed].any()
+        torch.testing.assert_close(teacher_target.sum(1), torch.ones(len(teacher_target)))
 
 
 def test_a_policy_with_masks_teaches_nobody_without(tmp_path):

@@ -174,8 +174,8 @@ def test_a_run_that_ends_before_learning_starts_is_warned_of(total, warned, capl
 def test_there_is_a_coin_for_every_environment(epsilon):
     agent = build(64, obs=4, actions=50, epsilon_start=epsilon, epsilon_end=epsilon)
     obs = np.ones((64, 4), dtype=np.float32)
-    greedy = act(agent, obs, explore=False).action
-    differing = [(act(agent, obs).action != greedy).float().mean().item() for _ in range(50)]
+    greedy = act(agent, obs, explore=False).env_action
+    differing = [(act(agent, obs).env_action != greedy).float().mean().item() for _ in range(50)]
     # A single coin for all would give 0 or 1 each time.
     assert all(0 < share < 0.9 for share in differing)
     assert np.mean(differing) == pytest.approx(epsilon * 49 / 50, abs=0.03)
@@ -278,9 +278,9 @@ def test_a_batch_that_is_cut_is_the_same_batch(pieces, changes):
             sizes.append(n) or sample(n, beta=beta)
         )
         learner, cut = agent._learner, []
-        loss = learner._recipe.loss
-        learner._recipe = replace(
-            learner._recipe,
+        loss = learner._loss_spec.loss
+        learner._loss_spec = replace(
+            learner._loss_spec,
             loss=lambda *given, loss=loss, cut=cut: cut.append(len(given[2].obs)) or loss(*given),
         )
         run(agent, Chain(2, [3, 10], terminates=True), 60)
@@ -321,8 +321,8 @@ def test_pieces_of_a_batch_give_its_loss_its_priorities_and_its_gradient(pieces,
         found.append((errors, agent._learner.network.gradient, means.values, replay.max_priority))
     (whole, *others), (cut, *theirs) = found
     assert torch.equal(whole[0][0], cut[0][0]), "the same transitions are drawn"
-    for (_, errors), (_, twins) in zip(whole, cut, strict=True):
-        torch.testing.assert_close(errors, twins)
+    for (_, errors), (_, parallel_layers) in zip(whole, cut, strict=True):
+        torch.testing.assert_close(errors, parallel_layers)
     for one, other in zip(others, theirs, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -341,8 +341,8 @@ def test_without_its_replay_learning_that_was_cut_short_begins_anew():
     learner.step = interrupted
     run(agent, Chain(1, [10], True), 50)
     assert agent.updates == 21
-    learner.stop.requested, learner.step = False, step
-    agent.lose_replay()
+    learner.stop.confirmed, learner.step = False, step
+    agent.drop_replay()
     run(agent, Chain(1, [10], True), 50)
     assert agent.updates == 21 + 40
 
@@ -398,7 +398,7 @@ def test_acting_on_the_host_follows_the_network(dueling):
     for seed in range(2):
         agent._learner.network.weights.normal_(generator=torch.Generator().manual_seed(seed))
         expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
-        assert torch.equal(act(agent, obs, explore=False).action, expected)
+        assert torch.equal(act(agent, obs, explore=False).env_action, expected)
         assert len(expected.unique()) > 1
 
 
@@ -407,4 +407,4 @@ def test_images_are_acted_on_by_the_network_itself():
     agent = DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
     obs = np.random.default_rng(0).integers(0, 255, (2, 2, 10, 10), dtype=np.uint8)
     expected = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
-    assert torch.equal(act(agent, obs, explore=False).action, expected)
+    assert torch.equal(act(agent, obs, explore=False).env_action, expected)

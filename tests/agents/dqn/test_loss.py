@@ -60,7 +60,7 @@ def test_loss_and_td_errors_equal_the_loop(double, dueling, huber):
     got = td_loss(online, target, data, head=ScalarHead(huber=huber), double=double)
     loss, errors = loop(online, target, data, double, huber)
     assert got.loss.mean().item() == pytest.approx(loss, rel=1e-12)
-    (td_error,) = got.reports
+    (td_error,) = got.aux
     assert td_error.shape == (12,)
     np.testing.assert_allclose(td_error.numpy(), errors, rtol=1e-12)
     np.testing.assert_allclose(got.metrics[0].numpy(), np.abs(errors), rtol=1e-12)
@@ -73,9 +73,9 @@ def test_the_largest_value_is_that_of_the_best_action(huber):
     head = ScalarHead(huber=huber)
     q = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, -1.0], [-5.0, -5.0, -7.0]])
     for own in (True, False):
-        returns, likely = head.best(q, q, own=own)
+        returns, likely = head.best_atoms_and_probs(q, q, from_outputs=own)
         assert likely is None and returns.tolist() == [[3.0], [2.0], [-5.0]]
-    returns, _ = head.best(q, -q, own=False)  # somebody else's choice
+    returns, _ = head.best_atoms_and_probs(q, -q, from_outputs=False)  # somebody else's choice
     assert returns.tolist() == [[1.0], [-1.0], [-7.0]]
 
 
@@ -87,7 +87,7 @@ def huber(online, target, data):
 def goals(online, target, data, *, double):
     """What Q(s, a) is moved towards: the TD errors taken away from it."""
     rows = td_loss(online, target, data, head=ScalarHead(huber=True), double=double)
-    return rows.metrics[1] - rows.reports[0]
+    return rows.metrics[1] - rows.aux[0]
 
 
 def test_double_and_single_targets_differ():

@@ -15,7 +15,7 @@ from tests.agents.dqn.test_loss import batch
 
 CPU = torch.device("cpu")
 ATOMS, LOW, HIGH = 7, -2.0, 4.0
-SOFT = Munchausen(alpha=0.9, temperature=0.3, lowest=-1.0)
+SOFT = Munchausen(alpha=0.9, temperature=0.3, log_policy_min=-1.0)
 
 
 def network(seed, shape):
@@ -63,7 +63,7 @@ def test_projection_equals_the_loop_also_where_it_is_clipped(goals, seed):
 def test_a_termination_leaves_the_reward_alone():
     head, data = head_of("c51"), batch()._replace(discount=torch.zeros(12).double())
     online, target = network(0, head.shape), network(1, head.shape)
-    (error,) = td_loss(online, target, data, head=head, double=True).reports
+    (error,) = td_loss(online, target, data, head=head, double=True).aux
     for i in range(12):
         mass = projected([data.reward[i].item()], [1.0])
         log_p = online(data.obs[i : i + 1])[0, data.action[i]].log_softmax(0).detach().numpy()
@@ -129,7 +129,7 @@ def test_every_loss_equals_the_loop(kind, double, soft):
         else:
             own = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, before))
             certain = log_policy(own, soft.temperature)[action]
-            reward += soft.alpha * min(0.0, max(soft.lowest, certain))
+            reward += soft.alpha * min(0.0, max(soft.log_policy_min, certain))
             log_pi = log_policy(values, soft.temperature)
             goals = (returns - log_pi[:, None]).reshape(-1)
             shares = (np.exp(log_pi / soft.temperature)[:, None] * likely).reshape(-1)
@@ -161,7 +161,7 @@ def test_the_priority_of_a_distribution_is_its_loss_and_zero_when_all_is_known()
 def test_without_temperature_munchausen_has_hard_maxima():
     data = batch()
     online, target = network(0, ()), network(1, ())
-    cold = Munchausen(alpha=0.0, temperature=1e-6, lowest=-1.0)
+    cold = Munchausen(alpha=0.0, temperature=1e-6, log_policy_min=-1.0)
     hard, soft = (
         td_loss(online, target, data, head=head_of("scalar"), double=True, munchausen=m).loss
         for m in (None, cold)

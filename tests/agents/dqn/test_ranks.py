@@ -10,7 +10,7 @@ from changed import changed
 from forked_ranks import together
 
 from steadyrl.agents.dqn.agent import DQN
-from steadyrl.agents.dqn.build import recipe, start_network
+from steadyrl.agents.dqn.build import build_loss_spec, init_network
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.core.errors import SettingError
@@ -31,29 +31,29 @@ WHOLE = replace(
 )
 
 
-def agent_of(world, **changes):
-    settings = changed(WHOLE, **changes).of_rank(world.rank, world.size)
-    agent = DQN(settings, SPEC, device=CPU, seed=world.rank, total_steps=1000)
-    agent.join(world)
+def agent_of(comm, **changes):
+    settings = changed(WHOLE, **changes).of_rank(comm.rank, comm.size)
+    agent = DQN(settings, SPEC, device=CPU, seed=comm.rank, total_steps=1000)
+    agent.attach_comm(comm)
     return agent
 
 
-def train(world, agent, updates):
+def train(comm, agent, updates):
     """Let a rank act and learn in episodes of its own lengths."""
-    env = Chain(ENVS, [3 + world.rank, 7], True, seed=world.rank)
+    env = Chain(ENVS, [3 + comm.rank, 7], True, seed=comm.rank)
     obs = env.reset()
     while agent.updates < updates:
         decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
         step = env.step()
-        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
         agent.observe(decision, step)
         agent.update()
         obs = step.obs
 
 
-def recorded(world, **changes):
+def recorded(comm, **changes):
     """Return what a rank learned from and with which priorities, and what came of it."""
-    agent = agent_of(world, **changes)
+    agent = agent_of(comm, **changes)
     found, step = [], agent._learner.step
 
     def record(batch, rate, *numbers):
@@ -67,7 +67,7 @@ def recorded(world, **changes):
         return reports
 
     agent._learner.step = record
-    train(world, agent, UPDATES)
+    train(comm, agent, UPDATES)
     return found, agent._replay.max_priority
 
 
@@ -75,8 +75,8 @@ def recorded(world, **changes):
 def test_ranks_learn_as_one_process_from_the_rows_of_all(size, noisy):
     ranks = together(size, partial(recorded, noisy__enabled=noisy))
     settings = changed(WHOLE, noisy__enabled=noisy)
-    online, target = (start_network(settings, SPEC, CPU, seed=0) for _ in range(2))
-    one = Learner(recipe(settings), online, "eager", frozen=(target,))
+    online, target = (init_network(settings, SPEC, CPU, seed=0) for _ in range(2))
+    one = Learner(build_loss_spec(settings), online, "eager", frozen=(target,))
     first = torch.from_numpy(ranks[0][0][0][4])
     online.weights.copy_(first)
     target.weights.copy_(first)
@@ -109,9 +109,9 @@ def test_ranks_learn_as_one_process_from_the_rows_of_all(size, noisy):
     assert len({peak for _, peak in ranks}) == 1
 
 
-def hashed(world):
-    agent = agent_of(world, target_every=40)
-    train(world, agent, 100)
+def hashed(comm):
+    agent = agent_of(comm, target_every=40)
+    train(comm, agent, 100)
     return weights_hash(agent.weights()), agent.target_updates
 
 
@@ -121,16 +121,16 @@ def test_weights_are_the_same_on_both_ranks_after_a_hundred_updates():
     assert one[1] > 3
 
 
-def emptied(world):
+def emptied(comm):
     """Let a rank learn from a replay of one row, which has nothing after each episode."""
     tiny = replace(WHOLE.replay, capacity=2 * ENVS, prioritized=False)
-    agent = agent_of(world, replay=tiny, batch_size=2, learning_starts=0, train_every=1)
-    env, found = Chain(ENVS, [7, 7], True, seed=world.rank), []
+    agent = agent_of(comm, replay=tiny, batch_size=2, learning_starts=0, train_every=1)
+    env, found = Chain(ENVS, [7, 7], True, seed=comm.rank), []
     obs = env.reset()
     for _ in range(40):
         decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
         step = env.step()
-        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
         agent.observe(decision, step)
         agent.update()
         found.append((len(agent._replay), agent.updates))

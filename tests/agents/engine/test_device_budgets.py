@@ -118,7 +118,7 @@ def environment(spec):
 
 def one_row(agent, env: Episodes, obs) -> Step:
     decision = act(agent, obs)
-    decision.action.numpy(force=True)  # as the loop sends it
+    decision.env_action.numpy(force=True)  # as the loop sends it
     step = env.step()
     agent.observe(decision, step)
     return step
@@ -142,10 +142,10 @@ def test_dqn_asks_no_more_than_its_budget(card, monkeypatch, prioritized, home, 
         alive = dict(card.alive)
         agent.update()
         learned = card.take()
-        act(agent, obs).action.numpy(force=True)
+        act(agent, obs).env_action.numpy(force=True)
         first = card.take()
         acted = act(agent, obs)
-        acted.action.numpy(force=True)
+        acted.env_action.numpy(force=True)
         decided = card.take()
         agent.observe(acted, env.step())
         stored = card.take()
@@ -190,14 +190,14 @@ def test_ppo_asks_no_more_than_its_budget(card, monkeypatch, seen, mode):
             obs = one_row(agent, env, obs).obs
         card.take()
         decision = act(agent, obs)
-        decision.action.numpy(force=True)
+        decision.env_action.numpy(force=True)
         decided = card.take()
         row = env.step()
         agent.observe(decision, row)
         stored = card.take()
         agent.update()
         whole = card.take()
-        act(agent, row.obs).action.numpy(force=True)
+        act(agent, row.obs).env_action.numpy(force=True)
         first = card.take()
         for _ in range(4):
             row = one_row(agent, env, row.obs)

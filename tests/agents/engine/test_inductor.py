@@ -11,9 +11,9 @@ import torch
 from changed import changed
 from torch._inductor.exc import CppCompileError
 
-from steadyrl.agents.dqn.build import recipe, start_network
+from steadyrl.agents.dqn.build import build_loss_spec, init_network
 from steadyrl.agents.engine import inductor
-from steadyrl.agents.engine.engine import WORTHWHILE_UPDATES, compile_mode, compiled
+from steadyrl.agents.engine.engine import WORTHWHILE_UPDATES, compile_for_mode, compile_mode
 from steadyrl.agents.engine.inductor import reason
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.noisy import UpdateNoise
@@ -49,7 +49,7 @@ def test_large_images_are_left_to_their_convolutions_on_the_host():
 
 def network(seed, settings, device):
     spec = EnvSpec("Random", 1, (4,), "float32", 1, DiscreteActions(2))
-    return start_network(replace(settings, hidden=(24, 16)), spec, device, seed)
+    return init_network(replace(settings, hidden=(24, 16)), spec, device, seed)
 
 
 def random_batch(n, g):
@@ -68,7 +68,7 @@ def train(mode, updates, device=CPU, **changes):
     """Return the weights and the metrics after some updates on fixed batches."""
     settings = changed(SETTINGS, **changes)
     online, target = (network(seed, settings, device) for seed in (0, 1))
-    learner = Learner(recipe(settings), online, mode, frozen=(target,))
+    learner = Learner(build_loss_spec(settings), online, mode, frozen=(target,))
     noise = UpdateNoise(online.module.noise_size, device, seed=2)
     g = torch.Generator().manual_seed(3)
     for i in range(updates):
@@ -156,7 +156,7 @@ def test_tensors_a_graph_reads_besides_its_arguments_are_seen_changing():
         total.add_(1)
         return x + shift, total.clone()
 
-    graph = compiled(add, "compiled", add)
+    graph = compile_for_mode(add, "compiled", add)
     x, total = torch.ones(3), torch.zeros(())
     assert [t.tolist() for t in graph(x, total)] == [[1.0] * 3, 1.0]
     shift.fill_(2)
@@ -165,7 +165,7 @@ def test_tensors_a_graph_reads_besides_its_arguments_are_seen_changing():
 
 
 def test_what_returns_one_tensor_does_so_compiled(caplog):
-    run = compiled(lambda x, total: x * 2 + total, "compiled", eager=pytest.fail)
+    run = compile_for_mode(lambda x, total: x * 2 + total, "compiled", eager=pytest.fail)
     x, total = torch.linspace(-1, 1, 3), torch.ones(())
     for _ in range(2):
         assert torch.equal(run(x, total), x * 2 + total)
@@ -182,7 +182,7 @@ def test_whatever_a_compiler_fails_by_there_is_one_warning_and_eager_numbers(
         raise error("of its private parts\nand more")
 
     monkeypatch.setattr(inductor, "host_code", fails)
-    run = compiled(lambda x: x + 2, "compiled", torch.exp)
+    run = compile_for_mode(lambda x: x + 2, "compiled", torch.exp)
     for _ in range(2):
         assert torch.equal(run(torch.zeros(3)), torch.ones(3))
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
@@ -193,7 +193,7 @@ def test_what_tracing_does_not_know_runs_eagerly(caplog):
     def scaled(x):
         return torch.addmm(torch.ones(3), x, x, alpha=2.0)
 
-    run = compiled(scaled, "compiled", scaled)
+    run = compile_for_mode(scaled, "compiled", scaled)
     x = torch.arange(9.0).reshape(3, 3)
     for _ in range(2):
         torch.testing.assert_close(run(x), scaled(x))
@@ -204,7 +204,7 @@ def test_an_error_of_what_is_computed_shows_itself_eagerly(caplog):
     def wrong(x):
         return x.no_such_thing()
 
-    run = compiled(wrong, "compiled", wrong)
+    run = compile_for_mode(wrong, "compiled", wrong)
     for _ in range(2):
         with pytest.raises(AttributeError, match="no_such_thing"):
             run(torch.zeros(3))

@@ -5,28 +5,28 @@ import torch
 from changed import changed
 from ppo_agents import SETTINGS, SPACES, Episodes, learn
 
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.envs.types import EnvSpec
 
 
-class Echo(World):
+class Echo(Comm):
     """Nobody else, but asked for everything as if there were."""
 
     alone = False
     asked = 0
 
-    def sum_(self, tensor):
+    def all_reduce_(self, tensor):
         self.asked += 1
         return tensor
 
 
-def trained(device, mode, world):
+def trained(device, mode, comm):
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     changes = {"compile": mode, "normalize_obs": True, "target_kl": 0.01, "epochs": 3}
     agent = PPO(changed(SETTINGS, **changes), spec, device=device, seed=0, total_steps=10_000)
-    if world is not None:
-        agent.join(world)
+    if comm is not None:
+        agent.attach_comm(comm)
     env = Episodes()
     learn(agent, env, env.reset(), 4)
     return agent._learner.network.weights.detach().cpu()
@@ -43,7 +43,7 @@ def trained(device, mode, world):
     ],
 )
 def test_two_halves_are_one_step(device, mode):
-    world = Echo()
-    whole, halves = (trained(torch.device(device), mode, each) for each in (None, world))
-    assert world.asked > 4 * 3
+    comm = Echo()
+    whole, halves = (trained(torch.device(device), mode, each) for each in (None, comm))
+    assert comm.asked > 4 * 3
     torch.testing.assert_close(halves, whole, rtol=1e-4, atol=1e-5)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from steadyrl.agents.learner.adam import adam_, adam_state, clip_, written_out_
+from steadyrl.agents.learner.adam import adam_, adam_state, adam_traceable_, clip_grad_norm_
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.init import uniform_
 from steadyrl.agents.networks.q_network import QNetwork
@@ -30,7 +30,7 @@ def test_the_function_of_the_weights_is_the_module():
     assert not net.function(torch.zeros_like(net.weights))(x).any()
 
 
-@pytest.mark.parametrize("step", [adam_, written_out_])
+@pytest.mark.parametrize("step", [adam_, adam_traceable_])
 @torch.no_grad()
 def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
     net, data = flat(), torch.randn(64, 4)
@@ -42,7 +42,7 @@ def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
         net.gradient.zero_()
         with torch.enable_grad():
             net.module(data).square().mean().backward()
-        clip_(net.gradient, 0.5)
+        clip_grad_norm_(net.gradient, 0.5)
         step(net.weights, net.gradient, state, rate, epsilon=1e-8)
         optimizer.zero_grad()
         with torch.enable_grad():
@@ -55,11 +55,11 @@ def test_adam_on_the_flat_tensor_is_torchs_adam_on_the_layers(step):
 
 def test_clipping_keeps_direction_and_reports_the_norm_before():
     gradient = torch.tensor([3.0, 4.0])
-    assert clip_(gradient, 1.0).item() == 5.0
+    assert clip_grad_norm_(gradient, 1.0).item() == 5.0
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]))
-    assert clip_(gradient, 10.0).item() == torch.linalg.vector_norm(gradient).item()
+    assert clip_grad_norm_(gradient, 10.0).item() == torch.linalg.vector_norm(gradient).item()
     large = torch.tensor([30.0, 40.0])
-    clip_(large, 0.0)
+    clip_grad_norm_(large, 0.0)
     assert large.tolist() == [30.0, 40.0]
 
 

@@ -10,13 +10,13 @@ import torch
 from changed import changed
 from torch import Tensor, nn
 
-from steadyrl.agents.dqn.build import recipe
+from steadyrl.agents.dqn.build import build_loss_spec
 from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.minibatch import Padding
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.buffers.replay.buffer import ReplayBatch
@@ -49,7 +49,7 @@ def replay_batch(rows, seed):
 def dqn_learner(mode="eager", **changes):
     settings = changed(SETTINGS, **changes)
     online, target = (FlatNetwork(q_network(seed), CPU) for seed in (0, 1))
-    return Learner(recipe(settings), online, mode, frozen=(target,))
+    return Learner(build_loss_spec(settings), online, mode, frozen=(target,))
 
 
 class Points(NamedTuple):
@@ -61,10 +61,10 @@ class Points(NamedTuple):
 
 def squares(network, batch, scale=1.0):
     error = network(batch.x).squeeze(-1) - batch.y
-    return RowLoss(scale * error.square(), (error.abs(),), (error.detach(),))
+    return PerSampleLoss(scale * error.square(), (error.abs(),), (error.detach(),))
 
 
-PLAIN = Recipe(
+PLAIN = LossSpec(
     loss=squares, metrics=("train/error",), epsilon=1e-8, max_grad_norm=0.0, grad_accumulation=1
 )
 
@@ -86,7 +86,7 @@ def as_traced(learner):
 
     def run(*args):
         if not made:
-            made.extend(traced(partial(learner._whole, True), args, only_read))
+            made.extend(trace(partial(learner._train_step, True), args, only_read))
         graph, captured = made
         return graph(*flatten(args), *captured)
 
@@ -114,7 +114,7 @@ def test_steps_of_dqn_are_those_of_torchs_adam_on_clipped_gradients(accumulate, 
         norm = nn.utils.clip_grad_norm_(twin.parameters(), max_norm or float("inf"))
         optimizer.step()
         (td_error,) = learner.step(batch, rate)
-        torch.testing.assert_close(td_error, rows.reports[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(td_error, rows.aux[0], atol=1e-5, rtol=1e-5)
         metrics = dict(zip(learner.means.names, learner.means().values.tolist(), strict=True))
         assert metrics["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
         assert metrics["train/loss"] == pytest.approx(rows.loss.mean().item(), rel=1e-4)
@@ -137,7 +137,7 @@ def test_what_concerns_the_whole_batch_is_prepared_before_it_is_cut():
     def centred(batch, share):
         return batch._replace(y=batch.y - torch.dot(batch.y, share))
 
-    whole, cut = (line(prepare=centred, grad_accumulation=count) for count in (1, 3))
+    whole, cut = (line(preprocess_batch=centred, grad_accumulation=count) for count in (1, 3))
     reports = [learner.step(points(7), 0.0)[0] for learner in (whole, cut)]
     torch.testing.assert_close(*reports)
     torch.testing.assert_close(cut.network.gradient, whole.network.gradient)
@@ -164,7 +164,7 @@ def test_what_is_written_where_there_is_room_is_padded_like_what_is_copied():
     padding, copying = Padding(5), Padding(5)
     for rows in (5, 3, 5, 2):
         batch = points(rows)
-        room = padding.room(batch, rows)
+        room = padding.scratch(batch, rows)
         for to, part in zip(room, batch, strict=True):
             to.copy_(part)
         for mine, other in zip(padding(room), copying(batch), strict=True):
@@ -191,13 +191,13 @@ def test_a_step_beyond_the_limit_is_undone(graph):
         before = learner.state_dict()
         learner.step(points(6), 1e-2)
         after = learner.state_dict()
-        assert learner.exceeded is undone
+        assert learner.kl_exceeded is undone
         assert learner.updates == (not undone)
         assert (learner.means() is None) is undone, "nor does it count in a mean"
         assert torch.equal(before["network"]["weights"], after["network"]["weights"]) is undone
-        for name in ("mean", "square", "step"):
+        for name in ("exp_avg", "exp_avg_sq", "step"):
             assert torch.equal(before["adam"][name], after["adam"][name]) is undone
-    assert not line().exceeded
+    assert not line().kl_exceeded
 
 
 def test_means_are_over_the_steps_since_they_were_last_asked_for():

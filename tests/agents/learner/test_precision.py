@@ -10,10 +10,10 @@ from ppo_agents import CPU, Episodes, act, collect
 from ppo_agents import build as build_ppo
 from torch import Tensor, nn
 
-from steadyrl.agents.dqn.build import recipe
+from steadyrl.agents.dqn.build import build_loss_spec
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from tests.agents.dqn.test_agent import SETTINGS
 from tests.agents.engine.test_inductor import network as q_network
 from tests.agents.engine.test_inductor import random_batch
@@ -27,7 +27,7 @@ class Points(NamedTuple):
 
 
 def squares(network, batch):
-    return RowLoss((network(batch.x).squeeze(1) - batch.y).square())
+    return PerSampleLoss((network(batch.x).squeeze(1) - batch.y).square())
 
 
 def layers():
@@ -49,11 +49,11 @@ def by_hand(batch):
 def test_the_gradient_is_that_of_rounded_layers():
     torch.manual_seed(1)
     batch = Points(torch.randn(32, 4), torch.randn(32))
-    how = Recipe(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
+    how = LossSpec(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
     found = {}
     for precision in ("float32", "bf16"):
         learner = Learner(how, FlatNetwork(layers(), CPU), "eager")
-        learner.compute_in(precision)
+        learner.set_precision(precision)
         learner.step(batch, 0.0)
         found[precision] = learner.network.gradient.clone()
     torch.testing.assert_close(found["bf16"], by_hand(batch), rtol=0, atol=0)
@@ -66,8 +66,8 @@ def test_the_gradient_is_that_of_rounded_layers():
 def dqn_weights(precision, mode="eager", **changes):
     settings = changed(SETTINGS, **changes)
     online, target = (q_network(seed, settings, CPU) for seed in (0, 1))
-    learner = Learner(recipe(settings), online, mode, frozen=(target,))
-    learner.compute_in(precision)
+    learner = Learner(build_loss_spec(settings), online, mode, frozen=(target,))
+    learner.set_precision(precision)
     g = torch.Generator().manual_seed(3)
     n = settings.batch_size
     for _ in range(5):
@@ -110,7 +110,7 @@ def test_ppo_learns_nearly_the_same_from_what_its_update_sees(recurrent):
     learned = []
     for precision in ("float32", "bf16"):
         agent, env = build_ppo(epochs=1, minibatches=1, recurrent__cell=recurrent), Episodes()
-        agent.compute_in(precision)
+        agent.set_precision(precision)
         collect(agent, env, env.reset(), 16)
         metrics = agent.update()
         kl = dict(zip(metrics.names, metrics.values.tolist(), strict=True))["train/approx_kl"]
@@ -128,7 +128,7 @@ def test_all_values_of_a_rollout_are_read_in_the_same_numbers(recurrent):
     Of memory, what the row before it says is another thing: there it is what the update reads.
     """
     agent, env = build_ppo(epochs=1, minibatches=1, recurrent__cell=recurrent), Episodes()
-    agent.compute_in("bf16")
+    agent.set_precision("bf16")
     collect(agent, env, env.reset(), 15)
     obs = env.reset()
     decision, step = act(agent, obs), env.step()
@@ -138,13 +138,13 @@ def test_all_values_of_a_rollout_are_read_in_the_same_numbers(recurrent):
         rollout.compute_advantages,
         lambda last, **how: found.append(last.clone()),
     )
-    agent._finish_rollout()
+    agent._compute_advantages()
     rollout.compute_advantages = finish
     if recurrent == "none":
         expected = rollout.value[-2]
     else:
-        carry = agent._actor.carry * rollout.flags[-1, -1].view(-1, 1, 1)
+        hidden_state = agent._actor.hidden_state * rollout.flags[-1, -1].view(-1, 1, 1)
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            expected = agent._network(torch.from_numpy(obs), carry)[1].float()
+            expected = agent._network(torch.from_numpy(obs), hidden_state)[1].float()
     assert torch.equal(found[0], expected)
     assert torch.equal(found[0], found[0].bfloat16().float()), "of 8 bits"

@@ -145,8 +145,8 @@ def test_every_scheduled_number_has_the_keys_of_all(name):
             if not number or key == "learning_starts":
                 continue
             x = number[1] or number[2]
-            starts = {x, f"{x}_start"} & set(hints)
-            assert len(starts) == 1, path + x
+            episode_starts = {x, f"{x}_start"} & set(hints)
+            assert len(episode_starts) == 1, path + x
             assert get_args(hints[f"anneal_{x}"]) == ("constant", "linear", "cosine")
             assert hints[f"{x}_end"] is hints[f"{x}_warmup"] is float
             yield path + x

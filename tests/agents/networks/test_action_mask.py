@@ -8,11 +8,11 @@ import torch
 from changed import changed
 from ppo_agents import SETTINGS as PPO_SETTINGS
 
-from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedy
-from steadyrl.agents.actors.greedy import Greedy
+from steadyrl.agents.actors.epsilon_greedy import EpsilonGreedyActor
+from steadyrl.agents.actors.greedy import GreedyActor
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.dqn.loss import td_loss
-from steadyrl.agents.networks.action_mask import RANKS, Masks
+from steadyrl.agents.networks.action_mask import UNIFORM_INT_MAX, Masks
 from steadyrl.agents.networks.distributions import DiscreteHead
 from steadyrl.agents.networks.normalizers import ObservationNormaliser
 from steadyrl.agents.networks.q_network import QNetwork
@@ -54,7 +54,7 @@ def test_what_allows_nothing_is_no_goal_of_its_own(double):
         obs=with_bits(plain.obs, some_masks(12, 1)), next_obs=with_bits(plain.next_obs, nothing)
     )
     online, target = q_network(0, head.shape), q_network(1, head.shape)
-    (td_error,) = td_loss(online, target, data, head=head, double=double, masks=MASKS).reports
+    (td_error,) = td_loss(online, target, data, head=head, double=double, masks=MASKS).aux
     assert td_error.abs().max() < 100
 
 
@@ -91,7 +91,7 @@ def test_masked_targets_equal_a_loop_that_knows_allowed_actions_only(kind, doubl
         else:
             own = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, before))[may]
             certain = log_policy(own, soft.temperature)[0]  # the first that is allowed
-            reward += soft.alpha * min(0.0, max(soft.lowest, certain))
+            reward += soft.alpha * min(0.0, max(soft.log_policy_min, certain))
             log_pi = log_policy(values, soft.temperature)
             goals = (returns - log_pi[:, None]).reshape(-1)
             shares = (np.exp(log_pi / soft.temperature)[:, None] * likely).reshape(-1)
@@ -130,13 +130,15 @@ def test_even_where_nothing_is_allowed_all_numbers_are_finite():
 def test_exploration_is_uniform_over_what_is_allowed():
     allowed = torch.tensor([[True, False, True], [False, True, False]]).repeat(2000, 1)
     obs = with_bits(torch.zeros(4000, 4), allowed).numpy()
-    best = Greedy(lambda obs: torch.zeros(len(obs), 3), None, CPU, lambda q: q.argmax(1))
-    actor = EpsilonGreedy(best, actions=3, epsilon=lambda: 1.0, seed=0, masks=MASKS)
-    action = actor.act(obs, np.zeros(4000, bool)).action
+    best = GreedyActor(lambda obs: torch.zeros(len(obs), 3), None, CPU, lambda q: q.argmax(1))
+    actor = EpsilonGreedyActor(best, actions=3, epsilon=lambda: 1.0, seed=0, masks=MASKS)
+    action = actor.act(obs, np.zeros(4000, bool)).env_action
     assert (action[1::2] == 1).all()
     shares = torch.bincount(action[::2], minlength=3) / 2000
     assert shares[1] == 0 and shares[0].item() == pytest.approx(0.5, abs=0.04)
-    assert RANKS % 200 < 1e-9 * RANKS  # any number of actions divides it, all but exactly
+    assert (
+        UNIFORM_INT_MAX % 200 < 1e-9 * UNIFORM_INT_MAX
+    )  # any number of actions divides it, all but exactly
 
 
 class Rows:
@@ -181,14 +183,14 @@ def test_nobody_takes_a_forbidden_action(name, spec):
         changes = {"clip_value": True}
     settings = changed(settings, **changes)
     agent = cls(settings, spec, device=CPU, seed=0, total_steps=10_000)
-    rows, starts = Rows(spec), np.ones(2, bool)
+    rows, episode_starts = Rows(spec), np.ones(2, bool)
     with torch.no_grad():  # what tells of actions differs as much as it can
         agent._learner.network.weights.normal_(std=3.0)
     actors = [agent.actor(2, explore=True), agent.actor(2, explore=False)]
     for _ in range(50):
         obs, bits = rows.row()
         for actor in actors:
-            action = actor.act(obs, starts).action.numpy()
+            action = actor.act(obs, episode_starts).env_action.numpy()
             assert (bits >> action & 1).all()
     finished = [
         cls.policy(settings, spec, CPU),
@@ -198,9 +200,9 @@ def test_nobody_takes_a_forbidden_action(name, spec):
         network.load_state_dict(agent.weights())
     for _ in range(20):
         obs, bits = rows.row()
-        actions = [actor.act(obs, starts).action for _, actor in finished]
+        actions = [actor.act(obs, episode_starts).env_action for _, actor in finished]
         assert all((bits >> action.numpy() & 1).all() for action in actions)
-        assert torch.equal(actions[0], actors[1].act(obs, starts).action)
+        assert torch.equal(actions[0], actors[1].act(obs, episode_starts).env_action)
 
 
 def test_the_normaliser_counts_what_is_seen_alone():
@@ -209,11 +211,11 @@ def test_the_normaliser_counts_what_is_seen_alone():
     rows = Rows(spec)
     for _ in range(20):
         obs = torch.from_numpy(rows.row()[0])
-        seen = Masks.of(spec, CPU).seen(obs)
+        seen = Masks.of(spec, CPU).features(obs)
         plain.update(seen)
         other.update(obs)
         normal = other(obs)
-        assert torch.equal(Masks.of(spec, CPU).seen(normal), plain(seen))
+        assert torch.equal(Masks.of(spec, CPU).features(normal), plain(seen))
         assert torch.equal(Masks.of(spec, CPU).allowed(normal), Masks.of(spec, CPU).allowed(obs))
     assert {k: v.tolist() for k, v in plain.named_buffers()} == {
         k: v.tolist() for k, v in other.named_buffers()
@@ -222,8 +224,8 @@ def test_the_normaliser_counts_what_is_seen_alone():
 
 def test_a_rank_that_has_no_valid_row_takes_none_apart():
     masks, none = Masks.of(replace(VECTORS, frame_stack=2), CPU), torch.zeros(0, 10)
-    assert masks.seen(none).shape == (0, 8)
-    assert masks.behind(masks.seen(none), none).shape == none.shape
+    assert masks.features(none).shape == (0, 8)
+    assert masks.replace_features(masks.features(none), none).shape == none.shape
     assert masks.allowed(none).shape == (0, 7)
 
 

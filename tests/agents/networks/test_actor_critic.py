@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.networks.activations import tanh
-from steadyrl.agents.networks.actor_critic import ActorCritic, TwinLayer, TwinTrunk
+from steadyrl.agents.networks.actor_critic import ActorCritic, ParallelLinear, ParallelMLP
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
 
 
 def build(shape=(4,), dtype="float32", head=None, hidden=(64, 64), **changes):
     options = {"activation": "tanh", "shared": False, "normalise": False, "log_std": -0.5}
     net = ActorCritic(shape, dtype, head or DiscreteHead(3), hidden=hidden, **options | changes)
-    net.start_(torch.Generator().manual_seed(0))
+    net.reset_parameters(torch.Generator().manual_seed(0))
     return net
 
 
@@ -37,7 +37,7 @@ def test_tanh_in_few_bits_is_rounded_once(dtype):
         y = tanh(given).detach()
         assert y.dtype == dtype
         torch.testing.assert_close(y, expected, rtol=torch.finfo(dtype).eps, atol=0)
-    graph, _ = traced(lambda given: (tanh(given),), (x,))
+    graph, _ = trace(lambda given: (tanh(given),), (x,))
     torch.testing.assert_close(graph(x)[0], expected, rtol=torch.finfo(dtype).eps, atol=0)
     y = x.clone().requires_grad_()
     tanh(y).sum().backward()
@@ -46,7 +46,7 @@ def test_tanh_in_few_bits_is_rounded_once(dtype):
 
 
 def test_the_twin_trunk_is_two_separate_ones():
-    trunk = TwinTrunk(5, (7, 6), "relu")
+    trunk = ParallelMLP(5, (7, 6), "relu")
     for layer in trunk.layers:
         nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(1))
         nn.init.normal_(layer.bias, generator=torch.Generator().manual_seed(2))
@@ -78,7 +78,7 @@ def test_gains_are_root_2_a_hundredth_and_1(shared):
     net = build(shared=shared)
     assert gain(net.policy.weight).tolist() == pytest.approx([0.01] * 3)
     assert gain(net.value.weight).tolist() == pytest.approx([1.0])
-    layers = [m for m in net.trunk.modules() if isinstance(m, nn.Linear | TwinLayer)]
+    layers = [m for m in net.trunk.modules() if isinstance(m, nn.Linear | ParallelLinear)]
     assert len(layers) == 2
     for layer in layers:
         singular = gain(layer.weight).flatten().tolist()
@@ -106,7 +106,7 @@ def test_images_go_through_convolutions(shared, convolutions):
 def test_the_seed_decides_the_weights():
     def flat(seed):
         net = build()
-        net.start_(torch.Generator().manual_seed(seed))
+        net.reset_parameters(torch.Generator().manual_seed(seed))
         return torch.cat([p.flatten() for p in net.parameters()])
 
     assert torch.equal(flat(0), flat(0))

@@ -113,7 +113,7 @@ def test_the_greedy_action_is_the_most_likely_one():
 
 def test_log_sigma_is_free_and_the_same_in_every_state():
     layer = BoxHead(3).layer(8, -2.0)
-    layer.start_()
+    layer.reset_parameters()
     out = layer(torch.randn(5, 8))
     assert (out[:, 3:] == -2.0).all()
     out[:, 3:].sum().backward()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from steadyrl.agents.engine.cpu.activations import CODES, activate
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.networks.activations import ACTIVATIONS
-from steadyrl.agents.networks.actor_critic import ActorCritic, TwinLayer, TwinNorm
+from steadyrl.agents.networks.actor_critic import ActorCritic, ParallelLayerNorm, ParallelLinear
 from steadyrl.agents.networks.distributions import DiscreteHead
 from steadyrl.agents.networks.encoders import Residual, build_trunk
 from steadyrl.agents.networks.q_network import QNetwork
@@ -185,7 +185,7 @@ def test_every_trunk_takes_what_it_says_it_fits(shape, dtype, layer_norm, data):
     chosen = network(data.draw(st.sampled_from(fitting(shape))), layer_norm)
     obs = observations(shape, dtype, rows=2)
     for net in both(shape, dtype, chosen):
-        net.start_(torch.Generator().manual_seed(0))
+        net.reset_parameters(torch.Generator().manual_seed(0))
         found = net(obs)
         found = found if isinstance(found, tuple) else (found,)
         assert found[0].shape == (2, 3)
@@ -199,7 +199,7 @@ def weights(net):
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             yield module.weight.detach().flatten(1), module.bias
-        elif isinstance(module, TwinLayer):
+        elif isinstance(module, ParallelLinear):
             for weight, bias in zip(module.weight.detach(), module.bias, strict=True):
                 yield weight.T, bias
 
@@ -208,7 +208,7 @@ def begun(shape, dtype, chosen, seed=0):
     for net in both(shape, dtype, chosen):
         for parameter in net.parameters():
             nn.init.constant_(parameter, 7.0)  # as if memory were not clean
-        net.start_(torch.Generator().manual_seed(seed), chosen.init)
+        net.reset_parameters(torch.Generator().manual_seed(seed), chosen.init)
         yield net
 
 
@@ -245,7 +245,7 @@ def test_orthogonal_weights_have_the_gains_told(shape, dtype, trunk, layer_norm)
 
 
 def norms_are_neutral(net, layer_norm):
-    norms = [m for m in net.modules() if isinstance(m, nn.LayerNorm | TwinNorm)]
+    norms = [m for m in net.modules() if isinstance(m, nn.LayerNorm | ParallelLayerNorm)]
     assert bool(norms) == layer_norm
     for norm in norms:
         assert (norm.weight == 1).all() and not norm.bias.any()
@@ -303,7 +303,7 @@ def test_a_network_is_a_pure_function_that_can_be_traced(start, which):
     def slope(given, seen):
         return torch.func.grad(lambda own: squares(flat.function(own)(seen)))(given)
 
-    graph, _ = traced(slope, (flat.weights, obs))
+    graph, _ = trace(slope, (flat.weights, obs))
     squares(net(obs)).backward()
     expected, given = flat.gradient.clone(), flat.weights.clone()
     flat.weights.zero_()

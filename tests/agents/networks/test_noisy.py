@@ -90,7 +90,7 @@ def network(shape=(4,), dueling=True, atoms=(), seed=0, linear=noisy, encoder="a
     )
     dtype = "float32" if len(shape) == 1 else "uint8"
     made = QNetwork(shape, dtype, 3, (8, 6), dueling, atoms, network=settings, linear=linear)
-    made.start_(torch.Generator().manual_seed(seed))
+    made.reset_parameters(torch.Generator().manual_seed(seed))
     return made
 
 
@@ -140,7 +140,7 @@ def test_values_goals_and_the_choice_have_noise_of_their_own(double):
     best = (judge(data.next_obs) if double else after).argmax(1)
     y = data.reward + data.discount * after[torch.arange(len(best)), best]
     error = own(data.obs)[torch.arange(len(best)), data.action] - y
-    torch.testing.assert_close(got.reports[0], error.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.aux[0], error.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got.loss, data.weight * error.square(), rtol=1e-4, atol=1e-5)
 
 
@@ -178,14 +178,14 @@ def test_every_update_has_noise_of_its_own_and_the_same_when_it_is_taken_again()
 def test_every_environment_explores_by_weights_of_its_own_and_greed_by_the_means():
     agent = build(64, actions=5, noisy__enabled=True)
     obs = np.ones((64, 4), dtype=np.float32)
-    rows = [act(agent, obs).action for _ in range(2)]
+    rows = [act(agent, obs).env_action for _ in range(2)]
     assert all(len(row.unique()) > 1 for row in rows)
     assert not torch.equal(*rows)
     means = agent._learner.network.module(torch.from_numpy(obs)).argmax(1)
     for _ in range(2):
-        assert torch.equal(act(agent, obs, explore=False).action, means)
+        assert torch.equal(act(agent, obs, explore=False).env_action, means)
     still = build(64, actions=5, noisy__enabled=True, noisy__sigma=1e-9)
-    assert len(act(still, obs).action.unique()) == 1
+    assert len(act(still, obs).env_action.unique()) == 1
 
 
 def test_there_is_no_epsilon_to_be_logged():

@@ -16,13 +16,13 @@ def seen_by(rank):
     return torch.from_numpy(rows.astype(np.float32))
 
 
-def taken_in(world):
+def taken_in(comm):
     """Return the statistics of two ranks' rows, and the most bytes that these took at once."""
-    normaliser, obs = ObservationNormaliser((WIDE,)), seen_by(world.rank)
-    normaliser.world = world
+    normaliser, obs = ObservationNormaliser((WIDE,)), seen_by(comm.rank)
+    normaliser.comm = comm
     with Storages() as made:
         for part in torch.arange(len(obs)).split(len(obs) // 2):
-            normaliser.take_in(obs, part, PIECE)
+            normaliser.update_from(obs, part, PIECE)
     return *(part.numpy().copy() for part in normaliser._statistics()), made.peak
 
 
@@ -53,7 +53,7 @@ def test_a_large_offset_costs_no_digits():
     for piece in rows.split(50):
         normaliser.update(piece)
     truth = rows.std(0, correction=0).float()
-    torch.testing.assert_close(1 / normaliser.scale, truth, rtol=1e-6, atol=0)
+    torch.testing.assert_close(1 / normaliser.inv_std, truth, rtol=1e-6, atol=0)
 
 
 def test_it_is_the_identity_before_it_has_seen_anything():
@@ -117,10 +117,10 @@ class NoLooking(TorchDispatchMode):
 def test_moving_on_asks_the_device_nothing():
     normaliser = ObservationNormaliser((2,))
     with NoLooking():
-        normaliser.look(torch.ones(3, 2))
+        normaliser.preview(torch.ones(3, 2))
         normaliser.update(torch.arange(6.0).view(3, 2))
-        normaliser.rest_()
-        normaliser.settle_()
+        normaliser.set_identity_()
+        normaliser.freeze_()
     assert normaliser.count == 3
     torch.testing.assert_close(normaliser(torch.tensor([[2.0, 3.0]])), torch.zeros(1, 2))
 
@@ -129,9 +129,9 @@ def test_looking_takes_nothing_in():
     normaliser = ObservationNormaliser((1,))
     normaliser.update(torch.tensor([[0.0], [2.0]]))
     before = {name: tensor.clone() for name, tensor in normaliser.named_buffers()}
-    normaliser.look(torch.tensor([[4.0]]))
-    assert normaliser.shift.item() == 2
-    normaliser.settle_()
+    normaliser.preview(torch.tensor([[4.0]]))
+    assert normaliser.frozen_mean.item() == 2
+    normaliser.freeze_()
     assert all(torch.equal(t, before[name]) for name, t in normaliser.named_buffers())
     normaliser.update(torch.empty(0, 1))
     assert normaliser.count == 2

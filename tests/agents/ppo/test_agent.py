@@ -38,7 +38,7 @@ def test_the_first_minibatch_has_ratio_1_and_no_kl(name, normalise):
     env = Episodes(scale=3.0)
     _, obs = learn(agent, env, env.reset(), 3)
     collect(agent, env, obs, 16)
-    agent._finish_rollout()
+    agent._compute_advantages()
     batch = next(agent._rollout.minibatches(4, torch.Generator()))
     with torch.no_grad():
         parameters, value = agent._learner.network.module(batch.obs)
@@ -114,9 +114,9 @@ def test_only_valid_rows_are_counted_and_seen_by_the_normaliser():
         obs = step.obs
     agent.update()
     assert agent._steps == valid < 48
-    assert agent._observations.count == valid
+    assert agent._obs_normaliser.count == valid
     truth = np.concatenate(rows).mean(0)
-    np.testing.assert_allclose(agent._observations.mean.numpy(), truth, rtol=1e-6)
+    np.testing.assert_allclose(agent._obs_normaliser.mean.numpy(), truth, rtol=1e-6)
 
 
 def rates_of(agent, env, total):
@@ -176,8 +176,8 @@ def test_schedules_follow_steps_whatever_the_number_of_environments(envs):
     while agent._steps < 500:
         obs = collect(agent, env, obs, 1)
         agent.update()
-    assert 450 < agent._begun <= 510
-    assert agent.learning_rate == pytest.approx(1e-3 * (1 - agent._begun / 1000))
+    assert 450 < agent._steps_at_rollout_start <= 510
+    assert agent.learning_rate == pytest.approx(1e-3 * (1 - agent._steps_at_rollout_start / 1000))
 
 
 def test_the_target_kl_ends_the_epochs():
@@ -206,8 +206,8 @@ def test_evaluation_touches_no_state_and_repeats_itself(name):
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, 3)
     before = state_of(agent)
-    one = act(agent, np.ones((7, 4), dtype=np.float32), explore=False).action
-    other = act(agent, np.ones((7, 4), dtype=np.float32), explore=False).action
+    one = act(agent, np.ones((7, 4), dtype=np.float32), explore=False).env_action
+    other = act(agent, np.ones((7, 4), dtype=np.float32), explore=False).env_action
     assert torch.equal(one, other)
     assert same(agent.state_dict(), before)
     assert (one == one[0]).all()
@@ -294,7 +294,7 @@ def test_rewards_are_scaled_or_clipped_for_learning():
             agent.observe(decision, step)
             raw.append(step.reward)
             obs = step.obs
-        agent._finish_rollout()
+        agent._compute_advantages()
         np.testing.assert_allclose(
             agent._rollout.reward.numpy(), expected(np.array(raw), agent), rtol=1e-5
         )
@@ -316,7 +316,7 @@ def test_the_first_rollout_is_normalised_by_what_it_has_seen(envs, shared):
     agent = build(envs, shape=(1,), normalize_obs=True, shared_trunk=shared)
     rows = np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
     play(agent, rows)
-    agent._finish_rollout()
+    agent._compute_advantages()
     assert agent._rollout.obs.abs().max() < 6
     late, seen = rows[8:] > 100, agent._rollout.obs[8:].numpy()
     assert seen[late].min() - seen[~late].max() > 1
@@ -326,10 +326,10 @@ def test_the_first_rollout_is_normalised_by_what_it_has_seen(envs, shared):
         log_prob, _ = agent._head.evaluate(parameters, batch.action)
     torch.testing.assert_close(log_prob, batch.log_prob, atol=1e-6, rtol=0)
     torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)
-    agent._observations.settle_()
+    agent._obs_normaliser.freeze_()
     agent.update()
     truth = (rows - rows.mean()) / rows.std()
-    ours = agent._observations(torch.from_numpy(rows)).numpy()
+    ours = agent._obs_normaliser(torch.from_numpy(rows)).numpy()
     np.testing.assert_allclose(ours, truth, atol=1e-4)
 
 
@@ -350,17 +350,17 @@ def test_actions_are_sent_in_the_units_of_their_bounds_and_judged_in_the_policys
     agent = build(2, space, log_std_init=0.5)
     obs = np.zeros((2, 4), dtype=np.float32)
     decision = act(agent, obs)
-    unit, sent = decision.chosen, decision.action
+    unit, sent = decision.raw_action, decision.env_action
     half, middle = torch.tensor([2.0, 5.0, 1.0, 1.0]), torch.tensor([0.0, 5.0, 0.0, 0.0])
     torch.testing.assert_close(sent, unit * half + middle)
     no = np.zeros(2, dtype=bool)
     agent.observe(decision, Step(obs, np.ones(2, np.float32), no, no, ~no, ()))
     assert torch.equal(agent._rollout.action[0], unit)
     # The most likely action is near the middle of the bounds, whatever they are.
-    greedy = act(agent, obs, explore=False).action
+    greedy = act(agent, obs, explore=False).env_action
     torch.testing.assert_close(greedy, middle.expand(2, 4), atol=0.2, rtol=0)
     raw = act(build(2, space, log_std_init=0.5, scale_actions=False), obs)
-    assert torch.equal(raw.action, unit), "the same draw, in the environment's own units"
+    assert torch.equal(raw.env_action, unit), "the same draw, in the environment's own units"
 
 
 def test_the_memory_of_the_rollout_is_allocated_once():
@@ -471,4 +471,4 @@ def test_what_is_not_said_of_normalising_goes_by_observations_and_rewards():
         settings = replace(SETTINGS, normalize_obs=said, normalize_reward=said)
         assert settings.normalizes_obs(vectors) is said and settings.normalizes_reward is said
     agent = build(normalize_obs=None, normalize_reward=None)
-    assert agent._observations is not None and agent._scales_rewards
+    assert agent._obs_normaliser is not None and agent._scales_rewards

@@ -13,7 +13,12 @@ from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
-from steadyrl.agents.ppo.loss import explained_variance, normalised, policy_loss, recipe
+from steadyrl.agents.ppo.loss import (
+    explained_variance,
+    normalize_advantage,
+    policy_loss,
+    sample_loss_spec,
+)
 from steadyrl.buffers.rollout.buffer import RolloutBatch
 from steadyrl.envs.types import Step
 from tests.agents.learner.test_learner import as_traced
@@ -72,7 +77,7 @@ def setting(box=False, rows=24, seed=0, **changes):
         (4,), "float32", head, hidden=s.hidden, activation="tanh", shared=False, normalise=False,
         log_std=-0.3,
     )  # fmt: skip
-    net.start_(generator)
+    net.reset_parameters(generator)
     flat = FlatNetwork(net, CPU)
     flat.weights.add_(torch.randn(flat.weights.shape, generator=generator) * 0.3)
     obs = torch.randn(rows, 4, generator=generator)
@@ -98,7 +103,7 @@ def step(learner, batch, learning_rate, clip):
 @pytest.mark.parametrize("clip_value", [False, True])
 def test_loss_parts_and_gradient_are_those_of_the_twin(box, clip_value):
     s, flat, head, batch = setting(box, clip_value=clip_value, entropy_coef=0.1)
-    learner = Learner(recipe(s, head, len(batch.obs)), flat, "eager")
+    learner = Learner(sample_loss_spec(s, head, len(batch.obs)), flat, "eager")
     w = {n: v.double().numpy().copy() for n, v in flat.views(flat.weights).items()}
     expected = numpy_loss(w, batch, s, 0.2, box)
     assert 0.1 < expected[-1] < 0.9, "some rows must be clipped and some not"
@@ -119,12 +124,14 @@ def test_steps_are_those_of_torchs_adam_on_clipped_gradients(accumulate, clip_va
     s, flat, head, batch = setting(**changes)
     s = replace(s, max_grad_norm=0.1)
     _, twin, _, _ = setting(**changes)
-    learner = Learner(recipe(s, head, 24), flat, "eager")
+    learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
     optimizer = torch.optim.Adam(twin.module.parameters(), lr=1e-2, eps=1e-5)
     advantage = (batch.advantage - batch.advantage.mean()) / batch.advantage.std(correction=0)
     for _ in range(10):
         twin.gradient.zero_()
-        rows = recipe(s, head, 24).loss(twin.module, batch._replace(advantage=advantage), 0.2)
+        rows = sample_loss_spec(s, head, 24).loss(
+            twin.module, batch._replace(advantage=advantage), 0.2
+        )
         rows.loss.mean().backward()
         norm = nn.utils.clip_grad_norm_(twin.module.parameters(), 0.1)
         optimizer.step()
@@ -141,7 +148,7 @@ def test_pieces_add_up_to_the_gradient_of_the_whole(rows, count):
     gradients = []
     for k in (1, count):
         s, flat, head, batch = setting(rows=rows, grad_accumulation=k)
-        learner = Learner(recipe(s, head, rows), flat, "eager")
+        learner = Learner(sample_loss_spec(s, head, rows), flat, "eager")
         metrics = step(learner, batch, 0.0, 0.2)
         gradients.append((flat.gradient.clone(), metrics))
     for whole, pieces in zip(*gradients, strict=True):
@@ -155,7 +162,9 @@ def test_the_traced_function_takes_the_same_step(rows, count):
     results = []
     for mode in ("eager", "graph"):
         s, flat, head, batch = setting(rows=rows, grad_accumulation=count, target_kl=1.0)
-        learner = Learner(recipe(s, head, 24), flat, "eager" if mode == "eager" else "compiled")
+        learner = Learner(
+            sample_loss_spec(s, head, 24), flat, "eager" if mode == "eager" else "compiled"
+        )
         if mode == "graph":
             as_traced(learner)
         for _ in range(3):
@@ -169,8 +178,8 @@ def test_the_traced_function_takes_the_same_step(rows, count):
 def test_what_the_entropy_counts_for_may_change_from_step_to_step(as_tensor):
     """Given to a step, as a number or as a graph's tensor, it is as one that is fixed."""
     s, flat, head, batch = setting(entropy_coef=0.1)
-    fixed = recipe(s, head, 24).loss
-    varying = recipe(replace(s, anneal_entropy_coef="cosine"), head, 24).loss
+    fixed = sample_loss_spec(s, head, 24).loss
+    varying = sample_loss_spec(replace(s, anneal_entropy_coef="cosine"), head, 24).loss
     for coef in (0.1, 0.3, 0.0):
         known = fixed.keywords | {"entropy_coef": coef}
         expected = fixed.func(flat.module, batch, 0.2, **known).loss
@@ -186,7 +195,7 @@ def test_the_compiled_graph_takes_the_same_step(caplog):
     results = []
     for mode in ("eager", "compiled"):
         s, flat, head, batch = setting()
-        learner = Learner(recipe(s, head, 24), flat, mode)
+        learner = Learner(sample_loss_spec(s, head, 24), flat, mode)
         for k in range(5):
             metrics = step(learner, batch, 1e-2 / (k + 1), 0.2)
         results.append((flat.weights, metrics))
@@ -197,26 +206,26 @@ def test_the_compiled_graph_takes_the_same_step(caplog):
 
 def test_a_step_beyond_the_target_kl_is_not_taken():
     s, flat, head, batch = setting(target_kl=1e-6)
-    learner = Learner(recipe(s, head, 24), flat, "eager")
+    learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
     before = flat.weights.clone()
     learner.step(batch, 1e-2, 0.2)
-    assert learner.exceeded
+    assert learner.kl_exceeded
     assert torch.equal(flat.weights, before)
     assert learner.adam.step == learner.updates == 0
 
 
 def test_a_step_within_the_target_kl_is_taken():
     s, flat, head, batch = setting(target_kl=10.0)
-    learner = Learner(recipe(s, head, 24), flat, "eager")
+    learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
     before = flat.weights.clone()
     step(learner, batch, 1e-2, 0.2)
-    assert not learner.exceeded
+    assert not learner.kl_exceeded
     assert not torch.equal(flat.weights, before)
 
 
 def test_the_gradient_is_clipped_as_a_whole():
     s, flat, head, batch = setting()
-    learner = Learner(recipe(replace(s, max_grad_norm=0.05), head, 24), flat, "eager")
+    learner = Learner(sample_loss_spec(replace(s, max_grad_norm=0.05), head, 24), flat, "eager")
     norm = step(learner, batch, 0.0, 0.2)[-1]
     assert norm > 0.05
     assert flat.gradient.norm().item() == pytest.approx(0.05, rel=1e-4)
@@ -234,8 +243,8 @@ def test_advantages_are_normalised_over_the_rows_that_count():
     advantage = torch.tensor([1.0, 2.0, 3.0, 99.0])
     weight = torch.tensor([1.0, 1.0, 1.0, 0.0]) / 3
     expected = torch.tensor([-1.0, 0.0, 1.0]) * 1.5**0.5
-    torch.testing.assert_close(normalised(advantage, weight)[:3], expected)
-    assert normalised(torch.tensor([5.0]), torch.ones(1)) == 0
+    torch.testing.assert_close(normalize_advantage(advantage, weight)[:3], expected)
+    assert normalize_advantage(torch.tensor([5.0]), torch.ones(1)) == 0
 
 
 def test_explained_variance():

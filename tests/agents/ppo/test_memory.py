@@ -62,7 +62,7 @@ def test_a_graph_is_made_without_a_copy_of_the_rollout():
     wide = (2048,)
     agent = build(2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, compile="true")
     as_traced(agent._learner)
-    agent._score._graph = agent._score.value = None  # which need a compiler
+    agent._evaluator._graph = agent._evaluator.value = None  # which need a compiler
     collect(agent, env := Episodes(2, wide), env.reset(), 64)
     with Storages() as made:
         agent.update()

@@ -10,9 +10,9 @@ from forked_ranks import together
 from ppo_agents import Episodes, act, build, collect, learn
 from torch import nn
 
-from steadyrl.agents.learner.comm import ALONE
-from steadyrl.agents.networks.normalizers import DECAY, ValueUnits
-from steadyrl.agents.ppo.popart import finish
+from steadyrl.agents.learner.comm import SINGLE_PROCESS
+from steadyrl.agents.networks.normalizers import POPART_DECAY, PopArt
+from steadyrl.agents.ppo.popart import compute_advantages_popart
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import Step
 from tests.agents.learner.test_learner import as_traced
@@ -21,13 +21,13 @@ from tests.agents.ppo.test_ranks import ENVS, learned, one_rank, rows
 STEPS, GAMMA, LAMBDA = 12, 0.9, 0.8
 
 
-def filled(random, units):
-    """A rollout of random rows with ghosts, its values said in `units`; and what they mean."""
+def filled(random, popart):
+    """A rollout of random rows with ghosts, its values said in `popart`; and what they mean."""
     made = RolloutBuffer(
         steps=STEPS, num_envs=ENVS, observation_shape=(2,), observation_dtype=torch.float32,
         action_shape=(), action_dtype=torch.int64, device=torch.device("cpu"),
     )  # fmt: skip
-    mean, std = units
+    mean, std = popart
     said = random.normal(size=(STEPS + 1, ENVS)).astype(np.float32)
     flags = np.zeros((3, STEPS, ENVS), bool)
     over = np.zeros(ENVS, bool)
@@ -59,26 +59,32 @@ def advantages(reward, value, flags):
 
 
 def test_advantages_are_in_the_rewards_units_and_targets_in_those_of_the_valid_returns():
-    random, units, head = np.random.default_rng(0), ValueUnits(), nn.Linear(4, 1)
-    units.start_()
+    random, popart, head = np.random.default_rng(0), PopArt(), nn.Linear(4, 1)
+    popart.reset_parameters()
     features = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
     history, mean, std = [], 0.0, 1.0
     for _ in range(4):
         rollout, said, value, flags = filled(random, (mean, std))
         before = head(features).detach().double() * std + mean
-        finish(
-            rollout, torch.from_numpy(said[-1]), head, units, ALONE, gamma=GAMMA, gae_lambda=LAMBDA
+        compute_advantages_popart(
+            rollout,
+            torch.from_numpy(said[-1]),
+            head,
+            popart,
+            SINGLE_PROCESS,
+            gamma=GAMMA,
+            gae_lambda=LAMBDA,
         )
         truth = advantages(rollout.reward.double().numpy(), value, flags)
         np.testing.assert_allclose(rollout.advantage.numpy(), truth, rtol=1e-4, atol=1e-3)
         returns = truth + value[:-1]
         history.append(returns[flags[2]])
         # The newest rollout counts 1, the one before it DECAY, the next DECAY², …
-        shares = [DECAY**age for age in reversed(range(len(history)))]
+        shares = [POPART_DECAY**age for age in reversed(range(len(history)))]
         mean = sum(s * r.mean() for s, r in zip(shares, history, strict=True)) / sum(shares)
         square = sum(s * (r**2).mean() for s, r in zip(shares, history, strict=True)) / sum(shares)
         std = math.sqrt(square - mean**2)
-        now = units.mean_and_std
+        now = popart.mean_and_std
         assert [part.item() for part in now] == pytest.approx([mean, std], rel=1e-4)
         np.testing.assert_allclose(rollout.return_, (returns - mean) / std, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(
@@ -90,19 +96,19 @@ def test_advantages_are_in_the_rewards_units_and_targets_in_those_of_the_valid_r
 
 
 def test_nothing_is_divided_by_what_never_varies_and_nothing_moves_without_returns():
-    units = ValueUnits()
-    units.start_()
-    units.take_in(torch.zeros(0), ALONE)
-    assert [part.item() for part in units.mean_and_std] == [0.0, 1.0]
-    units.take_in(torch.full((5,), 7.0), ALONE)
-    assert [part.item() for part in units.mean_and_std] == pytest.approx([7.0, 1e-4])
+    popart = PopArt()
+    popart.reset_parameters()
+    popart.update(torch.zeros(0), SINGLE_PROCESS)
+    assert [part.item() for part in popart.mean_and_std] == [0.0, 1.0]
+    popart.update(torch.full((5,), 7.0), SINGLE_PROCESS)
+    assert [part.item() for part in popart.mean_and_std] == pytest.approx([7.0, 1e-4])
 
 
 def test_large_values_are_learned_in_few_rollouts_and_not_without_units():
     """Reward 1,000 under a time limit of one step is worth 2,000: far from where a head starts."""
     found = []
-    for units in (True, False):
-        changes = {"popart": units, "gamma": 0.5, "learning_rate": 0.01}
+    for popart in (True, False):
+        changes = {"popart": popart, "gamma": 0.5, "learning_rate": 0.01}
         agent = build(4, shape=(1,), epochs=4, **changes)
         obs, over = np.ones((4, 1), np.float32), np.zeros(4, bool)
         for _ in range(25 * 16):
@@ -113,7 +119,7 @@ def test_large_values_are_learned_in_few_rollouts_and_not_without_units():
             agent.update()
         network = agent._learner.network.module
         said = network(torch.from_numpy(obs))[1].mean().item()
-        mean, std = (0.0, 1.0) if network.units is None else network.units.mean_and_std
+        mean, std = (0.0, 1.0) if network.popart is None else network.popart.mean_and_std
         found.append(float(said * std + mean))
     assert found[0] == pytest.approx(2_000, rel=0.05)
     assert found[1] < 200
@@ -134,7 +140,7 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(change):
         agent.update()
     for name, tensor in one.weights().items():
         assert torch.equal(tensor, other.weights()[name]), name
-    assert "units.moments" in one.weights()
+    assert "popart.moments" in one.weights()
 
 
 def test_what_is_cut_short_has_not_happened():
@@ -154,7 +160,7 @@ def test_what_is_cut_short_has_not_happened():
 
     learner.step = interrupted
     assert agent.update() is None
-    assert agent.updates == updates and learner.stop.requested
+    assert agent.updates == updates and learner.stop.confirmed
     assert torch.equal(agent._rollout.value, values)
     for name, tensor in agent.weights().items():
         assert torch.equal(tensor, before[name]), name

@@ -42,17 +42,17 @@ def part(row, begin, end):
     """Return what these environments had in a row."""
     obs, action, step = row
     chosen = torch.from_numpy(action[begin:end])
-    decision = Decision(torch.from_numpy(obs[begin:end]), chosen, chosen=chosen)
+    decision = Decision(torch.from_numpy(obs[begin:end]), chosen, raw_action=chosen)
     return decision, Step(*(array[begin:end] for array in step[:-1]), ())
 
 
 def told(agent, metrics):
     learner = agent._learner
     return {
-        "gradient": learner.adam.mean.numpy() / (1 - BETA1),
+        "gradient": learner.adam.exp_avg.numpy() / (1 - BETA1),
         "weights": learner.network.weights.detach().numpy().copy(),
-        "mean": agent._observations.mean.numpy().copy(),
-        "square": agent._observations.square.numpy().copy(),
+        "mean": agent._obs_normaliser.mean.numpy().copy(),
+        "square": agent._obs_normaliser.square.numpy().copy(),
         "scale": agent._rewards.scale,
         "updates": agent.updates,
         "steps": agent._steps,
@@ -75,13 +75,13 @@ def learned(agent, given, begin, end, settle, told=told):
     return found
 
 
-def one_rank(world, given, changes, told=told):
+def one_rank(comm, given, changes, told=told):
     agent = build(ENVS, **changes)
-    agent.join(world)
-    begin = world.rank * ENVS
+    agent.attach_comm(comm)
+    begin = comm.rank * ENVS
 
     def settle(agent, step):
-        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
 
     return learned(agent, given, begin, begin + ENVS, settle, told)
 
@@ -121,9 +121,9 @@ def filled(envs, seed):
     return rollout
 
 
-def one_epoch(world, envs, parts):
-    rollout = filled(envs[world.rank], seed=world.rank)
-    found = minibatches(rollout, parts, torch.Generator().manual_seed(world.rank), world)
+def one_epoch(comm, envs, parts):
+    rollout = filled(envs[comm.rank], seed=comm.rank)
+    found = minibatches(rollout, parts, torch.Generator().manual_seed(comm.rank), comm)
     return [(batch.advantage.numpy(), batch.return_.numpy(), share) for batch, share in found]
 
 
@@ -139,15 +139,15 @@ def test_advantages_are_normal_over_the_rows_of_all_ranks_and_all_take_as_many_s
     assert any(other_share == 0 for _, _, other_share in epochs[1])
 
 
-def trained(world, updates, compiled):
-    agent = build(ENVS, seed=world.rank, minibatches=2, epochs=2, compile=compiled)
-    agent.join(world)
-    env = Episodes(ENVS, seed=world.rank)
+def trained(comm, updates, compiled):
+    agent = build(ENVS, seed=comm.rank, minibatches=2, epochs=2, compile=compiled)
+    agent.attach_comm(comm)
+    env = Episodes(ENVS, seed=comm.rank)
     obs = env.reset()
     while agent.updates < updates:
         decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
         step = env.step()
-        world.settle(int(step.valid.sum()), (), now=agent.settles)
+        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
         agent.observe(decision, step)
         agent.update()
         obs = step.obs

@@ -13,8 +13,8 @@ from ppo_agents import SETTINGS, SPACES, Episodes, build
 from torch import nn
 
 from steadyrl.agents.learner.adam import BETA1
-from steadyrl.agents.ppo.build import mode_of
-from steadyrl.agents.ppo.loss import clipped_value_loss, normalised
+from steadyrl.agents.ppo.build import update_mode
+from steadyrl.agents.ppo.loss import clipped_value_loss, normalize_advantage
 from steadyrl.agents.registry import Sample, finished_policy
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import EnvSpec, Step
@@ -32,16 +32,16 @@ class Loop:
 
     def __init__(self, agent, **episodes):
         self.agent, self.env = agent, Episodes(**{"scale": 2.0, "mean_length": 4} | episodes)
-        self.obs, self.starts = self.env.reset(), np.ones(len(self.env.over), bool)
+        self.obs, self.episode_starts = self.env.reset(), np.ones(len(self.env.over), bool)
         self.rows = []
 
     def row(self):
-        actor = self.agent.actor(len(self.starts), explore=True)
-        decision = actor.act(self.obs, self.starts)
-        self.rows.append((self.obs, self.starts, decision))
+        actor = self.agent.actor(len(self.episode_starts), explore=True)
+        decision = actor.act(self.obs, self.episode_starts)
+        self.rows.append((self.obs, self.episode_starts, decision))
         step = self.env.step()
         self.agent.observe(decision, step)
-        self.obs, self.starts = step.obs, ~step.valid
+        self.obs, self.episode_starts = step.obs, ~step.valid
 
     def play(self, rows, *, learn=True):
         found = []
@@ -57,19 +57,19 @@ class Plain:
     """The same network of PyTorch's own cells, one row of one environment at a time."""
 
     def __init__(self, network, kind):
-        self.network, memory = network, network.memory
-        self.lstm, self.groups = kind == "lstm", memory.carry_shape[0]
+        self.network, memory = network, network.cell
+        self.lstm, self.groups = kind == "lstm", memory.hidden_shape[0]
         self.weights = dict(network.named_parameters())
         cell = nn.LSTMCell if self.lstm else nn.GRUCell
         self.cells = [
-            cell(memory.of_input.shape[1], memory.size, device="meta") for _ in range(self.groups)
+            cell(memory.weight_ih.shape[1], memory.size, device="meta") for _ in range(self.groups)
         ]
 
     def cell(self, group, x, state):
-        m, size = self.network.memory, self.network.memory.size
+        m, size = self.network.cell, self.network.cell.size
         parts = {
-            "weight_ih": m.of_input[group].t(),
-            "weight_hh": m.of_carry[group].t(),
+            "weight_ih": m.weight_ih[group].t(),
+            "weight_hh": m.weight_hh[group].t(),
             "bias_ih": m.bias[group, 0],
             "bias_hh": torch.zeros_like(m.bias[group, 0]),
         }
@@ -78,20 +78,20 @@ class Plain:
                 self.cells[group], parts, (x, tuple(state.split(size, -1)))
             )
             return torch.cat((h, c), -1)
-        parts["bias_hh"] = torch.cat((torch.zeros(2 * size), m.inner[group, 0]))
+        parts["bias_hh"] = torch.cat((torch.zeros(2 * size), m.candidate_bias_hh[group, 0]))
         return torch.func.functional_call(self.cells[group], parts, (x, state))
 
-    def row(self, obs, carry):
+    def row(self, obs, hidden_state):
         """Return parameters [P], the value [] and the next carry [G, C]."""
         n = self.network
         x = obs.unsqueeze(0)
         features = n.trunk(x if n.normaliser is None else n.normaliser(x))
-        after = [self.cell(g, features[g], carry[g : g + 1]) for g in range(self.groups)]
-        told = [state[:, : n.memory.size] for state in after]
+        after = [self.cell(g, features[g], hidden_state[g : g + 1]) for g in range(self.groups)]
+        told = [state[:, : n.cell.size] for state in after]
         return n.policy(told[0])[0], n.value(told[-1])[0, 0], torch.cat(after)
 
     def nothing(self):
-        return torch.zeros(self.network.memory.carry_shape)
+        return torch.zeros(self.network.cell.hidden_shape)
 
 
 def of(agent, kind):
@@ -106,19 +106,19 @@ def test_acting_is_a_loop_over_rows_that_forgets_where_episodes_begin(kind, shar
     plain, rollout = of(agent, kind), agent._rollout
     valid = rollout.flags[2]
     assert 0 < valid.sum() < valid.numel(), "no episode ended"
-    agent._finish_rollout()
+    agent._compute_advantages()
     stored = torch.cat((rollout.obs, torch.from_numpy(loop.obs)[None]))
     if shared:  # the first rollout is stored as it was seen
-        agent._observations.settle_()
-        stored[-1] = agent._observations(stored[-1])
-        agent._observations.rest_()
+        agent._obs_normaliser.freeze_()
+        stored[-1] = agent._obs_normaliser(stored[-1])
+        agent._obs_normaliser.set_identity_()
     for env in range(ENVS):
-        carry = plain.nothing()
+        hidden_state = plain.nothing()
         for t in range(ROWS + 1):
             if t and not valid[t - 1, env]:
-                carry = plain.nothing()
+                hidden_state = plain.nothing()
             with torch.no_grad():
-                parameters, value, carry = plain.row(stored[t, env], carry)
+                parameters, value, hidden_state = plain.row(stored[t, env], hidden_state)
             # Also where an episode was cut off, and at the end: the carry before the reset.
             torch.testing.assert_close(rollout.value[t, env], value, atol=1e-5, rtol=1e-5)
             if t < ROWS:
@@ -132,9 +132,9 @@ def learned(agent):
     twin = copy.deepcopy(agent._learner.network.module)
     for parameter in twin.parameters():
         parameter.grad = None
-    before = agent._learner.adam.mean.clone()
+    before = agent._learner.adam.exp_avg.clone()
     agent.update()
-    return (agent._learner.adam.mean - BETA1 * before) / (1 - BETA1), twin
+    return (agent._learner.adam.exp_avg - BETA1 * before) / (1 - BETA1), twin
 
 
 def unrolled(loop, network, kind):
@@ -142,13 +142,13 @@ def unrolled(loop, network, kind):
     rollout, plain = loop.agent._rollout, Plain(network, kind)
     valid = rollout.flags[2]
     for env in range(ENVS):
-        carry = plain.nothing()
+        hidden_state = plain.nothing()
         for t in range(ROWS):
             if t % loop.agent._settings.length == 0:
-                carry = loop.rows[t - ROWS][2].carry[env].clone()
+                hidden_state = loop.rows[t - ROWS][2].hidden_state[env].clone()
             elif not valid[t - 1, env]:
-                carry = plain.nothing()
-            parameters, value, carry = plain.row(rollout.obs[t, env], carry)
+                hidden_state = plain.nothing()
+            parameters, value, hidden_state = plain.row(rollout.obs[t, env], hidden_state)
             if valid[t, env]:
                 yield (t, env), parameters[None], value
 
@@ -166,7 +166,7 @@ def test_an_update_is_a_loop_over_rows_from_the_stored_carries(kind, length, pie
     gradient, twin = learned(agent)
     valid = rollout.flags[2]
     share = valid.float() / valid.sum()
-    advantage = normalised(rollout.advantage.flatten(), share.flatten()).view(ROWS, ENVS)
+    advantage = normalize_advantage(rollout.advantage.flatten(), share.flatten()).view(ROWS, ENVS)
     # That is the mean over padding of nothing: those rows have no share.
     advantage = torch.where(valid, normal(rollout.advantage, valid), advantage)
     loss = 0
@@ -192,7 +192,7 @@ def normal(advantage, valid):
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
     agent = build(action=SPACES[name], recurrent__cell=kind, normalize_obs=True, epochs=1)
-    agent.compute_in(precision)
+    agent.set_precision(precision)
     if precision == "bf16":
         agent._learner.network.weights.mul_(2)  # what little differs differs more
     loop = Loop(agent)
@@ -200,7 +200,9 @@ def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
     seen, step = [], agent._learner.step
 
     def record(batch, rate, *numbers):
-        parameters, value, _ = agent._learner.forward(batch.obs, batch.carry, batch.starts)
+        parameters, value, _ = agent._learner.forward(
+            batch.obs, batch.hidden_state, batch.episode_starts
+        )
         log_prob = agent._head.log_prob(parameters, batch.action)
         seen.append((log_prob[batch.loss_mask], batch.log_prob[batch.loss_mask]))
         seen.append((value[batch.loss_mask], batch.value[batch.loss_mask]))
@@ -221,7 +223,7 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches)
     seen, step = [], agent._learner.step
 
     def record(batch, *numbers):
-        share = agent._learner.share
+        share = agent._learner.sample_weight
         assert torch.equal(share > 0, batch.loss_mask)
         assert share.sum() == pytest.approx(1)
         seen.append(batch.obs[batch.loss_mask])
@@ -233,7 +235,7 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches)
     for _ in range(ROWS):
         loop.obs = np.array([[next(ids)] for _ in range(ENVS)], np.float32)
         loop.row()
-        expected += loop.rows[-1][0][~loop.starts].flatten().tolist()
+        expected += loop.rows[-1][0][~loop.episode_starts].flatten().tolist()
     agent.update()
     used = torch.cat(seen).flatten().tolist()
     assert sorted(used) == sorted(expected * SETTINGS.epochs)
@@ -295,13 +297,13 @@ def test_a_row_that_was_cut_short_is_stored_with_its_carry():
         PendingStep(torch.device("cpu")),
     )
     loop.play(LENGTH, learn=False)
-    decision = agent.actor(ENVS, explore=True).act(loop.obs, loop.starts)
+    decision = agent.actor(ENVS, explore=True).act(loop.obs, loop.episode_starts)
     kept.content = decision, loop.env.step()
     document, tensors = to_document(kept.state_dict())
     other.load_state_dict(from_document(document, tensors))
     agent.observe(*other.row)
-    assert decision.carry.any()
-    assert torch.equal(agent._rollout.carry[1], decision.carry)
+    assert decision.hidden_state.any()
+    assert torch.equal(agent._rollout.hidden_state[1], decision.hidden_state)
 
 
 def same(a, b):
@@ -319,17 +321,19 @@ def test_a_greedy_actor_has_a_carry_of_its_own_and_so_has_the_finished_policy(ki
     finished = finished_policy(agent._settings, spec, agent.weights(), device=torch.device("cpu"))
     plain = of(agent, kind)
     for actor in (agent.actor(7, explore=False), agent.actor(7, explore=False), finished):
-        random, carries = np.random.default_rng(3), [None] * 7
-        starts = np.ones(7, bool)
+        random, hidden_states = np.random.default_rng(3), [None] * 7
+        episode_starts = np.ones(7, bool)
         for _ in range(9):
             obs = random.normal(size=(7, 4)).astype(np.float32)
-            action = actor.act(obs, starts).action
+            action = actor.act(obs, episode_starts).env_action
             for env in range(7):
-                carry = plain.nothing() if starts[env] else carries[env]
+                hidden_state = plain.nothing() if episode_starts[env] else hidden_states[env]
                 with torch.no_grad():
-                    parameters, _, carries[env] = plain.row(torch.from_numpy(obs[env]), carry)
+                    parameters, _, hidden_states[env] = plain.row(
+                        torch.from_numpy(obs[env]), hidden_state
+                    )
                 assert action[env] == parameters.argmax()
-            starts = random.random(7) < 0.2
+            episode_starts = random.random(7) < 0.2
     assert same(agent.state_dict(), state)
 
 
@@ -339,8 +343,8 @@ def test_a_finished_policy_draws_with_a_carry():
     told, drawn = agent._settings, Sample(2, 0)
     cpu = torch.device("cpu")
     actor = finished_policy(told, spec, agent.weights(), device=cpu, sample=drawn)
-    obs, starts = np.ones((2, 4), np.float32), np.ones(2, bool)
-    first, second = (actor.act(obs, now).value for now in (starts, np.array([False, True])))
+    obs, episode_starts = np.ones((2, 4), np.float32), np.ones(2, bool)
+    first, second = (actor.act(obs, now).value for now in (episode_starts, np.array([False, True])))
     assert second[0] != first[0]
     assert second[1] == first[1]
 
@@ -360,7 +364,7 @@ def test_images_are_remembered(shared):
         decision = agent.actor(2, explore=True).act(obs, no)
         agent.observe(decision, Step(obs, np.ones(2, np.float32), no, no, yes, ()))
     assert torch.isfinite(agent.update().values).all()
-    assert agent._learner.network.module.memory.carry_shape == (1 if shared is None else 2, 16)
+    assert agent._learner.network.module.cell.hidden_shape == (1 if shared is None else 2, 16)
 
 
 @pytest.mark.parametrize(
@@ -379,14 +383,12 @@ def test_what_cannot_be_is_refused(changes, key):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_remembered_fades_within_one_to_as_many_rows_as_a_sequence_has(kind):
-    memory = build(
-        recurrent__cell=kind, recurrent__sequence_length=10
-    )._learner.network.module.memory
+    memory = build(recurrent__cell=kind, recurrent__sequence_length=10)._learner.network.module.cell
     with torch.no_grad():
-        rows = torch.zeros(2, 1, memory.of_input.shape[1])
-        memory.of_carry.zero_()
-        carry = torch.ones(1, *memory.carry_shape)
-        _, after = memory(rows, carry, None)
+        rows = torch.zeros(2, 1, memory.weight_ih.shape[1])
+        memory.weight_hh.zero_()
+        hidden_state = torch.ones(1, *memory.hidden_shape)
+        _, after = memory(rows, hidden_state, None)
     kept = after[0, 0, -memory.size :]  # c of an LSTM, h of a GRU: so much is left of 1
     paces = 1 / (1 - kept)
     torch.testing.assert_close(paces, torch.linspace(2, 10, memory.size))
@@ -408,7 +410,7 @@ def test_auto_compiles_sooner_for_sequences_unless_they_are_long(recurrent, leng
     )
     settings = replace(settings, rollout_steps=128)
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
-    assert mode_of(settings, spec, torch.device("cpu"), 200_000) == mode
+    assert update_mode(settings, spec, torch.device("cpu"), 200_000) == mode
 
 
 def compiled_and_eager(kind, **changes):
@@ -433,37 +435,37 @@ def test_compiled_numbers_agree_with_eager_ones(kind, caplog):
 def given(envs):
     """Return actions, their log-probabilities and steps that do not depend on who decides."""
     env, random = Episodes(envs, mean_length=4), np.random.default_rng(5)
-    rows, obs, starts = [], env.reset(), np.ones(envs, bool)
+    rows, obs, episode_starts = [], env.reset(), np.ones(envs, bool)
     for _ in range(2 * ROWS):
         step = env.step()
         log_prob = random.uniform(-1.3, -0.9, envs).astype(np.float32)
-        rows.append((obs, starts, random.integers(0, 3, envs), log_prob, step))
-        obs, starts = step.obs, ~step.valid
+        rows.append((obs, episode_starts, random.integers(0, 3, envs), log_prob, step))
+        obs, episode_starts = step.obs, ~step.valid
     return rows
 
 
 def remembering(agent, rows, mine, settle):
     """Let an agent learn from these environments of rows; return the weights after each rollout."""
     weights, actor = [], agent.actor(mine.stop - mine.start, explore=True)
-    for obs, starts, action, log_prob, step in rows:
+    for obs, episode_starts, action, log_prob, step in rows:
         chosen, known = (torch.from_numpy(part[mine]) for part in (action, log_prob))
-        decision = actor.act(obs[mine], starts[mine])
+        decision = actor.act(obs[mine], episode_starts[mine])
         settle(agent, step.valid[mine])
         part = Step(*(array[mine] for array in step[:-1]), ())
-        agent.observe(decision._replace(chosen=chosen, log_prob=known), part)
+        agent.observe(decision._replace(raw_action=chosen, log_prob=known), part)
         if agent.update() is not None:
             weights.append(agent._learner.network.weights.detach().numpy().copy())
     return weights
 
 
-def one_rank(world, rows, changes):
+def one_rank(comm, rows, changes):
     agent = build(2, recurrent__cell="gru", **changes)
-    agent.join(world)
+    agent.attach_comm(comm)
 
     def settle(agent, valid):
-        world.settle(int(valid.sum()), (), now=agent.settles)
+        comm.settle(int(valid.sum()), (), now=agent.syncs_this_step)
 
-    return remembering(agent, rows, slice(2 * world.rank, 2 * world.rank + 2), settle)
+    return remembering(agent, rows, slice(2 * comm.rank, 2 * comm.rank + 2), settle)
 
 
 def test_ranks_learn_as_one_process_with_all_their_environments():

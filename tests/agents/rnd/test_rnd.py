@@ -13,14 +13,14 @@ from ppo_agents import CPU, SETTINGS, SPACES, Episodes, act, build, collect, lea
 from steadyrl.agents.distillation.teacher import ObjectTeacher
 from steadyrl.agents.networks.normalizers import RewardNormaliser
 from steadyrl.agents.networks.settings import PLAIN
-from steadyrl.agents.rnd.agent import CuriousTaughtPPO
+from steadyrl.agents.rnd.agent import DistilledRNDPPO
 from steadyrl.agents.rnd.rnd import (
     CLIP,
-    FADING,
-    Novelty,
-    NoveltyBatch,
-    endless_advantages,
-    novelty_loss,
+    ERROR_DECAY,
+    RNDBatch,
+    RNDNetwork,
+    non_episodic_gae,
+    rnd_loss,
 )
 from steadyrl.envs.types import EnvSpec
 from tests.agents.learner.test_learner import as_traced
@@ -49,7 +49,7 @@ class Twin:
     """Curiosity as loops over plain numbers, by the weights of this moment."""
 
     def __init__(self, agent):
-        module, target = agent._curiosity.learner.network.module, agent._curiosity._target.module
+        module, target = agent._rnd.learner.network.module, agent._rnd._target.module
         self.predictor, self.value, self.target = (
             list(net.parameters()) for net in (module.predictor, module.value, target)
         )
@@ -103,9 +103,9 @@ def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(norma
     agent, plain = (build(normalize_obs=normalize, **switch) for switch in (ON, {}))
     env = Episodes(scale=3.0)
     seen, valid, obs = recorded(agent, env, env.reset())
-    before = agent._curiosity.learner.network.weights.clone()
+    before = agent._rnd.learner.network.weights.clone()
     agent.update()
-    assert torch.equal(before, agent._curiosity.learner.network.weights), "it has no scale yet"
+    assert torch.equal(before, agent._rnd.learner.network.weights), "it has no scale yet"
     history = valid_rows(seen, valid)
     totals, weights, returns = [], [], [0.0] * 3
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(norma
         seen, valid, obs = recorded(agent, env, obs)
         plain.load_state_dict({k: agent.state_dict()[k] for k in plain.state_dict()})
         for one in (agent, plain):
-            one._finish_rollout()
+            one._compute_advantages()
         error = [[twin.error(row) for row in rows] for rows in seen]
         worth = [[twin.worth(row) for row in rows] for rows in seen]
         for t in range(STEPS):
@@ -124,7 +124,7 @@ def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(norma
                     totals.append(returns[n])
                     weights.append(1.0)
         std = deviation(totals, weights)
-        weights = [weight * FADING for weight in weights]
+        weights = [weight * ERROR_DECAY for weight in weights]
         novel = (agent._rollout.advantage - plain._rollout.advantage) / agent.rnd_coef
         for n in range(3):
             own = [t for t in range(STEPS) if valid[t, n]]
@@ -133,33 +133,33 @@ def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(norma
                 delta = error[t + 1][n] / std + 0.8 * worth[later][n] - worth[t][n]
                 following = delta + 0.8 * SETTINGS.gae_lambda * following
                 assert novel[t, n].item() == pytest.approx(following, rel=1e-3, abs=1e-3)
-                batch = agent._curiosity._batch(agent._rollout, torch.tensor([t * 3 + n]))
+                batch = agent._rnd._batch(agent._rollout, torch.tensor([t * 3 + n]))
                 assert batch.return_.item() == pytest.approx(following + worth[t][n], rel=1e-3)
-                for got, row in ((batch.obs, seen[t, n]), (batch.following, seen[t + 1, n])):
+                for got, row in ((batch.obs, seen[t, n]), (batch.next_obs, seen[t + 1, n])):
                     assert got[0].tolist() == pytest.approx(twin.normal(row), rel=1e-3, abs=1e-4)
-                loss = novelty_loss(agent._curiosity.learner.network.module, batch).loss.item()
+                loss = rnd_loss(agent._rnd.learner.network.module, batch).loss.item()
                 squares = (following) ** 2
                 assert loss == pytest.approx(error[t + 1][n] + squares, rel=1e-3, abs=1e-3)
         assert not novel[torch.from_numpy(~valid)].any(), "rows that reset have no advantage"
         assert (~valid).sum() > 3
         agent._learn()
         agent._rollout.clear()
-        agent._begun = agent._steps
+        agent._steps_at_rollout_start = agent._steps
         history += valid_rows(seen, valid)
-        assert agent._curiosity._statistics.count.item() == len(history)
+        assert agent._rnd._statistics.count.item() == len(history)
 
 
 def test_episodes_ends_of_either_kind_end_no_return_and_the_row_that_resets_is_left_out():
     reward, value = (np.random.default_rng(k).random((5, 1)).astype(np.float32) for k in (0, 1))
     valid = np.array([[True], [True], [False], [True]])
     found, short = np.zeros((4, 1), np.float32), np.zeros((3, 1), np.float32)
-    endless_advantages(reward[:4], value, valid, 0.9, 0.8, found)
+    non_episodic_gae(reward[:4], value, valid, 0.9, 0.8, found)
     kept = valid[:, 0]
     rows = np.append(kept, True)
-    endless_advantages(reward[:4][kept], value[rows], np.ones((3, 1), bool), 0.9, 0.8, short)
+    non_episodic_gae(reward[:4][kept], value[rows], np.ones((3, 1), bool), 0.9, 0.8, short)
     assert found[kept].tolist() == short.tolist() and found[2] == 0
     none = np.zeros((4, 1), np.float32)
-    endless_advantages(reward[:4], value, np.zeros_like(valid), 0.9, 0.8, none)
+    non_episodic_gae(reward[:4], value, np.zeros_like(valid), 0.9, 0.8, none)
     assert not none.any()
 
 
@@ -167,8 +167,8 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other():
     agent, env = build(**ON), Episodes(mean_length=3)
     _, obs = learn(agent, env, env.reset(), 1)
     _, valid, _ = recorded(agent, env, obs)
-    agent._finish_rollout()
-    parts = agent._curiosity._minibatches(agent._rollout, agent._shuffling)
+    agent._compute_advantages()
+    parts = agent._rnd._minibatches(agent._rollout, agent._shuffling)
     rows = sorted(torch.cat([rows for rows, _ in parts]).tolist())
     assert rows == np.flatnonzero(valid).tolist() and len(rows) < valid.size
 
@@ -188,11 +188,11 @@ def test_how_an_episode_ended_is_no_matter_to_novelty():
             agent.observe(decision, step)
             obs = step.obs
             if row == STEPS - 1:
-                agent._finish_rollout()
-                agent._curiosity.take_in(agent._rollout, None)
+                agent._compute_advantages()
+                agent._rnd.update_statistics(agent._rollout, None)
                 agent._rollout.clear()
-        agent._finish_rollout()
-        found.append(agent._curiosity._told)
+        agent._compute_advantages()
+        found.append(agent._rnd._outputs)
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
@@ -215,13 +215,13 @@ def test_what_is_seen_often_is_new_no_more_and_the_rest_is():
     found, _ = learn(agent, env, env.reset(), 30)
     errors = [told["train/rnd_loss"] for told in found[1:]]
     assert "train/rnd_loss" not in found[0] and errors[-1] < errors[0] / 10
-    curiosity = agent._curiosity
+    rnd = agent._rnd
     points = torch.from_numpy(env.reset())
     new = {}
     for name, seen in (("there", points), ("elsewhere", -points)):
-        normal = curiosity._statistics(seen)
-        predicted = curiosity._module(normal, normal)[1]
-        new[name] = (predicted - curiosity._target.module(normal)).square().mean().item()
+        normal = rnd._statistics(seen)
+        predicted = rnd._module(normal, normal)[1]
+        new[name] = (predicted - rnd._target.module(normal)).square().mean().item()
     assert new["elsewhere"] > 5 * new["there"]
 
 
@@ -267,12 +267,16 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(switches):
     for agent, world in ((one, env), (other, twin)):
         collect(agent, world, obs, 11)
         agent.update()
-        assert agent._curiosity._knows
-    for part_of in (lambda a: a._learner.network, lambda a: a._curiosity.learner.network):
+        assert agent._rnd._has_statistics
+    for part_of in (lambda a: a._learner.network, lambda a: a._rnd.learner.network):
         named = part_of(other).named()
         for name, tensor in part_of(one).named().items():
             assert torch.equal(tensor, named[name]), name
-    assert one._novelties.state_dict()["count"] == other._novelties.state_dict()["count"] > 0
+    assert (
+        one._intrinsic_rewards.state_dict()["count"]
+        == other._intrinsic_rewards.state_dict()["count"]
+        > 0
+    )
 
 
 @pytest.mark.parametrize("after", [1, 9])
@@ -281,10 +285,10 @@ def test_what_is_cut_short_has_not_happened(after):
     agent, env = build(normalize_obs=True, **ON), Episodes(scale=9.0)
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, STEPS)
-    agent.obey(stop := agent.stop)
+    agent.set_stop_flag(stop := agent.stop)
     before = copy.deepcopy(agent.state_dict())
     taken = []
-    for learner in (agent._learner, agent._curiosity.learner):
+    for learner in (agent._learner, agent._rnd.learner):
 
         def counted(*args, step=learner.step):
             step(*args)
@@ -306,10 +310,10 @@ def test_a_graph_learns_the_same():
         agent = build(minibatches=3, compile=str(graph).lower(), **ON)
         if graph:
             as_traced(agent._learner)
-            as_traced(agent._curiosity.learner)
+            as_traced(agent._rnd.learner)
         env = Episodes(scale=9.0)
         learn(agent, env, env.reset(), 3)
-        weights.append([agent._learner.network.weights, agent._curiosity.learner.network.weights])
+        weights.append([agent._learner.network.weights, agent._rnd.learner.network.weights])
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
@@ -317,22 +321,22 @@ def test_a_student_is_curious_too():
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     teacher = ObjectTeacher("t", spec.action, lambda obs: (obs[:, 0] > 0).astype(np.int64))
     settings = changed(SETTINGS, teacher__policy="t", teacher__acts=0.5, **ON)
-    agent = CuriousTaughtPPO(settings, spec, device=CPU, seed=0, total_steps=2000, teacher=teacher)
+    agent = DistilledRNDPPO(settings, spec, device=CPU, seed=0, total_steps=2000, teacher=teacher)
     env = Episodes()
     found, _ = learn(agent, env, env.reset(), 3)
     assert {"train/teacher_loss", "train/rnd_loss", "train/rnd_value_loss"} <= found[-1].keys()
-    assert {"teaching", "curiosity", "novelties"} <= agent.state_dict().keys()
+    assert {"teacher_guide", "rnd", "intrinsic_rewards"} <= agent.state_dict().keys()
     agent.load_state_dict(agent.state_dict())
 
 
 def told(agent, metrics):
-    curiosity = agent._curiosity
+    rnd = agent._rnd
     return {
-        "weights": curiosity.learner.network.weights.detach().numpy().copy(),
-        "target": curiosity._target.weights.detach().numpy().copy(),
-        "mean": curiosity._statistics.mean.numpy().copy(),
-        "square": curiosity._statistics.square.numpy().copy(),
-        "scale": curiosity.rewards.scale,
+        "weights": rnd.learner.network.weights.detach().numpy().copy(),
+        "target": rnd._target.weights.detach().numpy().copy(),
+        "mean": rnd._statistics.mean.numpy().copy(),
+        "square": rnd._statistics.square.numpy().copy(),
+        "scale": rnd.rewards.scale,
         "policy": agent._learner.network.weights.detach().numpy().copy(),
     }
 
@@ -351,14 +355,14 @@ def test_ranks_are_curious_as_one_process_with_all_their_environments(normalize)
 
 def test_the_gradient_is_that_of_finite_differences():
     torch.manual_seed(0)
-    net = Novelty((3,), (5,), PLAIN).double()
+    net = RNDNetwork((3,), (5,), PLAIN).double()
     x, y = (torch.randn(4, 3, dtype=torch.float64) for _ in range(2))
-    batch = NoveltyBatch(x, y, torch.randn(4, 5).double(), torch.randn(4).double())
+    batch = RNDBatch(x, y, torch.randn(4, 5).double(), torch.randn(4).double())
     names = [name for name, _ in net.named_parameters()]
 
     def loss(*weights):
         given = dict(zip(names, weights, strict=True))
-        return novelty_loss(lambda *o: torch.func.functional_call(net, given, o), batch).loss
+        return rnd_loss(lambda *o: torch.func.functional_call(net, given, o), batch).loss
 
     weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
     assert torch.autograd.gradcheck(loss, weights)
@@ -368,9 +372,9 @@ def test_once_novelty_counts_for_nothing_nothing_is_done_for_it():
     agent, env = build(total=200, **ON, rnd__fraction=0.5), Episodes()
     found, _ = learn(agent, env, env.reset(), 4)
     assert ["train/rnd_loss" in told for told in found] == [False, True, True, False]
-    assert agent.scalars()["train/rnd_coef"] == 0 and agent._novelties._count > 0
+    assert agent.scalars()["train/rnd_coef"] == 0 and agent._intrinsic_rewards._count > 0
 
 
 def test_off_there_is_nothing_of_it():
     agent = build()
-    assert type(agent).__name__ == "PPO" and not hasattr(agent, "_curiosity")
+    assert type(agent).__name__ == "PPO" and not hasattr(agent, "_rnd")

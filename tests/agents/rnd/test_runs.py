@@ -4,7 +4,7 @@ import pytest
 from opened import job
 from told_runs import in_one_and_in_two_parts
 
-from steadyrl.agents.rnd.agent import CuriousPPO
+from steadyrl.agents.rnd.agent import RNDPPO
 from steadyrl.core.errors import SettingError
 from steadyrl.training.setup import build
 from tests.test_killed import PPO as KILLED
@@ -41,7 +41,7 @@ def test_it_asks_for_the_memory_that_it_takes_and_the_plan_names_it(tmp_path, mo
         "steadyrl.agents.rnd.rnd.require", lambda *what, **rest: asked.update([what])
     )
     with build(job(tmp_path, *PPO, *SHORT, quick=False)) as (_, agent):
-        assert isinstance(agent, CuriousPPO)
+        assert isinstance(agent, RNDPPO)
         assert 2 * 33 * 16 * 4 < agent.nbytes()["curiosity"] <= asked["curiosity"]
 
 

@@ -162,12 +162,12 @@ def test_a_state_goes_on_or_says_that_it_cannot(backend, stack, when, caplog):
         sequence = actions(one, rows_of(backend))
         one.reset()
         done = play_until(when, one, sequence)
-        state, seen, starts = one.state_dict(), one.observation.copy(), one.starts.copy()
+        state, seen, starts = one.state_dict(), one.observation.copy(), one.episode_starts.copy()
         other.load_state_dict(state)
         np.testing.assert_array_equal(other.observation, seen)
         rest = sequence[done:]
         if exact:
-            np.testing.assert_array_equal(other.starts, starts)
+            np.testing.assert_array_equal(other.episode_starts, starts)
             same(play(other, rest), play(one, rest))
             assert "cannot be continued" not in caplog.text
         else:
@@ -175,7 +175,7 @@ def test_a_state_goes_on_or_says_that_it_cannot(backend, stack, when, caplog):
             step = other.step(rest[0])
             assert not step.valid.any()
             assert step.episodes == ()
-            assert other.starts.all()
+            assert other.episode_starts.all()
             assert other.step(rest[1]).valid.all()
 
 

@@ -64,11 +64,11 @@ def test_bits_come_back_exactly_and_what_is_seen_too(kind, actions, stack, seed)
     whole, seen = (np.concatenate(each)[None] for each in zip(*frames, strict=True))
     masks, obs = Masks.of(spec, CPU), torch.from_numpy(whole)
     assert masks.allowed(obs)[0].tolist() == allowed.tolist()
-    assert torch.equal(masks.seen(obs), torch.from_numpy(seen))
+    assert torch.equal(masks.features(obs), torch.from_numpy(seen))
     if obs.dim() == 2:
-        other = masks.behind(torch.from_numpy(seen) + 1, obs)
+        other = masks.replace_features(torch.from_numpy(seen) + 1, obs)
         assert torch.equal(masks.allowed(other), masks.allowed(obs))
-        assert torch.equal(masks.seen(other), torch.from_numpy(seen) + 1)
+        assert torch.equal(masks.features(other), torch.from_numpy(seen) + 1)
 
 
 def allowed_by(spec, obs):
@@ -87,7 +87,7 @@ def test_every_row_has_the_mask_of_its_own_observation(source, backend, kind, st
         spec, masks = env.spec, Masks.of(env.spec, CPU)
         obs, lengths = env.reset(), np.zeros(2, int)
         for row in range(12):
-            seen = masks.seen(torch.from_numpy(obs)).numpy()
+            seen = masks.features(torch.from_numpy(obs)).numpy()
             allowed = masks.allowed(torch.from_numpy(obs)).numpy()
             newest = seen.reshape(2, channels, -1)[:, -2:, 0]  # step and seed
             for steps, seed, mask, length in zip(*newest.T, allowed, lengths, strict=True):

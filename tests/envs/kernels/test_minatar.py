@@ -61,7 +61,7 @@ def test_the_hardest_waves_are_those_of_the_game(game, rows):
         ours.reset(), theirs.reset()
         action = np.zeros(ENVS, np.int64)
         for row in range(rows):
-            for env in np.flatnonzero(ours.starts):
+            for env in np.flatnonzero(ours.episode_starts):
                 inner = original._envs[env]._env.unwrapped.game.env
                 GAMES[game](inner, kernel.sim.int_state[env])
             fresh = rng.random(ENVS) < 0.6

@@ -5,15 +5,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from steadyrl.agents.actors.sampling import Sampling, most_likely
+from steadyrl.agents.actors.sampling import SamplingActor, greedy_policy_actor
 from steadyrl.agents.base import Agent
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
-from steadyrl.agents.learner.loss_spec import Recipe, RowLoss
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.schedules import linear
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import build_head
-from steadyrl.agents.ppo.loss import with_normal_advantages
+from steadyrl.agents.ppo.loss import normalize_advantages
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
@@ -22,7 +22,7 @@ def a2c_loss(network, batch, *, head, entropy_coef):
     parameters, value = network(batch.obs)
     log_prob, entropy = head.evaluate(parameters, batch.action)
     policy, squares = -batch.advantage * log_prob, 0.5 * (value - batch.return_).square()
-    return RowLoss(policy + squares - entropy_coef * entropy, (policy, squares, entropy))
+    return PerSampleLoss(policy + squares - entropy_coef * entropy, (policy, squares, entropy))
 
 
 def build(settings, spec, device):
@@ -49,16 +49,16 @@ class A2C(Agent):
     def __init__(self, settings, spec, *, device, seed, total_steps):
         self._settings, self._device, self._total = settings, device, total_steps
         self._head, network = build(settings, spec, device)
-        network.to_empty(device="cpu").start_(torch.Generator().manual_seed(seed))
+        network.to_empty(device="cpu").reset_parameters(torch.Generator().manual_seed(seed))
         flat = FlatNetwork(network, device)
         rows = {"num_envs": spec.num_envs, "device": device}
-        self._actor = Sampling(
+        self._actor = SamplingActor(
             network,
             self._head,
             None,
             rows=settings.rollout_steps,
             seed=seed + 1,
-            fresh=bool,
+            in_first_rollout=bool,
             **rows,
         )
         self._rollout = RolloutBuffer(
@@ -69,15 +69,15 @@ class A2C(Agent):
             action_dtype=self._head.action_dtype,
             **rows,
         )
-        recipe = Recipe(
+        loss_spec = LossSpec(
             loss=partial(a2c_loss, head=self._head, entropy_coef=settings.entropy_coef),
             metrics=("train/policy_loss", "train/value_loss", "train/entropy"),
             epsilon=1e-5,
             max_grad_norm=settings.max_grad_norm,
             grad_accumulation=1,
-            prepare=with_normal_advantages,
+            preprocess_batch=normalize_advantages,
         )
-        self._learner = Learner(recipe, flat, "eager")
+        self._learner = Learner(loss_spec, flat, "eager")
         self._next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         self._order = torch.Generator(device).manual_seed(seed)  # of the rows in a batch
         self._steps = 0
@@ -87,16 +87,16 @@ class A2C(Agent):
         """Build the network of a finished policy, and who acts by it."""
         head, network = build(settings, spec, device)
         network.to_empty(device=device)
-        return network, most_likely(network, head, device)
+        return network, greedy_policy_actor(network, head, device)
 
     def actor(self, num_envs, *, explore):
         """Return the sampling actor, or one that takes the most likely actions."""
         network = self._learner.network.module
-        return self._actor if explore else most_likely(network, self._head, self._device)
+        return self._actor if explore else greedy_policy_actor(network, self._head, self._device)
 
     def observe(self, decision, step):
         """Store the row."""
-        made = (decision.obs, decision.chosen, decision.log_prob, decision.value)
+        made = (decision.obs, decision.raw_action, decision.log_prob, decision.value)
         self._rollout.add(*made, step.reward, step.terminated, step.truncated, step.valid)
         np.copyto(self._next_obs, step.obs)
         self._steps += int(step.valid.sum())

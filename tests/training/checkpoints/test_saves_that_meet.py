@@ -13,7 +13,7 @@ from replay_factory import make_replay
 from synthetic_envs import EnvConfig, SyntheticEnvs
 
 import steadyrl.training.checkpoints.replay_blocks
-from steadyrl.agents.learner.comm import World
+from steadyrl.agents.learner.comm import Comm
 from steadyrl.core.files import Files
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.manifest import checked_facts, manifest_of, saved_below
@@ -65,11 +65,11 @@ def test_two_saves_that_meet_are_both_written_where_one_is_kept(
     assert "cannot be written" not in caplog.text
 
 
-def newest_known(world: World, folder: str) -> tuple[str | None, bool]:
+def newest_known(comm: Comm, folder: str) -> tuple[str | None, bool]:
     """Save three times where one is kept; return what this rank would link blocks from."""
-    assert isinstance(world, Ranks)
-    checkpoints = RankCheckpoints(Path(folder), world, keep=1, files=Files())
-    prefix = f"rank{world.rank:04d}-" if world.rank else ""
+    assert isinstance(comm, Ranks)
+    checkpoints = RankCheckpoints(Path(folder), comm, keep=1, files=Files())
+    prefix = f"rank{comm.rank:04d}-" if comm.rank else ""
     for step in (1, 2, 3):
         checkpoints.settle()
         checkpoints.save(step, [(f"{prefix}run", {"steps": step})], {})

@@ -108,7 +108,7 @@ def test_a_policy_becomes_one_file(
     settings = agent_settings(about["config"])
     actor = finished_policy(settings, spec, weights, device=torch.device("cpu"))
     obs = np.random.default_rng(0).normal(size=(5, *spec.observation_shape)).astype(spec.dtype)
-    one = actor.act(obs, np.zeros(5, bool)).action
+    one = actor.act(obs, np.zeros(5, bool)).env_action
     module, _ = deciding(read_policy(directory, best=True))
     assert torch.allclose(module(torch.from_numpy(obs)).double(), one.double(), atol=1e-5)
     assert "exists already" in refused(capsys, "export", directory, "--out", out, code=2)

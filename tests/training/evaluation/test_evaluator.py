@@ -30,13 +30,13 @@ class Scripted:
         self.at = 0
 
     def reset(self):
-        self.starts = np.ones(len(self.rows[0].valid), bool)
-        self.observation = np.zeros((len(self.starts), 1), np.float32)
+        self.episode_starts = np.ones(len(self.rows[0].valid), bool)
+        self.observation = np.zeros((len(self.episode_starts), 1), np.float32)
 
     def step(self, action):
         step = self.rows[self.at]
         self.at += 1
-        self.observation, self.starts = step.obs, ~step.valid
+        self.observation, self.episode_starts = step.obs, ~step.valid
         return step
 
     def close(self):
@@ -48,8 +48,8 @@ class Idle:
         assert explore is False
         return self
 
-    def act(self, obs, starts):
-        assert starts.dtype == bool and len(starts) == len(obs)
+    def act(self, obs, episode_starts):
+        assert episode_starts.dtype == bool and len(episode_starts) == len(obs)
         return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
 
 
@@ -147,8 +147,8 @@ def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch,
     with build(told) as (_, agent), closing(Evaluator(told.settings.run, seed=3)) as evaluator:
         actor = agent.actor(3, explore=False)
         expected = evaluator.play(Plain(actor), lambda: False)
-        inside = actor.going_on
-        actor.going_on = lambda run, steps: made.append(inside(run, steps)) or made[-1]
+        inside = actor.act_many
+        actor.act_many = lambda run, steps: made.append(inside(run, steps)) or made[-1]
         for rows in (1, 1000):
             evaluator._env._most = rows
             assert evaluator.play(actor, lambda: False) == expected

@@ -28,7 +28,7 @@ class Left:
         assert explore is False
         return self
 
-    def act(self, obs, starts):
+    def act(self, obs, episode_starts):
         return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
 
 

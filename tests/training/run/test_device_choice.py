@@ -20,7 +20,7 @@ from steadyrl.training.run.rank_info import RankInfo
 
 VECTOR = EnvSpec("Vectors", 1, (4,), "float32", 1, DiscreteActions(2))
 LARGE = "agent.hidden=[1024,1024]"
-ALONE = RankInfo()
+SINGLE_PROCESS = RankInfo()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_run_keeps_what_was_chosen(machine):
 
 
 def test_the_probe_runs_in_a_process_of_its_own_and_its_last_line_is_the_reason():
-    reason = why_unusable("cuda", ALONE)  # a machine without a card, or with one
+    reason = why_unusable("cuda", SINGLE_PROCESS)  # a machine without a card, or with one
     assert (reason is None) is (torch.cuda.is_available())
     assert not torch.cuda.is_initialized()
 
@@ -117,13 +117,13 @@ def test_the_probe_runs_in_a_process_of_its_own_and_its_last_line_is_the_reason(
 )
 def test_whatever_the_probe_does_is_told(monkeypatch, program, reason):
     monkeypatch.setattr(hardware, "PROBE", program)
-    assert why_unusable("cuda", ALONE) == reason
+    assert why_unusable("cuda", SINGLE_PROCESS) == reason
 
 
 def test_a_card_that_does_not_answer_is_left(monkeypatch):
     monkeypatch.setattr(hardware, "PROBE", "import signal; signal.pause()")
     monkeypatch.setattr(hardware, "PROBE_SECONDS", 0.1)
-    assert why_unusable("cuda", ALONE) == "a test on it did not end within 0.1 s"
+    assert why_unusable("cuda", SINGLE_PROCESS) == "a test on it did not end within 0.1 s"
 
 
 def test_each_rank_tries_its_own_card_unless_there_are_too_few(monkeypatch):
@@ -136,7 +136,7 @@ def test_each_rank_tries_its_own_card_unless_there_are_too_few(monkeypatch):
 def test_a_card_that_this_process_uses_is_not_tried_again(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(hardware, "PROBE", "import sys; sys.exit('a reason')")
-    assert why_unusable("cuda", ALONE) is None
+    assert why_unusable("cuda", SINGLE_PROCESS) is None
 
 
 def test_the_cost_is_that_of_all_weights_for_all_observations():

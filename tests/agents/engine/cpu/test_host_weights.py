@@ -11,7 +11,7 @@ from ppo_agents import build as build_ppo
 
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.engine.cpu import host_weights as mirror
-from steadyrl.agents.engine.cpu.host_weights import Mirror, quicker_on_host, seconds
+from steadyrl.agents.engine.cpu.host_weights import HostWeights, is_faster_on_host, seconds
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from tests.agents.dqn.test_agent import SETTINGS
 
@@ -20,14 +20,14 @@ from tests.agents.dqn.test_agent import SETTINGS
 def copies(monkeypatch):
     """Take the host for a device on which it does not pay to act; return the copies made."""
     made = []
-    refresh = Mirror.refresh
+    sync_weights = HostWeights.sync_weights
 
     def counted(self):
         before = self._seen
-        refresh(self)
+        sync_weights(self)
         made.append(before != self._seen)
 
-    monkeypatch.setattr(Mirror, "refresh", counted)
+    monkeypatch.setattr(HostWeights, "sync_weights", counted)
 
     def as_a_device():
         monkeypatch.setattr(mirror, "host_sees", lambda _: False)
@@ -44,12 +44,12 @@ def learned_by_dqn():
     obs, actions = env.reset(), []
     for _ in range(60):
         decision = agent.actor(3, explore=True).act(obs, np.zeros(3, bool))
-        actions.append(decision.action.tolist())
+        actions.append(decision.env_action.tolist())
         step = env.step()
         agent.observe(decision, step)
         agent.update()
         obs = step.obs
-    actions.append(agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action.tolist())
+    actions.append(agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).env_action.tolist())
     return actions, agent._learner.network.weights, agent.updates
 
 
@@ -73,7 +73,7 @@ def test_ppo_decides_the_same_by_a_copy_of_its_weights(copies, action, normalise
         for _ in range(3):
             obs = collect(agent, env, obs, 16)
             agent.update()
-        best = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
+        best = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).env_action
         return best, agent._learner.network.weights
 
     plain = learned()
@@ -89,24 +89,27 @@ def test_weights_that_are_taken_over_are_seen(copies):
     made = copies()
     agent, other = build_ppo(), build_ppo(seed=1)
     obs = Episodes().reset()
-    before = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
-    agent.start_from(other.weights())
+    before = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).env_action
+    agent.load_weights(other.weights())
     count = sum(made)
-    after = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
-    theirs = other.actor(3, explore=False).act(obs, np.zeros(3, bool)).action
+    after = agent.actor(3, explore=False).act(obs, np.zeros(3, bool)).env_action
+    theirs = other.actor(3, explore=False).act(obs, np.zeros(3, bool)).env_action
     assert sum(made) == count + 1
     assert torch.equal(after, theirs)
     assert before.shape == after.shape
 
 
-def decided_by_rank(world, build):
+def decided_by_rank(comm, build):
     """Return how a rank decides after it has joined, and what it had decided before."""
-    mirror.host_sees, mirror.quicker_on_host = lambda _: False, lambda *_, **__: True
-    agent = build(world.rank)
-    obs, starts = np.random.default_rng(0).normal(size=(500, 4)).astype("f"), np.zeros(500, bool)
-    decide = lambda: agent.actor(500, explore=False).act(obs, starts).action.tolist()  # noqa: E731
+    mirror.host_sees, mirror.is_faster_on_host = lambda _: False, lambda *_, **__: True
+    agent = build(comm.rank)
+    obs, episode_starts = (
+        np.random.default_rng(0).normal(size=(500, 4)).astype("f"),
+        np.zeros(500, bool),
+    )
+    decide = lambda: agent.actor(500, explore=False).act(obs, episode_starts).env_action.tolist()  # noqa: E731
     before = decide()
-    agent.join(world)
+    agent.attach_comm(comm)
     return before, decide()
 
 
@@ -155,14 +158,16 @@ def test_the_border_is_measured_with_the_copies_that_it_takes(here, copy, rows, 
         def __init__(self):
             self.copy = clock.takes(copy)
 
-    found = quicker_on_host(Copied(), clock.takes(here), clock.takes(there), rows=rows, clock=clock)
+    found = is_faster_on_host(
+        Copied(), clock.takes(here), clock.takes(there), rows=rows, clock=clock
+    )
     assert found is host
 
 
 def test_no_clock_decides_where_everything_is_to_be_the_same(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert quicker_on_host(None, clock.takes(9.0), clock.takes(1.0), rows=1, clock=clock)
+    assert is_faster_on_host(None, clock.takes(9.0), clock.takes(1.0), rows=1, clock=clock)
     assert clock.now == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadyrl.agents.engine.cpu.network import Convolution, HostNetwork, Layer
-from steadyrl.agents.engine.cpu.products import LANES, MANY, TOGETHER
+from steadyrl.agents.engine.cpu.products import LANES, MANY, ROWS_AT_ONCE
 
 # Below, at and above what is added up at once, and what is left over after both kinds of blocks.
 SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LANES + 3, 2 * MANY])
@@ -15,7 +15,7 @@ SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LA
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(1, 2 * TOGETHER + 1),
+    st.integers(1, 2 * ROWS_AT_ONCE + 1),
     SIDES,
     SIDES,
     SIDES,
@@ -50,7 +50,7 @@ def test_products_are_those_of_matrices_and_the_same_for_each_row_alone(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    rows=st.integers(1, 2 * TOGETHER + 1),
+    rows=st.integers(1, 2 * ROWS_AT_ONCE + 1),
     channels=st.integers(1, 5),
     board=st.tuples(st.integers(1, 11), st.integers(1, 11)),
     side=st.integers(1, 4),

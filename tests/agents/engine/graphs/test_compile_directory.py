@@ -12,7 +12,7 @@ from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from steadyrl.agents.engine.graphs import compile_directory
-from steadyrl.agents.engine.graphs.compile_directory import CHOICE, compiling_privately
+from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def temporary(monkeypatch, tmp_path):
 
 def worked_in():
     """Return where the compiler works, where its headers are, and what it is told by then."""
-    with compiling_privately():
+    with in_private_directory():
         found = [cache_dir(), codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR]
         found = [Path(each).resolve() for each in found]  # links stand for names with spaces
     assert CHOICE not in os.environ
@@ -71,7 +71,7 @@ def test_a_chosen_directory_is_taken_if_it_is_the_users_own(temporary, monkeypat
     chosen.mkdir()
     chosen.chmod(mode)
     monkeypatch.setenv(CHOICE, str(chosen))
-    with compiling_privately() as folder:
+    with in_private_directory() as folder:
         assert Path(cache_dir()) == folder
         assert (folder.resolve() == chosen) == (mode == 0o700)
     assert os.environ[CHOICE] == str(chosen)
@@ -80,6 +80,6 @@ def test_a_chosen_directory_is_taken_if_it_is_the_users_own(temporary, monkeypat
 
 def test_a_torch_that_keeps_headers_elsewhere_makes_none(monkeypatch):
     monkeypatch.delattr(codecache, "_HEADER_DIR")
-    with compiling_privately():
+    with in_private_directory():
         assert not torch._inductor.config.aot_inductor.precompile_headers
     assert torch._inductor.config.aot_inductor.precompile_headers

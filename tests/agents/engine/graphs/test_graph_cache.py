@@ -12,7 +12,7 @@ from torch.utils import cpp_extension
 from steadyrl.agents.engine.graphs import graph_cache as kept_graphs
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE
 from steadyrl.agents.engine.graphs.graph_cache import fingerprint, folder, host_code
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 
 
 def steps(x, total):
@@ -25,7 +25,7 @@ def inputs(size=3):
 
 
 def graph(function=steps, size=3):
-    made, captured = traced(function, tuple(inputs(size)))
+    made, captured = trace(function, tuple(inputs(size)))
     assert not captured
     return made
 
@@ -94,7 +94,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_and_runs(compilations, monkeyp
 def test_the_folder_holds_the_libraries_used_last_and_nothing_else(
     kept, compilations, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(kept_graphs, "KEPT", 3)
+    monkeypatch.setattr(kept_graphs, "MAX_CACHED", 3)
     for age in range(5):
         old = folder() / f"{age}.so"
         old.touch()
@@ -107,7 +107,7 @@ def test_the_folder_holds_the_libraries_used_last_and_nothing_else(
 def test_what_others_can_write_to_is_not_loaded(kept, compilations, of, monkeypatch, tmp_path):
     library = Path(shutil.copy(kept, folder()))
     planted = {"library": library, "folder": folder(), "parent": tmp_path}[of]
-    monkeypatch.setattr(kept_graphs, "_touch", lambda _: pytest.fail("it was loaded"))
+    monkeypatch.setattr(kept_graphs, "_mark_used", lambda _: pytest.fail("it was loaded"))
     planted.chmod(0o777)
     agrees(host_code(graph(), inputs()))
     assert len(compilations) == 1

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from steadyrl.agents.engine.graphs import patches
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 from tests.agents.engine.graphs.test_trace import targets
 from tests.agents.engine.graphs.test_wide_products import everywhere, needs_avx512  # noqa: F401
 
@@ -38,7 +38,7 @@ def test_they_are_those_of_convolutions_forwards_and_backwards(shape, together):
     x, weight, bias = given(**shape)
     if together:
         x = x.contiguous(memory_format=torch.channels_last)
-    graph, captured = traced(slopes, (x, weight, bias))
+    graph, captured = trace(slopes, (x, weight, bias))
     assert captured == []
     assert not {CONVOLUTION, BACKWARD} & targets(graph)
     order = [node.target for node in graph.graph.nodes if node.op == "call_function"]
@@ -56,16 +56,16 @@ def test_they_are_those_of_convolutions_forwards_and_backwards(shape, together):
 def test_others_are_left_as_they_are(how):
     x, weight, bias = given()
     weight = weight[:, ::2] if "groups" in how else weight
-    graph, _ = traced(lambda *each: slopes(*each, **how), (x, weight, bias))
+    graph, _ = trace(lambda *each: slopes(*each, **how), (x, weight, bias))
     assert {CONVOLUTION, BACKWARD} <= targets(graph)
 
 
 @pytest.mark.usefixtures("everywhere")
 def test_so_are_many_rows_and_other_numbers(monkeypatch):
     double = tuple(part.double() for part in given())
-    assert {CONVOLUTION, BACKWARD} <= targets(traced(slopes, double)[0])
+    assert {CONVOLUTION, BACKWARD} <= targets(trace(slopes, double)[0])
     monkeypatch.setattr(patches, "MOST_BYTES", 1000)
-    assert {CONVOLUTION, BACKWARD} <= targets(traced(slopes, given())[0])
+    assert {CONVOLUTION, BACKWARD} <= targets(trace(slopes, given())[0])
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -79,7 +79,7 @@ def test_a_slope_of_what_was_given_is_left_to_the_convolution():
             y = F.conv2d(F.conv2d(x, weight, bias).relu(), second)
             return torch.autograd.grad(y.square().mean(), weight)[0]
 
-    graph, _ = traced(twice, (x, weight, bias, second))
+    graph, _ = trace(twice, (x, weight, bias, second))
     assert BACKWARD in targets(graph)
     assert CONVOLUTION not in targets(graph)
     torch.testing.assert_close(

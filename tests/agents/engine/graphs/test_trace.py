@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadyrl.agents.engine.graphs import wide_products
-from steadyrl.agents.engine.graphs.trace import FEW, NARROW, SHORT, traced
+from steadyrl.agents.engine.graphs.trace import FEW, NARROW, SHORT, trace
 from steadyrl.agents.learner.adam import once
 
 
@@ -42,7 +42,7 @@ def test_products_are_the_same_and_the_library_adds_no_bias(rows, inner, columns
         left, right = left.t() if left_t else left, right.t() if right_t else right
         return left @ right, torch.addmm(bias, left, right)
 
-    graph, captured = traced(both, (left, right, bias))
+    graph, captured = trace(both, (left, right, bias))
     assert captured == []
     assert torch.ops.aten.addmm.default not in targets(graph)
     for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
@@ -61,7 +61,7 @@ def test_products_of_pairs_are_the_same_and_the_library_adds_no_bias(pairs, rows
     def both(left, right, bias):
         return torch.bmm(left, right), torch.baddbmm(bias, left, right)
 
-    graph, _ = traced(both, (left, right, bias))
+    graph, _ = trace(both, (left, right, bias))
     for found, expected in zip(graph(left, right, bias), both(left, right, bias), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert torch.ops.aten.baddbmm.default not in targets(graph)
@@ -74,25 +74,25 @@ def test_products_of_pairs_are_the_same_and_the_library_adds_no_bias(pairs, rows
 )
 def test_only_very_narrow_products_are_written_out(shape, library):
     rows, inner, columns = shape
-    graph, _ = traced(torch.mm, (torch.zeros(rows, inner), torch.zeros(inner, columns)))
+    graph, _ = trace(torch.mm, (torch.zeros(rows, inner), torch.zeros(inner, columns)))
     assert (torch.ops.aten.mm.default in targets(graph)) is library
 
 
 def test_no_loop_jumps_from_row_to_row():
     # A layer of two inputs: its weights lie transposed, and so do the slopes of what it gives.
     inputs, weights, slopes = torch.zeros(128, 2), torch.zeros(256, 2), torch.zeros(128, 256)
-    forward, _ = traced(lambda x, w: x @ w.t(), (inputs, weights))
+    forward, _ = trace(lambda x, w: x @ w.t(), (inputs, weights))
     assert torch.ops.aten.mm.default in targets(forward)
-    backward, _ = traced(lambda g, x: g.t() @ x, (slopes, inputs))
+    backward, _ = trace(lambda g, x: g.t() @ x, (slopes, inputs))
     assert torch.ops.aten.mm.default not in targets(backward)
     [terms] = [n for n in backward.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
     assert terms.meta["val"].shape == (2, 128, 256)  # whose last axis is that of the slopes
-    as_it_lies, _ = traced(torch.mm, (slopes[:, :2].contiguous(), weights.t().contiguous()))
+    as_it_lies, _ = trace(torch.mm, (slopes[:, :2].contiguous(), weights.t().contiguous()))
     assert torch.ops.aten.mm.default not in targets(as_it_lies)
 
 
 def test_few_columns_are_computed_transposed():
-    graph, _ = traced(torch.mm, (torch.zeros(120, 128), torch.zeros(128, FEW)))
+    graph, _ = trace(torch.mm, (torch.zeros(120, 128), torch.zeros(128, FEW)))
     order = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert order == ["aten.t.default", "aten.t.default", "aten.mm.default", "aten.t.default"]
 
@@ -111,7 +111,7 @@ def test_what_is_changed_in_place_and_taken_apart_is_written_down_too():
         return total, y.clone(), (x > 0).sum()
 
     inputs = torch.tensor([4.0, -1.0, 3.0, 2.0]), torch.ones(2)
-    graph, captured = traced(function, inputs)
+    graph, captured = trace(function, inputs)
     assert captured == []
     assert inputs[1].tolist() == [1.0, 1.0]  # which was traced on copies
     for x in (torch.arange(4.0), torch.tensor([5.0, 7.0, -6.0, 0.5])):
@@ -123,7 +123,7 @@ def test_what_is_changed_in_place_and_taken_apart_is_written_down_too():
 
 def test_tensors_from_elsewhere_become_arguments():
     scale = torch.tensor([2.0, 3.0])
-    graph, captured = traced(lambda x: x * scale + scale.sum(), (torch.ones(2),))
+    graph, captured = trace(lambda x: x * scale + scale.sum(), (torch.ones(2),))
     assert len(captured) == 1 and captured[0] is scale
     assert graph(torch.ones(2), torch.tensor([10.0, 20.0])).tolist() == [40.0, 50.0]
 
@@ -132,7 +132,7 @@ def test_a_tensor_that_was_computed_unseen_is_no_constant():
     weight = torch.ones(2, requires_grad=True)
     computed = weight * 2
     with pytest.raises(RuntimeError, match="did not see"):
-        traced(lambda x: x * computed, (torch.ones(2),))
+        trace(lambda x: x * computed, (torch.ones(2),))
 
 
 def test_no_compiler_is_imported_to_write_a_graph_down():

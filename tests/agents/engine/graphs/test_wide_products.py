@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from steadyrl.agents.engine.graphs import wide_products
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.agents.engine.graphs.trace import traced
-from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator, pays
+from steadyrl.agents.engine.graphs.trace import trace
+from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, is_supported, operator
 from tests.agents.engine.graphs.test_trace import targets
 
 needs_avx512 = pytest.mark.skipif(
@@ -111,10 +111,10 @@ def test_large_ones_are_the_same_numbers_by_several_threads(multiply):
         assert multiply(left, right, threads).tobytes() == alone.tobytes()
 
 
-def network(x, goal, w, b, v, twins, shift):
+def network(x, goal, w, b, v, parallel_layers, shift):
     """Return a loss whose gradient has products of every kind: as they are, turned, in pairs."""
     h = torch.addmm(b, x, w.t()).relu()
-    y = torch.baddbmm(shift, h.expand(2, *h.shape), twins).tanh()
+    y = torch.baddbmm(shift, h.expand(2, *h.shape), parallel_layers).tanh()
     return ((y[0] + y[1] @ v - goal) ** 2).mean()
 
 
@@ -135,7 +135,7 @@ def slopes(x, goal, *weights):
 @pytest.mark.usefixtures("everywhere")
 def test_gradients_are_those_of_exact_products():
     given = arguments()
-    graph, captured = traced(slopes, given)
+    graph, captured = trace(slopes, given)
     assert not captured and operator() in targets(graph)
     assert not {torch.ops.aten.addmm.default, torch.ops.aten.bmm.default} & targets(graph)
     run = host_code(graph, list(given))
@@ -154,7 +154,7 @@ def test_matrices_may_be_parts_of_one_tensor():
     def products(x, w):
         return x @ x.t(), x[2:7, 3:] @ w[1:, 4:9], (x[:, :10] @ w).tanh().sum(0)
 
-    graph, _ = traced(products, given)
+    graph, _ = trace(products, given)
     found = host_code(graph, list(given))(list(given))
     for mine, expected in zip(found, products(*given), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-5)
@@ -163,17 +163,17 @@ def test_matrices_may_be_parts_of_one_tensor():
 @pytest.mark.usefixtures("everywhere")
 def test_a_matrix_that_is_added_is_no_bias():
     given = torch.ones(64, 256), torch.zeros(64, 256), torch.zeros(256, 256)
-    graph, _ = traced(torch.addmm, given)
+    graph, _ = trace(torch.addmm, given)
     assert torch.equal(graph(*given), torch.ones(64, 256))
 
 
 @pytest.mark.usefixtures("everywhere")
 def test_other_numbers_stay_with_torch():
     left, right = torch.zeros(64, 256), torch.zeros(256, 256)
-    assert pays(left, right)
-    assert not pays(left, right.double())
-    assert not pays(left.bfloat16(), right.bfloat16())
-    assert not pays(left.to("meta"), right.to("meta"))
+    assert is_supported(left, right)
+    assert not is_supported(left, right.double())
+    assert not is_supported(left.bfloat16(), right.bfloat16())
+    assert not is_supported(left.to("meta"), right.to("meta"))
 
 
 @pytest.mark.parametrize(
