@@ -1,4 +1,4 @@
-"""What every algorithm is to the loop: an agent that learns, and actors that decide for it."""
+"""The interface between the training loop and every algorithm: agents and their actors."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
 
 class Decision(NamedTuple):
-    """What was decided, and on what: everything `observe` needs to store the row."""
+    """Actions for N environments, and what `observe` stores with them."""
 
     obs: Tensor  # [N, *observation_shape] on the training device
-    env_action: Tensor  # [N, …] what the environment is sent
+    env_action: Tensor  # [N, …] sent to the environments
     log_prob: Tensor | None = None  # [N]
     value: Tensor | None = None  # [N]
-    raw_action: Tensor | None = None  # [N, …] the action in the policy's own units
-    hidden_state: Tensor | None = None  # [N, …] what was remembered of the episode before
+    raw_action: Tensor | None = None  # [N, …] before rescaling to the environment's bounds
+    hidden_state: Tensor | None = None  # [N, …] of a recurrent policy, before this step
 
 
 PendingStep = tuple[Decision, Step]
 
 
 class Actor(Stateful, ABC):
-    """Decides for one set of N environments, by the weights of this moment.
+    """Select actions for one set of N environments with the current weights.
 
-    It owns what deciding needs: generators, noise, and whatever it carries from row to row.
+    It owns the state of acting: random generators, noise and recurrent hidden states.
     """
 
     @abstractmethod
     def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]; `episode_starts` [N] says whose are the first of an episode."""
+        """Return actions for observations [N, …]; `episode_starts` [N] marks first observations."""
 
 
 class Agent(Stateful, ABC):
-    """An algorithm: it observes the rows that its actor's decisions led to, and learns when due.
+    """An algorithm: it observes the steps that its actor's decisions led to and learns when due.
 
-    `can_update_during_step` says that `update` may run while the environments step, because it
-    needs earlier steps only.
+    `can_update_during_step`: whether `update` may run between `step_async` and `step_wait`,
+    because it does not use the timestep in progress.
     """
 
     can_update_during_step: bool = False
     _learner: Learner
     _comm: Comm = SINGLE_PROCESS
-    # What of the state is each rank's own; a new one begins with its own.
+    # Parts of the state that differ between ranks; a rank that is added starts with fresh ones.
     per_rank_state: ClassVar[tuple[str, ...]] = ("actor",)
 
     @property
     def syncs_this_step(self) -> bool:
-        """Whether the steps of all ranks are counted with the row under way, or with a later one.
+        """Whether ranks all-reduce their step counts at this timestep.
 
-        Between two such rows no rank waits for another.
+        Between two such timesteps no rank waits for another.
         """
         return True
 
@@ -75,112 +75,114 @@ class Agent(Stateful, ABC):
 
     @property
     def has_pending_updates(self) -> bool:
-        """Whether updates that were due at earlier steps are not done, because of a stop."""
+        """Whether an interruption left updates of earlier timesteps undone."""
         return False
 
     @property
     def replay(self) -> ReplayBuffer | None:
-        """The replay, where there is one; saved in pieces, apart from the rest of the state."""
+        """The replay buffer, if any; it is saved in blocks, apart from the rest of the state."""
         return None
 
     @classmethod
     @abstractmethod
     def policy(cls, settings: Any, spec: EnvSpec, device: torch.device) -> tuple[nn.Module, Actor]:
-        """Build the network of a finished policy, its weights not set yet, and who acts by it."""
+        """Build a policy network with uninitialised weights, and its greedy actor."""
 
     @classmethod
     def sampling_policy(
         cls, settings: Any, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[nn.Module, Actor]:
-        """Build the same network, and who draws actions by it as in training."""
-        raise SettingError("agent.name", settings.name, "has no policy to draw actions from")
+        """Build the same network with an actor that samples actions as in training."""
+        raise SettingError(
+            "agent.name", settings.name, "cannot sample actions: it has greedy actions only"
+        )
 
     @abstractmethod
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
-        """Return who decides for so many environments.
+        """Return an actor for `num_envs` environments.
 
-        The one that explores is the agent's own, saved with it. One that does not is new, takes
-        the best actions and touches no state of training.
+        With `explore`, it is the agent's behaviour actor, whose state is saved with the agent.
+        Without, it is a new greedy actor that does not touch the state of training.
         """
 
     @abstractmethod
     def observe(self, decision: Decision, step: Step) -> None:
-        """Store the row and count its valid steps."""
+        """Store one timestep and count its valid steps."""
 
     def collect_block(
         self, decision: Decision, run: StepMany | None, steps: int
     ) -> BlockResult | None:
-        """Finish the row that was decided on, and go on to so many valid steps, in one call.
+        """Collect up to `steps` valid steps in one compiled call, the decided timestep included.
 
-        It ends sooner where learning is due. None where rows are observed one at a time.
+        It returns early where an update is due, and None if the agent needs single timesteps.
         """
         return None
 
     @abstractmethod
     def update(self) -> Metrics | None:
-        """Do all learning that is due; None when none is.
+        """Do all updates that are due; return their metrics, or None if there were none.
 
-        What a request to stop cuts short is due again at the next call.
+        Updates that a stop request prevents are due again at the next call.
         """
 
     def scalars(self) -> dict[str, float]:
-        """Return the host-side numbers of this moment: schedules and buffer fill."""
+        """Return current host-side numbers to log: schedules and replay fill."""
         return {}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the tensors, not copies, that the greedy policy is made of."""
+        """Return the tensors of the greedy policy, by name; not copies."""
         return self._learner.network.named()
 
     def nbytes(self) -> dict[str, int]:
-        """Return what each large part holds, for the memory plan."""
+        """Return the bytes of each large part, for the memory plan."""
         return {"networks": self._learner.nbytes}
 
     @property
     def device(self) -> torch.device:
-        """Where updates are computed."""
+        """The device that updates run on."""
         return self._learner.network.weights.device
 
     @property
     def stop(self) -> Stop:
-        """What learning obeys."""
+        """The flag that stops learning."""
         return self._learner.stop
 
     def set_stop_flag(self, stop: Stop) -> None:
-        """Let what is due wait, and `update` return, once the run is to end."""
+        """Use this stop flag: `update` returns early once it is confirmed."""
         self._learner.stop = stop
 
     def set_precision(self, precision: Precision) -> None:
-        """Let updates read networks in this precision; before the first."""
+        """Set the precision of updates; call it before the first."""
         self._learner.set_precision(precision)
 
     def attach_comm(self, comm: Comm) -> None:
-        """Together: learn with other ranks, each from its own rows, with rank 0's weights."""
+        """Collective: train with other ranks, each on its own steps, from rank 0's weights."""
         self._comm = comm
         self._learner.attach_comm(comm)
 
     def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on among another number of ranks, without what had a meaning among those only.
+        """Continue with another number of ranks: drop the state that depends on the number.
 
-        This one takes over what it can of the states of ranks that are `departed_states`. A replay is empty
-        afterwards: it is shared out anew.
+        `departed_states`, of ranks that no longer exist, are merged where possible. The replay is
+        empty afterwards: the caller redistributes it.
         """
 
     def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
-        """Raise ValueError where what was taken back cannot be after so many steps.
+        """Raise ValueError if the restored state cannot belong to a run after `steps` steps.
 
-        `obs` [N, …] is what the environments show now, and `kept` the row that led to it, if that
-        is still to be observed.
+        `obs` [N, …] are the environments' current observations, and `pending` is the timestep that
+        led to them, if it has not been observed yet.
         """
 
     def drop_replay(self) -> None:
-        """Go on without what the replay held."""
+        """Continue with an empty replay."""
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the weights of a finished policy, which fit."""
+        """Copy the weights of a trained policy of the same shape."""
         for name, tensor in self.weights().items():
             tensor.copy_(weights[name])
 
     @abstractmethod
     def release(self) -> None:
-        """Free all buffers and networks; the agent is not used afterwards."""
+        """Free buffers and networks; the agent must not be used afterwards."""

@@ -1,6 +1,6 @@
-"""The algorithms: ours a line each, those from outside found by Python's entry points.
+"""The registry of algorithms: built-in ones, and those installed as entry points.
 
-A name in a configuration chooses among what is installed; it is never imported as a path.
+A configured name selects an installed algorithm; it is never imported as a path.
 """
 
 from __future__ import annotations
@@ -28,70 +28,70 @@ GROUP = "steadyrl.agents"
 
 
 class AgentSettings(Protocol):
-    """What every algorithm's settings have: a name, and checks against the environment."""
+    """What the settings of every algorithm provide."""
 
     @property
     def name(self) -> str:
         """Name of the algorithm."""
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
-        """Refuse environments and run lengths that these settings do not fit."""
+        """Raise SettingError for environments or run lengths that do not fit."""
 
 
 @runtime_checkable
 class Shareable(Protocol):
-    """What the settings have of an algorithm that several ranks can train together."""
+    """Settings of an algorithm that supports several ranks."""
 
     def of_rank(self, rank: int, size: int) -> AgentSettings:
-        """Return the settings of one rank, whose part all together make up these."""
+        """Return one rank's settings; those of all ranks together make up these."""
 
 
 @runtime_checkable
 class Masking(Protocol):
-    """What the settings have of an algorithm that takes allowed actions only."""
+    """Settings of an algorithm that supports action masks."""
 
     takes_masks: bool
 
 
 @runtime_checkable
 class Compiling(Protocol):
-    """What the settings have of an algorithm whose updates can be one compiled graph."""
+    """Settings of an algorithm whose updates can be compiled."""
 
     compile: str
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
-        """Return how many updates a run has."""
+        """Return the number of updates of a run."""
 
 
 @runtime_checkable
 class Batching(Protocol):
-    """What the settings have of an algorithm that says how many observations an update reads."""
+    """Settings of an algorithm that knows its batch size."""
 
     def update_batch(self, spec: EnvSpec) -> int:
-        """Return the observations of one gradient step."""
+        """Return the observations per gradient step."""
 
 
 def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
-    """Return the settings of one of `size` ranks; refuse those that cannot be shared."""
+    """Return the settings of one of `size` ranks; raise SettingError if ranks are not supported."""
     if size == 1:
         return settings
     if not isinstance(settings, Shareable):
-        reason = "trains in one process only: its settings do not say what each rank's part is"
+        reason = "trains in one process only: its settings have no of_rank method. Start without torchrun"
         raise SettingError("agent.name", settings.name, reason)
     return settings.of_rank(rank, size)
 
 
 class Algorithm(NamedTuple):
-    """Where an algorithm is; its module is imported only when a run needs it (torch is slow)."""
+    """Settings and module of an algorithm; the module, which needs torch, is imported on demand."""
 
     settings: type[AgentSettings]
     module: str
     cls: str
-    defaults: Path | None = None  # a YAML file; ours lie in configs/agent
+    defaults: Path | None = None  # a YAML file; None: in configs/agent
 
 
 class Sample(NamedTuple):
-    """How actions are drawn: for so many environments, by a generator with this seed."""
+    """Options of a sampling actor: number of environments and seed."""
 
     num_envs: int
     seed: int
@@ -101,12 +101,12 @@ ALGORITHMS = {
     "dqn": Algorithm(DQNSettings, "steadyrl.agents.dqn.agent", "DQN"),
     "ppo": Algorithm(PPOSettings, "steadyrl.agents.ppo.agent", "PPO"),
 }
-# Those that take a teacher: what is built in place of them where there is one.
+# Agents with a teacher, built in place of the plain ones.
 DISTILLED = {
     "dqn": ("steadyrl.agents.distillation.agents", "DistilledDQN"),
     "ppo": ("steadyrl.agents.distillation.agents", "DistilledPPO"),
 }
-# The same of PPO that is curious, without a teacher and with one.
+# PPO with RND, by whether there is a teacher.
 WITH_RND = {
     False: ("steadyrl.agents.rnd.agent", "RNDPPO"),
     True: ("steadyrl.agents.rnd.agent", "DistilledRNDPPO"),
@@ -114,7 +114,7 @@ WITH_RND = {
 
 
 def algorithm(name: str) -> Algorithm:
-    """Return the algorithm called `name`, ours or one that is installed."""
+    """Return the algorithm called `name`, built-in or installed."""
     found = ALGORITHMS.get(name) or find_entry_point(name)
     if found is None:
         names = ", ".join([*ALGORITHMS, *sorted(entry_points(group=GROUP).names)])
@@ -123,7 +123,7 @@ def algorithm(name: str) -> Algorithm:
 
 
 def find_entry_point(name: str) -> Algorithm | None:
-    """Return the installed algorithm of this name, if there is one."""
+    """Return the installed algorithm of this name, if any."""
     for point in entry_points(group=GROUP, name=name):
         where = f"its entry point {point.value}"
         try:
@@ -168,7 +168,7 @@ def build_agent(
 
 
 def agent_class(name: str) -> type[Agent]:
-    """Import the agent of the algorithm called `name`."""
+    """Import the agent class of the algorithm called `name`."""
     entry = algorithm(name)
     cls: type[Agent] = getattr(import_module(entry.module), entry.cls)
     return cls
@@ -182,10 +182,10 @@ def finished_policy(
     device: torch.device,
     sample: Sample | None = None,
 ) -> Actor:
-    """Return an actor that decides by `weights`, which are what `Agent.weights` gave.
+    """Return an actor with the weights of a trained policy, as `Agent.weights` returned them.
 
-    The observations' normaliser is among them. The actor is greedy and takes any number of
-    environments, or it draws its actions for as many as `sample` says.
+    They include the statistics of the observation normaliser. The actor is greedy, for any
+    number of environments, or samples actions as `sample` describes.
     """
     cls = agent_class(settings.name)
     if sample is None:
@@ -194,15 +194,15 @@ def finished_policy(
         drawn = sample._asdict()
         network, actor = cls.sampling_policy(settings, spec, device, **drawn)
     own = network.state_dict()
-    wrong = [f"no {name}" for name in own.keys() - weights.keys()]
-    wrong += [f"{name}, which the network has not" for name in weights.keys() - own.keys()]
+    wrong = [f"{name} is missing" for name in own.keys() - weights.keys()]
+    wrong += [f"{name} is unknown to the network" for name in weights.keys() - own.keys()]
     wrong += [
-        f"{name} {list(weights[name].shape)} in place of {list(own[name].shape)}"
+        f"{name} has shape {list(weights[name].shape)}, not {list(own[name].shape)}"
         for name in own.keys() & weights.keys()
         if own[name].shape != weights[name].shape
     ]
     if wrong:
-        raise ValueError(f"the weights are of another policy: {'; '.join(sorted(wrong))}")
+        raise ValueError(f"the weights do not fit this network: {'; '.join(sorted(wrong))}")
     for name, tensor in own.items():
         tensor.detach().copy_(weights[name])
     return actor

@@ -1,4 +1,4 @@
-"""How much an update of an algorithm computes, which decides where it runs sooner."""
+"""The cost of an update in FLOP, which decides the device."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import nn
 from steadyrl.agents.registry import AgentSettings, Batching, agent_class
 from steadyrl.envs.types import EnvSpec
 
-UNKNOWN_BATCH = 256  # observations of an update, where an algorithm does not say how many
+UNKNOWN_BATCH = 256  # observations per update of algorithms without `update_batch`
 FLOP_PER_WEIGHT = 6  # a multiplication and an addition, forward once and backward twice
 
 
 class UpdateCost(NamedTuple):
-    """What one gradient step takes."""
+    """The cost of one gradient step."""
 
     flop: int  # of dense layers; convolutions use each weight many times more
     convolves: bool
 
 
 def update_cost(settings: AgentSettings, spec: EnvSpec) -> UpdateCost:
-    """Return the cost of an update, by the network of the algorithm's policy."""
+    """Return the cost of an update, estimated from the policy network."""
     try:
-        # Without memory: this is asked before anything is built.
+        # On the meta device: nothing is allocated.
         network, _ = agent_class(settings.name).policy(settings, spec, torch.device("meta"))
-    except Exception:  # foreign code, which may need numbers where there are none
+    except Exception:  # user code that may not support the meta device
         return UpdateCost(0, len(spec.unmasked_shape) == 3)
     batch = settings.update_batch(spec) if isinstance(settings, Batching) else UNKNOWN_BATCH
     weights = sum(parameter.numel() for parameter in network.parameters())

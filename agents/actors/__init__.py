@@ -1,1 +1,1 @@
-"""Actors: they choose actions by an agent's weights. Read `greedy.py` first."""
+"""Actors select actions with an agent's weights. Read `greedy.py` first."""

@@ -1,4 +1,4 @@
-"""ε-greedy actor: a uniform action with probability ε, drawn per environment."""
+"""The ε-greedy actor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EpsilonGreedyActor(Actor):
-    """Takes a random action with probability ε, one coin per environment, else the best one."""
+    """Take a uniform action with probability ε, drawn per environment, else the greedy one."""
 
     def __init__(
         self,
@@ -37,22 +37,21 @@ class EpsilonGreedyActor(Actor):
         self._greedy, self._masks = greedy, masks
         network = greedy.on_host
         self.on_host = network if isinstance(network, HostNetwork) else None
-        self.reads_host_weights = greedy.sync_weights is not None  # by a copy of the weights
+        self.reads_host_weights = greedy.sync_weights is not None
         self._epsilon = epsilon
         self._actions = (
             actions if masks is None else UNIFORM_INT_MAX
-        )  # of which any number are allowed
+        )  # reduced to the allowed actions later
         self._generator = np.random.Generator(np.random.PCG64(seed))
-        self._state_before_draw = (
-            self._generator.bit_generator.state
-        )  # what was drawn was drawn from there
+        # Saved instead of the numbers that were drawn from it.
+        self._state_before_draw = self._generator.bit_generator.state
         self.uniforms = np.zeros((TIMESTEPS_DRAWN, 0))
         self.random_actions = np.zeros((TIMESTEPS_DRAWN, 0), np.int64)
         self.next = 0
-        self._needs_redraw = False  # the rest is to be drawn anew
+        self._needs_redraw = False  # after loading a state
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]."""
+        """Return ε-greedy actions for observations [N, …]."""
         uniforms, random_actions = self._row(len(obs))
         if self.on_host is not None:
             if self._greedy.sync_weights is not None:
@@ -71,7 +70,7 @@ class EpsilonGreedyActor(Actor):
         return best._replace(env_action=torch.from_numpy(chosen))
 
     def _row(self, num_envs: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the next row of coins and choices [N]."""
+        """Return the uniforms and random actions [N] of the next timestep."""
         if self.next == 0 or self._needs_redraw or self.uniforms.shape[1] != num_envs:
             self._draw(num_envs)
         row = self.next
@@ -89,7 +88,7 @@ class EpsilonGreedyActor(Actor):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        # What is drawn is drawn again from there.
+        # Loading redraws the block from there.
         return {
             "generator": self._state_before_draw if self.next else give(self._generator),
             "next": self.next,

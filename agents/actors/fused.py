@@ -1,4 +1,4 @@
-"""Rows of a policy's best actions as machine code: how evaluations play most of their episodes."""
+"""Fused greedy rollouts: compiled acting and stepping, for most of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STOP, BlockResult, StepMan
 
 @compiled
 def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
-    """Make rows until the environments say that it is over."""
+    """Step environments with greedy actions until they stop the block."""
     context, policy_arrays = boxed_context.inside, boxed.inside
     counters = context.counters
     while True:
@@ -23,19 +23,19 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
 
 @compiled
 def box(policy_arrays: Any) -> Any:
-    """Hand over what `run_steps` works on."""
+    """Box the arguments of `run_steps`."""
     return Held(policy_arrays)
 
 
 class FusedGreedy:
-    """Takes the best actions row after row, by machine code."""
+    """Run many timesteps of greedy actions in compiled code."""
 
     def __init__(self, policy_arrays: PolicyArrays) -> None:
         self._policy_arrays = policy_arrays
         self._boxed: Any = None
 
     def __call__(self, run: StepMany, steps: int) -> BlockResult:
-        """Go on from the actions that were sent."""
+        """Continue from the actions that were sent."""
         if self._boxed is None:
             self._boxed = box(self._policy_arrays)
         return run(run_steps, steps, self._boxed)

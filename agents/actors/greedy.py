@@ -1,4 +1,4 @@
-"""Act greedily by a network's outputs, in torch or as machine code on the host."""
+"""Greedy actors, in torch or as compiled code on the host."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Observations = NDArray[Any]  # [N, …]
 
 HOST = torch.device("cpu")
 
-NOISE = Limits(-110, 110)  # log E, u and z of float32 are all nearer to 0
+NOISE = Limits(-110, 110)  # bounds of log E, u and z in float32
 
-TIMESTEPS_DRAWN = 256  # coins are drawn for so many rows at once
+TIMESTEPS_DRAWN = 256  # random numbers of ε-greedy actors are drawn for a block of timesteps
 
 
 def obs_to_device(obs: Observations, device: torch.device) -> Tensor:
-    """Return observations where the network is."""
+    """Return observations on the network's device."""
     return torch.from_numpy(obs) if device.type == "cpu" else send(device, obs)[0]
 
 
 def flatten_obs(obs: Observations) -> Floats:
-    """Return observations as compiled code reads them [N, D]."""
+    """Return observations as contiguous float32 rows [N, D], as compiled code reads them."""
     return np.ascontiguousarray(obs, np.float32).reshape(len(obs), -1)
 
 
 class GreedyActor(Actor):
-    """Takes the best action, by what the network puts out; draws nothing and changes nothing.
+    """Take the greedy action; stateless.
 
-    The outputs come from `on_host` where there is one, else from the network on its device. What
-    reads a copy of the weights says how to `sync_weights` it. Machine code may take the next actions too
-    (`act_many`), where it can.
+    Outputs are computed by `on_host` if given, else by the network on its device. An actor that
+    reads a copy of the weights calls `sync_weights` first. `act_many`, if not None, takes greedy
+    actions for many timesteps in one compiled call.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class GreedyActor(Actor):
         self.act_many = None if policy_arrays is None else FusedGreedy(policy_arrays)
         self._network, self.on_host, self.device = network, on_host, device
         self.sync_weights = sync_weights
-        self._choose = choose  # actions [N, …] by outputs [N, …]
+        self._choose = choose  # outputs [N, …] → actions [N, …]
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]."""
+        """Return the greedy actions for observations [N, …]."""
         if self.on_host is not None:
             if self.sync_weights is not None:
                 self.sync_weights()
@@ -75,5 +75,5 @@ class GreedyActor(Actor):
             return Decision(observed, self._decide(observed))
 
     def decide(self, *inputs: Tensor) -> Tensor:
-        """Return the best actions [N, …] for the network's inputs, observations [N, …] first."""
+        """Return the greedy actions [N, …] for the network's inputs, observations first."""
         return self._choose(self._network(*inputs))

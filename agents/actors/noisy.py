@@ -1,4 +1,4 @@
-"""Act greedily by noisy weights (Fortunato et al. 2018), drawn for every step and environment."""
+"""Greedy actions of noisy networks (Fortunato et al. 2018), with new noise at every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NoisyNetActor(Actor):
-    """Takes the best action by noisy weights, drawn anew for every row and environment."""
+    """Take the greedy action of noisy weights, drawn per timestep and environment."""
 
     state_names = ("_generator",)
 
@@ -26,7 +26,7 @@ class NoisyNetActor(Actor):
         self._generator = torch.Generator().manual_seed(seed)
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]."""
+        """Return greedy actions under noisy weights for observations [N, …]."""
         drawn = draw_noise(len(obs), self._noise_size, self._generator)
         device = self._greedy.device
         at_home = device.type == "cpu"

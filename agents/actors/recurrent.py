@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RecurrentSamplingActor(SamplingActor):
-    """Draws actions from a policy that remembers; part of its state is what it remembers."""
+    """Sample actions from a recurrent policy; the hidden state is part of the actor's state."""
 
     state_names = (*SamplingActor.state_names, "hidden_state")
 
@@ -49,7 +49,7 @@ class RecurrentSamplingActor(SamplingActor):
 
     @override
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]; the decision has the carry that it was made with."""
+        """Sample actions for observations [N, …]; the decision holds the hidden state before."""
         noise = self._row()
         observed, continues = obs_and_continues(obs, ~episode_starts, self._device)
         self._preview_statistics(observed)
@@ -63,9 +63,9 @@ class RecurrentSamplingActor(SamplingActor):
         return Decision(observed, sent, log_prob, value, action, before)
 
     def values(self, observed: Tensor, valid: NDArray[np.bool_], forward: Forward) -> Tensor:
-        """Return the values [N] of what comes after the last row, which was `valid` [N] or not.
+        """Return the values [N] after the last timestep, which was `valid` [N] or not.
 
-        They come from the network as updates read it: its forward pass, which may be rounded.
+        `forward` is the network's forward pass in the precision of updates.
         """
         continues = obs_to_device(valid, self._device)
         value: Tensor = forward(observed, self.hidden_state * continues.view(-1, 1, 1))[1]
@@ -73,14 +73,14 @@ class RecurrentSamplingActor(SamplingActor):
 
 
 class RecurrentGreedyActor(Actor):
-    """Takes the most likely actions of a policy that remembers; draws nothing."""
+    """Take the mode of a recurrent policy."""
 
     def __init__(self, network: RecurrentActorCritic, head: Head, device: torch.device) -> None:
         self._network, self._head, self._device = network, head, device
         self._hidden_state = torch.zeros((0, *network.cell.hidden_shape), device=device)
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]; other environments than before begin anew."""
+        """Return the modes for observations [N, …]; a new N resets the hidden state."""
         observed, continues = obs_and_continues(obs, ~episode_starts, self._device)
         with torch.inference_mode():
             if len(obs) != len(self._hidden_state):
@@ -93,11 +93,11 @@ class RecurrentGreedyActor(Actor):
 
 
 def obs_and_continues(
-    obs: Observations, of: NDArray[np.bool_], device: torch.device
+    obs: Observations, continues_: NDArray[np.bool_], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return observations where the network is, and as [N, 1, 1] whose carry is kept."""
+    """Return observations on the network's device, and `continues` as a mask [N, 1, 1]."""
     if device.type == "cpu":
-        observed, continues = torch.from_numpy(obs), torch.from_numpy(of)
+        observed, continues = torch.from_numpy(obs), torch.from_numpy(continues_)
     else:
-        observed, continues = send(device, obs, of)
+        observed, continues = send(device, obs, continues_)
     return observed, continues.view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""Sample actions from a policy, with the noise of a whole rollout drawn at once."""
+"""Sample actions from a policy, with noise drawn for a whole rollout at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def greedy_policy_actor(
     device: torch.device,
     sync_weights: Callable[[], None] | None = None,
 ) -> Actor:
-    """Return an actor that takes the most likely actions."""
+    """Return an actor that takes the policy's mode."""
     on_host = policy_on_host(network)
     policy_arrays = None if on_host is None else on_host.policy_arrays(head)
     options: Any = {"sync_weights": sync_weights, "drawing": policy_arrays}
@@ -44,11 +44,12 @@ def greedy_policy_actor(
 
 
 class SamplingActor(Actor):
-    """Draws actions from the policy, with noise drawn for all rows of a rollout at once.
+    """Sample actions from the policy, with noise drawn for all timesteps of a rollout at once.
 
-    On a device one forward pass gives action, log-probability and value: it is `complete`. On the
-    host it gives the action alone, and the rest follows for all rows at once. While the network
-    is `in_first_rollout`, what is acted on counts in its statistics of observations.
+    On a device, one forward pass returns action, log-probability and value (`stores_log_prob`).
+    On the host, only actions are computed, and the rest follows for the whole rollout at once.
+    During the first rollout (`in_first_rollout`), observations are counted in the normaliser's
+    statistics before they are acted on.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("_generator", "noise", "next")
@@ -79,26 +80,26 @@ class SamplingActor(Actor):
         self._network, self._head, self._on_host = network, head, on_host
         self.policy_arrays = None if on_host is None else on_host.policy_arrays(head)
         self._sync_weights = sync_weights
-        self._device = device if on_host is None else HOST  # where it decides
+        self._device = device if on_host is None else HOST  # where actions are computed
         self.in_first_rollout = in_first_rollout
         self._generator = torch.Generator().manual_seed(seed)
         self.noise = torch.zeros((rows, num_envs, *head.noise_shape))
-        self._there: Any = None  # the noise where it decides; as an array for machine code
+        self._there: Any = None  # noise on that device, or an array for compiled code
         self._action_dtype = torch.empty(0, dtype=head.action_dtype).numpy().dtype
         self.next = 0
 
     @property
     def reads_host_weights(self) -> bool:
-        """Whether it reads a copy of the weights."""
+        """Whether actions come from a copy of the weights on the host."""
         return self._sync_weights is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of the noise."""
         return self.noise.nbytes if self._device.type == "cpu" else 2 * self.noise.nbytes
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]."""
+        """Sample actions for observations [N, …]."""
         noise = self._row()
         observed = obs_to_device(obs, self._device)
         self._preview_statistics(observed)
@@ -115,14 +116,14 @@ class SamplingActor(Actor):
     def _sample_on_device(
         self, observed: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what is sent, how likely it is, the values, and the actions [N, …]."""
+        """Return environment actions, log-probabilities, values and raw actions [N, …]."""
         parameters, value = self._network(observed)
         action = self._head.sample(parameters, noise)
         log_prob = self._head.log_prob(parameters, action)
         return self._head.to_env(action), log_prob, value, action
 
     def _preview_statistics(self, observed: Tensor) -> None:
-        """Let what is acted on count in the statistics of observations, while they are fresh."""
+        """Count these observations in the statistics that normalise them, in the first rollout."""
         normaliser = self._network.normaliser
         if normaliser is not None and self.in_first_rollout():
             normaliser.preview(observed.to(normaliser.frozen_mean.device))
@@ -131,7 +132,7 @@ class SamplingActor(Actor):
         self, policy_arrays: PolicyArrays, obs: Observations, observed: Tensor, noise: NDArray[Any]
     ) -> Decision:
         n = len(obs)
-        # By NumPy, which makes and reshapes what is small in less than half of torch's time.
+        # NumPy allocates and reshapes small arrays in less than half of torch's time.
         chosen = np.empty((n, *self._head.action_shape), self._action_dtype)
         sent = np.empty_like(chosen)
         written = chosen.reshape(n, -1), sent.reshape(n, -1)
@@ -141,7 +142,7 @@ class SamplingActor(Actor):
         return Decision(observed, torch.from_numpy(sent), raw_action=torch.from_numpy(chosen))
 
     def _row(self) -> Any:
-        """Return the next row of noise [N, *noise_shape]."""
+        """Return the noise of the next timestep [N, *noise_shape]."""
         if self.next == 0:
             self._head.draw_(self.noise, self._generator)
             self._there = None

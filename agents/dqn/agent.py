@@ -1,4 +1,4 @@
-"""DQN (Mnih et al. 2015) with double, dueling, prioritised replay and n-step as switches."""
+"""DQN (Mnih et al. 2015) with double, dueling, prioritised and n-step options."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ log = logging.getLogger("steadyrl")
 
 
 class DQN(Agent):
-    """Act ε-greedily or by noisy weights, keep all in the replay, learn from samples of it."""
+    """Act ε-greedily or with noisy weights, store every step, learn from replay samples."""
 
-    # An update reads only rows that are complete, never the one the environments work on.
+    # Updates read complete transitions only, never the timestep in progress.
     can_update_during_step = True
     state_names: ClassVar[tuple[str, ...]] = (
         "_learner",
@@ -78,8 +78,8 @@ class DQN(Agent):
         seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
         if total_steps <= settings.learning_starts:
             log.warning(
-                f"nothing will be learned: the run has {total_steps:,} steps, learning starts "
-                f"after {settings.learning_starts:,} (agent.learning_starts)"
+                f"nothing will be learned: the run has {total_steps:,} steps, and learning starts "
+                f"after {settings.learning_starts:,}: lower agent.learning_starts"
             )
         assert isinstance(spec.action, DiscreteActions)
         self._settings, self._actions = settings, spec.action.n
@@ -101,12 +101,12 @@ class DQN(Agent):
         self._started = False
         self._steps = 0  # valid environment steps observed
         self._learning_start = settings.learning_starts
-        self._last_trained_step = 0  # steps whose due learning is done
-        self._updates_done = 0  # gradient steps of those due at the step after these
+        self._last_trained_step = 0  # all updates due up to this step are done
+        self._updates_done = 0  # updates done of those due at the next step
         self.target_updates = 0
 
     def _build_loss_spec(self, device: torch.device, masks: Masks | None) -> LossSpec:
-        """Return how the learner takes a step; who adds to the loss overrides this."""
+        """Return the loss spec; subclasses that add to the loss override this."""
         return build_loss_spec(self._settings, device, masks)
 
     @property
@@ -130,7 +130,7 @@ class DQN(Agent):
     def reshard(self, departed_states: Sequence[Mapping[str, Any]]) -> None:
         self._replay.clear()
         self._started = False
-        self._updates_done = 0  # there is nothing to take the others on
+        self._updates_done = 0  # the replay is empty
 
     @override
     def check_consistency(self, steps: int, pending: PendingStep | None, obs: NDArray[Any]) -> None:
@@ -140,15 +140,17 @@ class DQN(Agent):
             raise ValueError(f"agent.steps: is {self._steps}, the run's are {steps}")
         if not starts <= self._learning_start <= steps + starts:
             most = f"{starts} to {steps + starts}"
-            raise ValueError(f"agent.learns_after: is {self._learning_start}, it can be {most}")
-        # What is left to learn is of the last row, or of the rows since learning was due.
+            raise ValueError(f"agent.learning_start: is {self._learning_start}, must be {most}")
+        # Updates can be pending for the last timestep, or since the last multiple of train_every.
         left = steps - max(learned, min(steps, self._learning_start))
         if learned > steps or left > s.train_every + 2 * len(obs) * self._comm.size:
-            raise ValueError(f"agent.learned: is {learned}, after {steps} steps it cannot be")
+            raise ValueError(
+                f"agent.last_trained_step: {learned} is impossible after {steps} steps"
+            )
         due = learned < steps and (learned + 1) % s.train_every == 0
         if not 0 <= self._updates_done <= (s.updates_per_train if due else 0):
             raise ValueError(
-                f"agent.taken: is {self._updates_done}, which is not due at {learned + 1}"
+                f"agent.updates_done: {self._updates_done} are not due at step {learned + 1}"
             )
         if self._started:
             self._replay.check_current(self._actions, None if pending else obs)
@@ -170,18 +172,18 @@ class DQN(Agent):
 
     @property
     def beta(self) -> float:
-        """Exponent of the importance weights at this step (Schaul et al. 2016, 3.4)."""
+        """Exponent of the importance weights at this step (Schaul et al. 2016, section 3.4)."""
         return self._schedules.beta.at(self._steps)
 
     @property
     def learning_rate(self) -> float:
-        """Step size of Adam at this step."""
+        """Adam's learning rate at this step."""
         return self._schedules.rate.at(self._steps)
 
     def _rate(self) -> float:
-        """Return the step size of an update: at the end, what its own steps began with.
+        """Return the learning rate of an update, which never reaches 0.
 
-        Learning that is due at the very last step would be for nothing at a rate of zero.
+        An update at the very last step uses the rate of the interval before it.
         """
         last = max(0, self._schedules.steps - self._settings.train_every)
         now = min(self._steps, last)
@@ -191,7 +193,7 @@ class DQN(Agent):
     def policy(
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[QNetwork, Actor]:
-        """Build the network of a finished policy, and who takes its best actions."""
+        """Build the network of a trained policy, and its greedy actor."""
         network = materialize(build_network(settings, spec, device), device)
         return network, build_greedy_actor(settings, network, device)
 
@@ -200,17 +202,17 @@ class DQN(Agent):
     def sampling_policy(
         cls, settings: DQNSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[QNetwork, Actor]:
-        """Build the network, and who explores as training does at its end."""
+        """Build the network with an actor that explores as at the end of training."""
         network, best = cls.policy(settings, spec, device)
         assert isinstance(best, GreedyActor)
         return network, behaviour_actor(best, network, spec, lambda: settings.epsilon_end, seed)
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
-        """Return the actor that explores, for any number of environments, or a greedy one."""
+        """Return the behaviour actor, or the greedy one; both take any number of environments."""
         return self._actor if explore else self._greedy
 
     def observe(self, decision: Decision, step: Step) -> None:
-        """Add the row to the replay and count its valid steps."""
+        """Store the timestep in the replay and count its valid steps."""
         if not self._started:
             self._replay.start(decision.obs.numpy(force=True))
             self._started = True
@@ -237,7 +239,7 @@ class DQN(Agent):
             return None
         due = self._settings.train_every
         learns = max(self._steps, self._learning_start) // due * due + due
-        # Without anything to draw nothing is learned, which has to be seen row by row.
+        # With nothing to sample, updates are skipped: that is decided at every timestep.
         filled = len(self._replay) and self._replay.never_empties
         until = min(steps, learns - self._steps) if filled else 1
         rows = self._fused_rollout(run, self._steps, until)
@@ -245,7 +247,7 @@ class DQN(Agent):
         return rows
 
     def update(self) -> Metrics | None:
-        """Go through the steps since the last call: learn and renew the target where due."""
+        """Do what is due at each step since the last call: train, update the target network."""
         try:
             for step in range(self._last_trained_step + 1, self._steps + 1):
                 if step > self._learning_start and self._is_due(step) and self._can_sample():
@@ -259,7 +261,7 @@ class DQN(Agent):
         return step % self._settings.train_every == 0 or step % self._settings.target_every == 0
 
     def _can_sample(self) -> bool:
-        """Together: return whether every rank has something to draw, which it may have no more."""
+        """Collective: return whether the replay of every rank has something to sample."""
         nothing = self._replay.timeline.count == 0
         if self._comm.is_single:
             return not nothing
@@ -281,22 +283,22 @@ class DQN(Agent):
             self.target_updates += 1
 
     def _train_step(self, rate: float, beta: float) -> None:
-        numbers = self._loss_scalars()
+        scalars = self._loss_scalars()
         if not self._learner.ready:
-            with self._replay.preserve_rng():  # compilation may be cut short
-                self._learner.compile_for(self._sample(beta), rate, *numbers)
+            with self._replay.preserve_rng():  # compiling may be interrupted
+                self._learner.compile_for(self._sample(beta), rate, *scalars)
         batch = self._sample(beta)
         global_weights = self._settings.replay.prioritized and not self._comm.is_single
         if global_weights:
             (most,) = self._comm.all_reduce_max(1 / self._replay.min_probability)
             batch.weight.mul_((self._replay.min_probability * most) ** -beta)
-        (td_error,) = self._learner.step(batch, rate, *numbers)
+        (td_error,) = self._learner.step(batch, rate, *scalars)
         self._replay.update_priorities(batch.index, td_error)
         if global_weights:
             (self._replay.max_priority,) = self._comm.all_reduce_max(self._replay.max_priority)
 
     def _loss_scalars(self) -> tuple[float | Tensor, ...]:
-        """Return what the loss is given besides the batch."""
+        """Return what the loss takes besides the batch."""
         return () if self._noise is None else self._noise.of(self._learner.updates)
 
     def _sample(self, beta: float) -> ReplayBatch:
@@ -324,4 +326,4 @@ class DQN(Agent):
         device = self.device
         self._replay.release()
         del self._learner, self._target, self._greedy, self._actor, self._fused_rollout
-        reclaim(device)  # a learner refers to itself, by its methods
+        reclaim(device)  # the learner is part of a reference cycle

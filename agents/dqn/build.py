@@ -1,4 +1,4 @@
-"""What DQN is built of: its network and replay, and the actors that read the network."""
+"""The parts of DQN: network, loss spec, replay and actors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ADAM_EPSILON = 1e-8
 
 
 def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
-    """Return what the network says of each action, and how that is learned."""
+    """Build the Q-head: scalar, C51 or quantiles."""
     returns = settings.distribution
     if returns.kind == "c51":
         return CategoricalHead(returns.atoms, returns.v_min, returns.v_max, device)
@@ -47,7 +47,7 @@ def build_head(settings: DQNSettings, device: torch.device = HOST) -> QHead:
 
 
 def build_munchausen(settings: DQNSettings) -> Munchausen | None:
-    """Return what makes the maxima soft, where they are."""
+    """Build the Munchausen target, or None if it is off."""
     m = settings.munchausen
     if not m.enabled:
         return None
@@ -57,7 +57,7 @@ def build_munchausen(settings: DQNSettings) -> Munchausen | None:
 def build_loss_spec(
     settings: DQNSettings, device: torch.device = HOST, masks: Masks | None = None
 ) -> LossSpec:
-    """Return how the learner takes a step of DQN."""
+    """Return DQN's loss spec."""
     return LossSpec(
         loss=partial(
             td_loss,
@@ -74,7 +74,7 @@ def build_loss_spec(
 
 
 def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = HOST) -> QNetwork:
-    """Build the network without its memory."""
+    """Build the Q-network on the meta device, without memory."""
     assert isinstance(spec.action, DiscreteActions)
     noisy = partial(NoisyLinear, sigma=settings.noisy.sigma)
     with torch.device("meta"):
@@ -95,9 +95,9 @@ def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = H
 def init_network(
     settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int
 ) -> FlatNetwork:
-    """Build a network that is to learn, or to be learned from."""
+    """Build and initialise a network, for learning or as the target."""
     module = build_network(settings, spec, device)
-    # Asked for twice: weights, gradient and optimiser, and the target's.
+    # Weights, gradient and optimiser state; the target network calls this as well.
     require("networks", 3 * sum(parameter.nbytes for parameter in module.parameters()))
     require("the loss of agent.distribution.atoms", loss_bytes(settings, spec))
     materialize(module, torch.device("cpu"))
@@ -108,7 +108,7 @@ def init_network(
 def init_replay(
     settings: DQNSettings, spec: EnvSpec, device: torch.device, seed: int, mode: Mode
 ) -> ReplayBuffer:
-    """Build the replay, to be learned from in this mode."""
+    """Build the replay; with a CUDA graph, batches are written into static buffers."""
     return build_replay(
         settings.replay,
         frame_shape=spec.frame_shape,
@@ -126,21 +126,21 @@ def init_replay(
 def update_mode(
     settings: DQNSettings, spec: EnvSpec, device: torch.device, total_steps: int
 ) -> Mode:
-    """Decide how updates run."""
+    """Select how updates run: eagerly, as a compiled graph or as a CUDA graph."""
     expected = settings.expected_updates(spec, total_steps)
     large = is_large_image(spec.unmasked_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 
 
 def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
-    """Return what a distribution's loss takes: every atom of a row is held against every goal."""
+    """Return the bytes of a distributional loss: each atom is compared with each target atom."""
     if settings.distribution.kind == "none":
         return 0
     assert isinstance(spec.action, DiscreteActions)
     atoms = settings.distribution.atoms
     targets = atoms * (spec.action.n if settings.munchausen.enabled else 1)
-    # Differences, their losses, shares and products, and what their gradients take.
-    rows = -(-settings.batch_size // settings.grad_accumulation)  # a piece at a time
+    # Differences, losses, weights and products, and as much for their gradients.
+    rows = -(-settings.batch_size // settings.grad_accumulation)  # per microbatch
     return 8 * 4 * rows * atoms * targets
 
 
@@ -151,7 +151,7 @@ def build_greedy_actor(
     host_weights: HostWeights | None = None,
     mode: Mode = "eager",
 ) -> GreedyActor:
-    """Return an actor that takes the actions with the highest expected return."""
+    """Build an actor that takes the actions with the highest expected return."""
     head, masks = build_head(settings, device), network.masks
     if masks is None:
         read: Any = network if host_weights is None else host_weights.module
@@ -180,11 +180,11 @@ def build_online_greedy_actor(
     updates: Callable[[], int],
     mode: Mode,
 ) -> GreedyActor:
-    """Return the greedy actor of a network that learns, on the host or where the network is."""
+    """Build the greedy actor of the online network, on the host where that is faster."""
     network, device = online.module, online.weights.device
     assert isinstance(network, QNetwork)
     host_weights = None
-    if not network.noise_size and settings.teacher.policy is None:  # which are where the network is
+    if not network.noise_size and settings.teacher.policy is None:  # both run on its device
         obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
         rows = settings.train_every / spec.num_envs
         host_weights = build_host_weights(online, updates, (q_on_host, network), obs, rows=rows)
@@ -194,7 +194,7 @@ def build_online_greedy_actor(
 def behaviour_actor(
     best: GreedyActor, network: QNetwork, spec: EnvSpec, epsilon: Callable[[], float], seed: int
 ) -> Actor:
-    """Return an actor that takes a random action with probability ε, or goes by noisy weights."""
+    """Return the behaviour actor: ε-greedy, or greedy with noisy weights."""
     assert isinstance(spec.action, DiscreteActions)
     if network.noise_size:
         return NoisyNetActor(best, noise_size=network.noise_size, seed=seed)

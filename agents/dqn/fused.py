@@ -1,4 +1,4 @@
-"""Rows of DQN as machine code: step, store, explore, until learning or something else is due."""
+"""Fused rollouts of DQN: step, store and act in compiled code until an update is due."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from steadyrl.buffers.replay.host import HostReplay
 from steadyrl.core.jit import Held, call, compiled
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
-STEPS, DRAWN = range(2)  # of the places
+STEPS, DRAWN = range(2)  # indices of `cursors`
 CONSTANT, LINEAR, COSINE = range(3)
 CURVES = {"constant": CONSTANT, "linear": LINEAR, "cosine": COSINE}
 linear_jit, cosine_jit = compiled(linear), compiled(cosine)
 
 
 class ExplorationArrays(NamedTuple):
-    """What ε-greedy actions are taken by."""
+    """Inputs of ε-greedy action selection in compiled code."""
 
     layer_table: NDArray[np.int64]
     activation: int
     uniforms: NDArray[np.float64]  # [R, N]
     random_actions: NDArray[np.int64]  # [R, N]
     curve: int
-    epsilons: NDArray[np.float64]  # [5] of the schedule: start, end, steps, warm-up, delay
+    epsilons: NDArray[np.float64]  # [5] start, end, steps, warm-up and delay of the schedule
     clip_reward: bool
-    cursors: NDArray[np.int64]  # [2] steps until now, the next row of what was drawn
+    cursors: NDArray[np.int64]  # [2] steps so far, next row of `uniforms`
 
 
 @compiled
 def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
-    """Make rows until what was drawn is used up, or the environments say so."""
+    """Step environments until the random numbers are used up or the block ends."""
     context = boxed_context.inside
     arrays, ring = boxed.inside
     counters, cursors = context.counters, arrays.cursors
@@ -69,7 +69,7 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
 
 @compiled
 def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
-    """Return what `Schedule.at` does."""
+    """Return `Schedule.at`."""
     start, end, steps, warmup, delay = epsilons
     epsilon: float = start
     if now < warmup:
@@ -83,12 +83,12 @@ def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
 
 @compiled
 def box(arrays: Any, ring: Any) -> Any:
-    """Hand over what `run_steps` works on."""
+    """Box the arguments of `run_steps`."""
     return Held((arrays, ring))
 
 
 class FusedRollout:
-    """Fills a replay by machine code."""
+    """Fill a replay in compiled code."""
 
     def __init__(
         self, arrays: ExplorationArrays, actor: EpsilonGreedyActor, replay: HostReplay
@@ -97,7 +97,7 @@ class FusedRollout:
         self._boxed: Any = None
 
     def __call__(self, run: StepMany, now: int, steps: int) -> BlockResult:
-        """Go on from the actions that were sent."""
+        """Continue from the actions that were sent."""
         actor, cursors = self._actor, self._arrays.cursors
         ring = self._replay.ring
         if actor.uniforms is not self._arrays.uniforms or self._boxed is None:
@@ -116,11 +116,11 @@ class FusedRollout:
 def build_fused_rollout(
     settings: DQNSettings, actor: Actor, replay: ReplayBuffer, total_steps: int
 ) -> FusedRollout | None:
-    """Return what fills a replay by machine code; None where it cannot be."""
+    """Return the fused rollout, or None where it is not supported."""
     if not isinstance(actor, EpsilonGreedyActor) or not isinstance(replay, HostReplay):
         return None
     network, epsilons = actor.on_host, settings.epsilons(total_steps)
-    if network is None or actor.reads_host_weights:  # whose copy may be old by then
+    if network is None or actor.reads_host_weights:  # its copy of the weights may be stale by then
         return None
     arrays = ExplorationArrays(
         network.layer_table,

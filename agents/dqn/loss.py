@@ -1,4 +1,4 @@
-"""DQN's loss as free functions of tensors: TD targets, double DQN, Munchausen."""
+"""DQN's losses as free functions of tensors: TD targets, double DQN, Munchausen."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ METRICS = ("train/td_error", "train/q_mean")
 
 @dataclass(frozen=True, kw_only=True)
 class Munchausen:
-    """Rewards for what the policy is sure of, and soft maxima (Vieillard et al. 2020)."""
+    """Munchausen DQN (Vieillard et al. 2020): log-policy bonus and soft targets."""
 
     alpha: float
     temperature: float
-    log_policy_min: float  # of τ ln π(a|s), which has no bound
+    log_policy_min: float  # lower bound of τ ln π(a|s)
 
     def log_policy(self, values: Tensor) -> Tensor:
-        """Return τ ln π(·|s) [B, A] by values [B, A]."""
+        """Return τ ln π(·|s) [B, A] for Q-values [B, A]."""
         return self.temperature * F.log_softmax(values / self.temperature, 1)
 
     def mixture(self, outputs: Tensor, values: Tensor, head: QHead) -> tuple[Tensor, Tensor]:
-        """Return what outputs [B, A, *shape] say of all actions, less τ ln π, each so likely.
+        """Return the atoms and probabilities [B, A·M] of Z(s, a) − τ ln π(a|s), a ~ π(·|s).
 
-        π is that of values [B, A]. The result is a mixture: [B, A · M] returns with probabilities.
+        `outputs` [B, A, *shape] are those of Z, `values` [B, A] the Q-values that define π.
         """
         atoms, probs = head.atoms_and_probs(outputs)
         log_policy = self.log_policy(values).unsqueeze(2)
@@ -45,14 +45,14 @@ class Munchausen:
         return (atoms - log_policy).flatten(1), shares.expand_as(atoms).flatten(1)
 
     def bonus(self, values: Tensor, action: Tensor) -> Tensor:
-        """Return α τ ln π(a|s) [B], cut off below."""
+        """Return α τ ln π(a|s) [B], clipped from below."""
         return self.alpha * gather_actions(self.log_policy(values), action).clamp(
             self.log_policy_min, 0
         )
 
 
 def with_noise(network: Q, noise: Tensor) -> Q:
-    """Return the network whose noisy layers take this noise [K]."""
+    """Return the network with this noise [K] in its noisy layers."""
     return lambda obs: network(obs, noise)
 
 
@@ -67,17 +67,16 @@ def td_loss(
     munchausen: Munchausen | None = None,
     masks: Masks | None = None,
 ) -> PerSampleLoss:
-    """Return w · ℓ of every row, its TD errors as reports.
+    """Return w · ℓ(Z(s, a), R + discount · Z⁻(s', a*)) per sample, with TD errors as aux output.
 
-    The goals are R + discount · Z⁻(s', a*): `discount` is γ^m, or 0 after a termination, and a* the
-    best action by the online network (van Hasselt et al. 2016), or by the target network when not
-    double; with `masks` the best that is allowed. `noise` [3, K] is what noisy layers take for each
-    of these: Q, Q⁻ and the choice.
+    `discount` is γ^m, or 0 after a termination. a* is the greedy action of the online network
+    if `double` (van Hasselt et al. 2016), else of the target network, among the allowed ones
+    with `masks`. `noise` [3, K] is for Q(s, ·), for Q⁻ and for the network that selects a*.
     """
 
-    def values(said: Tensor, obs: Tensor) -> Tensor:
-        expected = head.values(said)
-        return expected if masks is None else masks.forbid(expected, obs)
+    def values(outputs: Tensor, obs: Tensor) -> Tensor:
+        q = head.values(outputs)
+        return q if masks is None else masks.forbid(q, obs)
 
     action_selector = online
     if noise is not None:

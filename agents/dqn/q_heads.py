@@ -1,4 +1,4 @@
-"""Q-value heads: scalar, categorical (C51) and quantile outputs, their targets and losses."""
+"""Q-heads: scalar, categorical (C51) and quantile outputs, their targets and losses."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from typing_extensions import override
 
-Q = Callable[..., Tensor]  # of observations, and of noise where layers are noisy
+Q = Callable[..., Tensor]  # (observations, noise of noisy layers) → outputs
 
 
 class QHead(ABC):
-    """What a network says of each action [*shape]: a number, or a distribution over returns."""
+    """A network's output per action [*shape]: a value, or a distribution of returns."""
 
     shape: tuple[int, ...]
 
     @abstractmethod
     def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the M returns […, M] that outputs […, *shape] tell of, and how likely each is.
-
-        None says that all are equally likely.
-        """
+        """Return atom values and their probabilities [..., M] (None: uniform)."""
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Return the expected returns […] that outputs […, *shape] stand for."""
+        """Return the expected returns […] of outputs […, *shape]."""
         atoms, probs = self.atoms_and_probs(outputs)
         return atoms.mean(-1) if probs is None else (atoms * probs).sum(-1)
 
     def best_atoms_and_probs(
         self, outputs: Tensor, values: Tensor, *, from_outputs: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the returns [B, M], and how likely each is, of the best actions by values [B, A].
+        """Return atoms and probabilities [B, M] of the actions with the highest values [B, A].
 
-        `from_outputs` values are those that outputs [B, A, *shape] stand for.
+        `from_outputs`: `values` are the expected returns of these outputs [B, A, *shape].
         """
         del from_outputs
         return self.atoms_and_probs(gather_actions(outputs, values.argmax(1)))
@@ -44,20 +41,20 @@ class QHead(ABC):
     def loss(
         self, prediction: Tensor, targets: Tensor, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return each row's loss [B], and its TD error [B], detached.
+        """Return loss and detached TD error [B] per sample.
 
-        `prediction` [B, *shape] is said of the action taken; `targets` [B, M], so likely [B, M], are
-        what its return should be.
+        `prediction` [B, *shape]: output for the action taken; `targets` and `probs` [B, M]: target
+        distribution.
         """
 
 
 class ScalarHead(QHead):
-    """One number: the expected return itself."""
+    """One output per action: its expected return."""
 
     shape = ()
 
     def __init__(self, *, huber: bool) -> None:
-        operators = torch.ops.aten  # their functions in Python ask for shapes first
+        operators = torch.ops.aten  # torch.nn.functional's wrappers check shapes first
         self._distance = (operators.smooth_l1_loss if huber else operators.mse_loss).default
 
     @override
@@ -72,7 +69,7 @@ class ScalarHead(QHead):
     def best_atoms_and_probs(
         self, outputs: Tensor, values: Tensor, *, from_outputs: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if from_outputs:  # the largest
+        if from_outputs:  # the value of the greedy action is the maximum
             return values.amax(1, keepdim=True), None
         return super().best_atoms_and_probs(outputs, values, from_outputs=False)
 
@@ -80,16 +77,13 @@ class ScalarHead(QHead):
     def loss(
         self, prediction: Tensor, targets: Tensor, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return ℓ(Q(s, a) − y), ℓ Huber with δ = 1 or the square, y the expected goal."""
+        """Return ℓ(Q(s, a) − y), ℓ the Huber loss with δ = 1 or the square, y the expected target."""
         target = targets.squeeze(1) if probs is None else (targets * probs).sum(1)
         return self._distance(prediction, target, 0), prediction.detach() - target
 
 
 class CategoricalHead(QHead):
-    """C51 (Bellemare et al. 2017): the probabilities of K returns, evenly spread from low to high.
-
-    `outputs` are their logits.
-    """
+    """C51 (Bellemare et al. 2017): logits of K atoms, evenly spaced from `low` to `high`."""
 
     def __init__(self, atoms: int, low: float, high: float, device: torch.device) -> None:
         self.shape = (atoms,)
@@ -105,7 +99,7 @@ class CategoricalHead(QHead):
     def loss(
         self, prediction: Tensor, targets: Tensor, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ m (ln m − ln p), m being the goals projected on the atoms; twice."""
+        """Return KL(m ‖ p) as loss and as TD error, m being the targets projected on the atoms."""
         assert probs is not None
         projected = project(targets, probs, self._low, self._high, self.shape[0])
         entropy = torch.xlogy(projected, projected).sum(1)
@@ -114,11 +108,11 @@ class CategoricalHead(QHead):
 
 
 class QuantileHead(QHead):
-    """QR-DQN (Dabney et al. 2018): the returns at the middles of N equally likely parts."""
+    """QR-DQN (Dabney et al. 2018): the returns at the midpoints of N equal quantile fractions."""
 
     def __init__(self, quantiles: int, device: torch.device) -> None:
         self.shape = (quantiles,)
-        self._middles = (torch.arange(quantiles, device=device) + 0.5) / quantiles
+        self._fractions = (torch.arange(quantiles, device=device) + 0.5) / quantiles
 
     @override
     def atoms_and_probs(self, outputs: Tensor) -> tuple[Tensor, None]:
@@ -128,11 +122,11 @@ class QuantileHead(QHead):
     def loss(
         self, prediction: Tensor, targets: Tensor, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ_i E_j |τ_i − 1{δ_ij < 0}| ℓ(δ_ij), ℓ Huber and δ_ij = goal_j − θ_i; twice."""
+        """Return Σ_i E_j |τ_i − 1{δ_ij < 0}| ℓ(δ_ij), δ_ij = target_j − θ_i, ℓ Huber; as TD error too."""
         td_errors = targets.unsqueeze(1) - prediction.unsqueeze(2)  # [B, N, M]
         huber = F.smooth_l1_loss(td_errors, torch.zeros_like(td_errors), reduction="none")
         below = (td_errors.detach() < 0).to(td_errors.dtype)
-        quantile_huber = (self._middles.unsqueeze(1) - below).abs() * huber
+        quantile_huber = (self._fractions.unsqueeze(1) - below).abs() * huber
         each = (
             quantile_huber.mean(2)
             if probs is None
@@ -143,18 +137,19 @@ class QuantileHead(QHead):
 
 
 def project(targets: Tensor, probs: Tensor, low: float, high: float, atoms: int) -> Tensor:
-    """Give the probability [B, M] of every goal [B, M] to the two atoms next to it: [B, K].
+    """Project a distribution of targets [B, M] on the atoms of the support: probabilities [B, K].
 
-    Each gets the more the nearer it is. Without a scatter, whose sums a GPU takes in any order.
+    Each target splits its probability between its two neighbours by linear interpolation. The
+    dense form avoids scatter-add, whose order of summation is undefined on a GPU.
     """
     bin_positions = (targets.clamp(low, high) - low) * ((atoms - 1) / (high - low))
     numbers = torch.arange(atoms, device=targets.device, dtype=targets.dtype)
-    shares = 1 - (bin_positions.unsqueeze(2) - numbers).abs()  # [B, M, K]
-    return (probs.unsqueeze(2) * shares.clamp_(min=0)).sum(1)
+    interpolation = 1 - (bin_positions.unsqueeze(2) - numbers).abs()  # [B, M, K]
+    return (probs.unsqueeze(2) * interpolation.clamp_(min=0)).sum(1)
 
 
 def gather_actions(outputs: Tensor, action: Tensor) -> Tensor:
-    """Return what outputs [B, A, *shape] say of actions [B]."""
+    """Return the outputs of actions [B] from outputs [B, A, *shape]."""
     index = action.unsqueeze(1)
     if outputs.dim() > 2:
         shape = outputs.shape[2:]

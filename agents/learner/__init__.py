@@ -1,1 +1,1 @@
-"""The learner: gradient, clipping, Adam, schedules, several ranks. Read `learner.py` first."""
+"""The learner: gradients, clipping, Adam, schedules, all-reduce. Read `learner.py` first."""

@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 def once(number: Tensor) -> Tensor:
-    """Return a number [] that a graph computes once, not again for all whom it is multiplied with.
+    """Return a number [] that a compiled graph computes once instead of in every loop that uses it.
 
-    A compiler writes arithmetic into every loop that needs it, but keeps what a reduction gave.
+    Inductor inlines pointwise arithmetic into each consumer, but materialises a reduction.
     """
     return number.expand(16).amax()
 
 
 class AdamState(NamedTuple):
-    """First and second moments [P] and the number of steps taken (a tensor on the device)."""
+    """First and second moments [P] and the number of steps, a tensor on the device."""
 
     exp_avg: Tensor
     exp_avg_sq: Tensor
@@ -35,15 +35,15 @@ def adam_state(weights: Tensor) -> AdamState:
 
 BETA1, BETA2 = 0.9, 0.999
 
-MOST_COUNTED = 2**24  # steps: float32 counts no further
+MOST_COUNTED = 2**24  # largest step that float32 can count
 
 
 def adam_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
     """Take one step in place (Kingma & Ba 2015, algorithm 1)."""
-    # The operator that torch.optim.Adam(fused=True) ends in, without the way there: grouping
-    # tensors by device and type costs more than the step itself.
+    # The operator behind torch.optim.Adam(fused=True), called directly: grouping tensors by
+    # device and dtype costs more than the step itself.
     state.step.add_(1)
     torch._fused_adam_(
         [weights],
@@ -65,7 +65,7 @@ def adam_(
 def adam_traceable_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
-    """Compute the same in plain operations, which a compiler fuses; it cannot see into `adam`."""
+    """Compute the same step in plain operations, which Inductor fuses; `_fused_adam_` is opaque."""
     state.step.add_(1)
     state.exp_avg.lerp_(gradient, 1 - BETA1)
     state.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
@@ -74,15 +74,16 @@ def adam_traceable_(
     weights.sub_(size * state.exp_avg / (state.exp_avg_sq.sqrt() * scale + epsilon))
 
 
-def clip_grad_norm_(gradient: Tensor, max_norm: float, *, looking: bool = True) -> Tensor:
-    """Scale `gradient` to a norm of at most `max_norm` (0: leave it); return the norm before.
+def clip_grad_norm_(gradient: Tensor, max_norm: float, *, read_on_host: bool = True) -> Tensor:
+    """Scale `gradient` to a norm of at most `max_norm` (0: no clipping); return the norm before.
 
-    `looking` at it is free on the host, and nothing for a graph.
+    `read_on_host`: read the norm and skip the multiplication when it is small enough. That is
+    free on the host, synchronises on a device and cannot be traced.
     """
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if max_norm <= 0:
         return norm
-    if looking:  # most gradients need no scaling
+    if read_on_host:  # most gradients need no clipping
         size = norm.item()
         if not size <= max_norm:
             gradient.mul_(max_norm / (size + 1e-6))

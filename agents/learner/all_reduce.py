@@ -1,4 +1,4 @@
-"""A gradient step that several ranks take as one: each its own gradient, then the sum of all."""
+"""A gradient step of several ranks: local gradients, one all-reduce, the same update everywhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from steadyrl.core.cuda_graph import host_sees
 
 
 class AllReduceStep:
-    """Stands where the graph of a whole step does, and is cut in two around the one collective.
+    """Replace the whole-step graph by two graphs with the all-reduce between them.
 
-    The collective stays outside: a graph that holds it would have to be left, at a signal or an
-    error, by all ranks in the same replay. With the gradient travel the metrics, and on the host
-    whether a rank was asked to stop, so that all stop after the same step.
+    The collective stays outside of graphs: a rank that is interrupted or fails inside one would
+    leave the others waiting in the same replay. Metrics are reduced with the gradient and, on the
+    host, so is every rank's stop request, so that all ranks stop after the same step.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class AllReduceStep:
         batch: Any,
         sample_weight: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Take the step; return the metrics [K] of all ranks' rows and the reports of these [B]."""
+        """Take the step; return the metrics [K] over all ranks and this rank's aux outputs [B]."""
         gradient, values, *aux = self._gradient_function(weights, scalars, batch, sample_weight)
         stop = self._stop()
         packed = torch.cat((gradient, values, values.new_full((1,), float(stop.local))))
@@ -57,13 +57,13 @@ class AllReduceStep:
         return self._apply_gradients(weights[0], gradient, adam, scalars[0], values), *aux
 
     def build(self, args: tuple[Any, ...]) -> None:
-        """Compile both halves for arguments like these, which are left as they are."""
+        """Compile both halves for inputs of these shapes; the inputs are not changed."""
         weights, adam, scalars, batch, sample_weight = args
         with self._comm.long_operation():
             if isinstance(self._gradient_function, CompiledGraph):
                 self._gradient_function.build((weights, scalars, batch, sample_weight))
             if isinstance(self._apply_gradients, CompiledGraph):
-                # It only looks at what it computes from: a gradient of nothing will do.
+                # Only shapes matter: the gradient of copies of the weights will do.
                 copies = tuple(network.clone() for network in weights)
                 gradient, values, *_ = self._gradient_function(
                     copies, scalars, batch, sample_weight

@@ -1,7 +1,7 @@
-"""What the processes of one run agree on: nothing where there is one, sums where there are more.
+"""Collectives of the processes of one run; `Comm` itself is the no-op for a single process.
 
-`training/distributed/comm.py` has the other kind, of several processes. Every call that says
-"together" is made by all of them, in the same order.
+`training/distributed/comm.py` implements them for several ranks. A call marked "Collective" must
+be made by all ranks, in the same order.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from torch import Tensor
 
 
 class Comm:
-    """A process alone: what it has is what all have."""
+    """Collectives of a single process: every result is the process's own value."""
 
     rank, size = 0, 1
-    is_single = True  # there is nobody to agree with; asked too often to be computed
+    is_single = True  # read in hot loops: an attribute, not a property
 
     def all_reduce_(self, tensor: Tensor) -> Tensor:
-        """Together: make a tensor the sum of all ranks', which is the same to the last bit."""
+        """Collective: replace a tensor by the sum over all ranks, bitwise equal on each."""
         return tensor
 
     def all_reduce_max(self, *numbers: float) -> list[float]:
-        """Together: return the largest of all ranks', number by number."""
+        """Collective: return the elementwise maximum over all ranks."""
         return list(numbers)
 
     def all_gather(self, plain: Any) -> list[Any]:
-        """Together: return what every rank has, which JSON can write, in their order."""
+        """Collective: return the JSON-serialisable value of every rank, in rank order."""
         return [plain]
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Together: give tensors the values of rank 0's."""
+        """Collective: copy rank 0's values into these tensors."""
 
     def long_operation(self) -> AbstractContextManager[None]:
-        """Do something inside that may take longer than a row, while the others wait."""
+        """Mark a block that may exceed the step timeout, so that other ranks keep waiting."""
         return nullcontext()
 
     def reporting_errors(self) -> AbstractContextManager[None]:
-        """Let the others know of an error inside."""
+        """Report an exception raised inside to the other ranks."""
         return nullcontext()
 
     def global_count(self, valid: NDArray[np.bool_]) -> int:
-        """Return how many steps of all ranks a row adds, of which these [N] are this one's."""
+        """Return the valid steps of all ranks at this timestep; `valid` [N] are this rank's."""
         return int(np.count_nonzero(valid))
 
 

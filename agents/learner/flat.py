@@ -1,4 +1,4 @@
-"""All weights of a network, and their gradients, as views of two flat tensors."""
+"""All parameters of a network, and their gradients, as views of two flat tensors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from steadyrl.agents.learner.statistics import Statistics
 from steadyrl.core.saved import Limits
 from steadyrl.core.state import Stateful
 
-WEIGHT = Limits(-1e9, 1e9)  # of a network that computes with larger ones nothing is left
+WEIGHT = Limits(-1e9, 1e9)  # beyond these a network has diverged
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
 class FlatNetwork(Stateful):
-    """A network whose parameters, and their gradients, are views of two flat tensors.
+    """A network whose parameters and gradients are views of two flat tensors.
 
-    On small networks most of an update's time goes into starting kernels, one per layer and
-    operation; on the flat tensors it is one per operation.
+    Updates of small networks are bound by kernel launches: one per layer and operation for
+    separate parameters, one per operation for a flat tensor.
     """
 
     state_names = ("weights", "buffers")
@@ -49,26 +49,26 @@ class FlatNetwork(Stateful):
                 part.check_ranges()
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return `weights` [P] cut into the module's parameters."""
+        """Split flat `weights` [P] into the module's parameters, by name."""
         pieces = weights.split([shape.numel() for shape in self._shapes.values()])
         pairs = zip(self._shapes.items(), pieces, strict=True)
         return {name: piece.view(shape) for (name, shape), piece in pairs}
 
     def attach_comm(self, comm: Comm) -> None:
-        """Together: take over rank 0's weights and buffers.
+        """Collective: take rank 0's weights and buffers.
 
-        That is counted, because a collective does not raise a tensor's `_version`.
+        `broadcasts` counts this, because a collective does not increase a tensor's `_version`.
         """
         comm.broadcast_((self.weights, *self.module.buffers()))
         self.broadcasts += 1
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """What the module keeps besides its weights, such as running statistics."""
+        """The module's buffers by name, such as running statistics."""
         return dict(self.module.named_buffers())
 
     def named(self) -> dict[str, Tensor]:
-        """Return weights and buffers of this moment by the module's names."""
+        """Return the current weights and buffers by their names in the module; not copies."""
         return self.views(self.weights) | self.buffers
 
     @property
@@ -77,6 +77,6 @@ class FlatNetwork(Stateful):
         return self.weights.nbytes + self.gradient.nbytes
 
     def function(self, weights: Tensor) -> Callable[..., Any]:
-        """Return the network as a pure function of its inputs, with these weights [P]."""
+        """Return the network with these weights [P] as a pure function of its inputs."""
         views = self.views(weights)
         return lambda *inputs: functional_call(self.module, views, inputs)

@@ -1,4 +1,4 @@
-"""How learning is cut short when its run is to end: between two steps, and nothing is half done."""
+"""Interrupting learning between two gradient steps when a run is to end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from contextlib import contextmanager
 
 
 class Interrupted(BaseException):
-    """Learning stops here for now. No failure: neither compilers nor environments may catch it."""
+    """Learning stops here; a BaseException, so that no `except Exception` catches it."""
 
 
 class Stop:
-    """Whether a run is to end; learning looks at it between two gradient steps.
+    """The stop flag of a run, read between two gradient steps.
 
-    Among ranks nobody stops alone: a request is what this one wants until all agree.
+    `local` is this process's own request, `confirmed` the decision to stop. With several ranks a
+    request is confirmed only once all ranks have agreed on it.
     """
 
     def __init__(self) -> None:
@@ -22,25 +23,25 @@ class Stop:
         self._interruptible = False
 
     def request(self) -> None:
-        """Ask for the end; also out of a signal handler."""
+        """Request the stop; safe in a signal handler."""
         self.local = True
         if not self.multi_rank:
             self.commit()
 
     def commit(self) -> None:
-        """Let everything end here, as all ranks do."""
+        """Confirm the stop: all ranks stop here."""
         self.confirmed = True
         if self._interruptible and not self.multi_rank:
             raise Interrupted
 
     def check(self) -> None:
-        """Raise CutShortError if the end was asked for."""
+        """Raise Interrupted if the stop is confirmed."""
         if self.confirmed:
             raise Interrupted
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let a request raise CutShortError amid something long that changes nothing."""
+        """Let a request raise Interrupted immediately in this block, which must change nothing."""
         self._interruptible = True
         try:
             self.check()

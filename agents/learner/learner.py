@@ -1,7 +1,7 @@
-"""The one learner: a gradient step on any algorithm's loss, eagerly or as one graph.
+"""The learner: one gradient step on any algorithm's loss, run eagerly or as a compiled graph.
 
-What algorithms differ in is their recipe. All else is here: accumulation, clipping, Adam, undoing
-a step that went too far, compilation.
+What differs between algorithms is their `LossSpec`. The learner does the rest: microbatches,
+gradient clipping, Adam, undoing a step that exceeds a limit, compilation.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vani
 
 
 @torch.no_grad()
-def weighted_means(rows: PerSampleLoss, sample_weight: Tensor) -> Tensors:
-    """Return the means [K] of losses and metrics by the rows' shares [B], and the reports."""
-    return torch.mv(torch.stack((rows.loss, *rows.metrics)), sample_weight), *rows.aux
+def weighted_means(losses: PerSampleLoss, sample_weight: Tensor) -> Tensors:
+    """Return the weighted means [K] of loss and metrics over the batch, and the aux outputs [B]."""
+    return torch.mv(torch.stack((losses.loss, *losses.metrics)), sample_weight), *losses.aux
 
 
 class MetricMeans(Stateful):
-    """The metrics of steps, added up until somebody asks for their means."""
+    """Sums of the metrics of steps, and their means when asked for."""
 
     state_names = ("sums", "summed")
     state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
@@ -63,18 +63,19 @@ class MetricMeans(Stateful):
     def __init__(self, names: tuple[str, ...], device: torch.device, *, fresh: bool) -> None:
         self.names, self.summed = names, 0
         self.sums = torch.zeros(len(names), device=device)
-        # `fresh`: each step's numbers are a tensor of their own.
+        # `fresh`: every step returns its metrics in a new tensor, which may be summed into.
         self._host_view: Any = self.sums.numpy() if fresh and host_sees(self.sums) else None
 
     def add(self, values: Tensor) -> bool:
-        """Add the metrics [K] of a step; say whether all losses were finite, if a look is free."""
+        """Add the metrics [K] of a step; return False if the loss is known not to be finite.
+
+        Only the host is checked: reading a number of a device would synchronise it.
+        """
         self.summed += 1
-        if (
-            self._host_view is None
-        ):  # a device's, where a recorded graph writes the next ones as well
+        if self._host_view is None:  # on a device, where a CUDA graph overwrites `values`
             (self.sums.copy_ if self.summed == 1 else self.sums.add_)(values)
             return True
-        # Between graphs' turns caches are cold: what is small is cheapest by NumPy, or not done.
+        # Between two runs of a graph caches are cold: NumPy adds a few numbers faster than torch.
         if self.summed == 1:
             self.sums, self._host_view = values, values.numpy()
         else:
@@ -82,7 +83,7 @@ class MetricMeans(Stateful):
         return math.isfinite(self._host_view[0])
 
     def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
-        """Return the means since the last call, and `others` []; None where there are neither."""
+        """Return the means since the last call and `others` []; None if there are neither."""
         if not self.summed:
             return Metrics(tuple(others), torch.stack(list(others.values()))) if others else None
         names, many = self.names, self.summed
@@ -95,23 +96,23 @@ class MetricMeans(Stateful):
 
 
 class StepInputs:
-    """What a step is told besides weights: in the same tensors always, where a graph reads them."""
+    """Non-parameter inputs of a step, in static buffers when the step is a graph."""
 
     def __init__(self, device: torch.device, max_batch_size: int | None, *, fixed: bool) -> None:
         self.padding = Padding(max_batch_size) if fixed and max_batch_size else None
         self._fixed = fixed
-        self._values: LossScalars = ()  # what the tensors hold
+        self._values: LossScalars = ()  # the numbers that the buffers hold
         self._tensors: tuple[Tensor, ...] = ()
         self._sample_weight = torch.empty(0, device=device)
 
     def of(
         self, batch: Any, sample_weight: float | Tensor | None, rate: float, scalars: LossScalars
     ) -> tuple[LossScalars, Any, Tensor]:
-        """Return rate and numbers, the batch, and what each of its rows counts for."""
+        """Return learning rate and loss scalars, the batch, and the sample weights [B]."""
         own = (
             self._in_buffers(rate, *scalars) if self._fixed else (*self._in_buffers(rate), *scalars)
         )
-        if isinstance(sample_weight, Tensor):  # who says it row by row has brought them to one size
+        if isinstance(sample_weight, Tensor):  # per sample: already of fixed size
             self._sample_weight = sample_weight
         elif self.padding is not None:
             batch, self._sample_weight = self.padding(batch, sample_weight)
@@ -121,7 +122,7 @@ class StepInputs:
         return own, batch, self._sample_weight
 
     def _in_buffers(self, *scalars: float | Tensor) -> tuple[Tensor, ...]:
-        """Return the numbers as tensors, which are written to only where they change."""
+        """Return the numbers as tensors [], written only when they change."""
         if not self._tensors:
             self._values = (math.nan,) * len(scalars)  # equal to no number
             self._tensors = tuple(
@@ -137,7 +138,7 @@ class StepInputs:
 
 
 class Learner(Stateful):
-    """Holds a network's optimiser; every step changes its weights and gives the rows' reports."""
+    """Own a network's optimiser; a step updates the weights and returns the loss's aux outputs."""
 
     state_names = ("network", "adam", "updates", "means")
     state_limits: ClassVar[Mapping[str, Limits]] = {"updates": COUNT}
@@ -153,51 +154,50 @@ class Learner(Stateful):
         device = network.weights.device
         self.network = network
         self.adam = adam_state(network.weights)
-        self.updates = 0  # steps that were taken
-        self.kl_exceeded = False  # the last one was beyond the limit, and was not
+        self.updates = 0  # steps taken
+        self.kl_exceeded = False  # whether the last step exceeded the limit and was undone
         self.stop = Stop()
-        # What one row of a batch counts for; None: its part of these rows, which are all.
-        self.sample_weight: float | Tensor | None = None  # or of each [B]
+        # Weight of one sample, or of each [B], in the mean over a batch; None: 1/B.
+        self.sample_weight: float | Tensor | None = None
         self._loss_spec, self._mode, self._networks = loss_spec, mode, (network, *frozen)
-        # Themselves, because nothing hooks into these modules and each call costs.
+        # `forward` itself: nothing registers hooks on these modules, and `__call__` costs time.
         self._forwards = [n.module.forward for n in self._networks]
-        self.forward: Forward = self._forwards[0]  # as updates see it, which may be rounded
+        self.forward: Forward = self._forwards[0]  # as updates compute it (bf16 with autocast)
         self._on_host = host_sees(network.weights)
         names = ("train/loss", *loss_spec.metrics, "train/grad_norm")
         self.means = MetricMeans(names, device, fresh=mode != "cudagraph")
         self._inputs = StepInputs(device, loss_spec.max_batch_size, fixed=mode != "eager")
-        self.padding = self._inputs.padding  # who makes batches may use its room
+        self.padding = self._inputs.padding  # batches may be built in its buffers
         step_function = partial(self._train_step, True), mode, partial(self._train_step, False)
-        self._run = compile_for_mode(
-            *step_function, only_read=(3,)
-        )  # the batch: PPO's may be a whole rollout
-        self.ready = mode != "compiled"  # else the next step is held up by a compiler
+        # The batch is only read: with `index_batches` it is a whole rollout, too large to copy.
+        self._run = compile_for_mode(*step_function, only_read=(3,))
+        self.ready = mode != "compiled"  # else the next step compiles first
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         steps, most = self.adam.step.item(), min(self.updates, MOST_COUNTED)
-        skips = self._loss_spec.limit is not None  # a step beyond the limit is none of Adam's
+        skips = self._loss_spec.limit is not None  # a step that exceeds the limit does not count
         if not (0 <= steps <= most and steps % 1 == 0 and (skips or steps == most)):
             raise ValueError(f"adam.step: is {steps:g} after {self.updates} updates")
         exp_avg, exp_avg_sq = self.adam.exp_avg, self.adam.exp_avg_sq
         if (exp_avg_sq < 0).any() or (exp_avg_sq > LARGEST_SQUARE).any():
-            raise ValueError(f"adam.square: holds a number that is not 0 to {LARGEST_SQUARE:g}")
-        # Of whatever gradients, by Cauchy and Schwarz: (Σ b₁^k g)² ≤ 53 · Σ b₂^k g².
+            raise ValueError(f"adam.exp_avg_sq: holds a number outside 0 to {LARGEST_SQUARE:g}")
+        # For any gradients, by Cauchy–Schwarz: (Σ b₁^k g)² ≤ 53 · Σ b₂^k g².
         if (exp_avg.square() > 60 * exp_avg_sq + SMALLEST_SQUARE).any():
-            raise ValueError("adam.mean: holds a number that no mean of such squares is")
+            raise ValueError("adam.exp_avg: is larger than adam.exp_avg_sq allows")
 
     def set_precision(self, precision: Precision) -> None:
-        """Read networks in this precision; before the first step."""
+        """Compute forward passes of updates in this precision; call it before the first step."""
         device, count = self.network.weights.device, len(self._networks)
         loss = loss_in_precision(precision, self._loss_spec.loss, count, device)
         self._loss_spec = replace(self._loss_spec, loss=loss)
         self.forward = forward_in_precision(precision, self._forwards[0], device)
 
     def attach_comm(self, comm: Comm) -> None:
-        """Take every step together with other ranks, from the weights that rank 0 has.
+        """Collective: all-reduce the gradient of every step; start from rank 0's weights.
 
-        Batches come prepared, and with their rows' shares, from who knows those of all ranks.
+        Batches must be preprocessed already, with sample weights that sum to 1 over all ranks.
         """
         self._loss_spec = replace(self._loss_spec, preprocess_batch=None)
         for network in self._networks:
@@ -212,26 +212,26 @@ class Learner(Stateful):
         self.ready = self._mode != "compiled"
 
     def step(self, batch: Any, learning_rate: float, *scalars: float | Tensor) -> Tensors:
-        """Take one step on `batch`; return the reports of its rows [B].
+        """Take one step on `batch`; return the aux outputs of its samples [B].
 
-        One beyond the limit is not taken, which `kl_exceeded` says. The first one may have to compile,
-        which is cut short at once if the run is to end.
+        A step whose metric exceeds the limit is undone, and `kl_exceeded` is set. The first step
+        may compile, which a stop request interrupts immediately.
         """
         arguments = self._step_inputs(batch, learning_rate, scalars)
         if not self.ready:
             self._compile_for(arguments)
         metrics, *aux = self._run(*arguments)
         self.kl_exceeded = self._exceeds_limit(metrics)
-        if self.kl_exceeded:  # it was undone, and is nobody's update
+        if self.kl_exceeded:  # undone: it does not count
             return tuple(aux)
         self.updates += 1
-        # On a device a look at the loss would stall the queue, and the next flush finds it.
+        # On a device, reading the loss would synchronise: the next log flush checks it instead.
         if not self.means.add(metrics):
             raise NonFiniteError(f"train/loss is not finite at update {self.updates}")
         return tuple(aux)
 
     def compile_for(self, batch: Any, learning_rate: float, *scalars: float | Tensor) -> None:
-        """Compile for arguments like these, which are only looked at."""
+        """Compile for inputs of these shapes; the inputs are not changed."""
         self._compile_for(self._step_inputs(batch, learning_rate, scalars))
 
     def _compile_for(self, arguments: tuple[Any, ...]) -> None:
@@ -246,7 +246,7 @@ class Learner(Stateful):
 
     @contextmanager
     def transaction(self, *others: Tensor) -> Iterator[None]:
-        """Take back all steps, their counts and what `others` held, if CutShortError ends them."""
+        """Restore weights, optimiser, counts and `others` if Interrupted is raised inside."""
         tensors = (self.network.weights, *self.network.module.buffers(), *self.adam, *others)
         before = [tensor.clone() for tensor in tensors]
         counts = (self.updates, self.means.summed, self.means.sums.clone())
@@ -261,63 +261,62 @@ class Learner(Stateful):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, their gradient and the optimiser's moments."""
+        """Bytes of the weights, the gradient and Adam's moments."""
         return self.network.nbytes + self.adam.exp_avg.nbytes + self.adam.exp_avg_sq.nbytes
 
     @property
     def uses_autocast(self) -> bool:
-        """Whether updates read the network in other numbers than who acts."""
+        """Whether updates compute the network in another precision than the actors."""
         return self.forward is not self._forwards[0]
 
     def _exceeds_limit(self, metrics: Tensor) -> bool:
-        """Return whether a step with these metrics [K] was; asks the device only for a limit."""
+        """Return whether the metrics [K] exceed the limit; synchronises only if there is one."""
         limit = self._loss_spec.limit
         return limit is not None and metrics[self.means.names.index(limit[0])].item() > limit[1]
 
     def _train_step(self, in_graph: bool, *arguments: Any) -> Tensors:
-        """Compute and take a step; in a graph as one function of tensors, to be compiled."""
+        """Compute the gradient and apply it; in a graph, as one pure function of tensors."""
         weights, adam, scalars, batch, sample_weight = arguments
         gradient_function = self._graph_gradient if in_graph else self._eager_gradient
         gradient, values, *aux = gradient_function(weights, scalars, batch, sample_weight)
         step = weights[0], gradient, adam, scalars[0], values
         return self._apply_gradients(*step, in_graph=in_graph), *aux
 
-    @torch.enable_grad()  # an environment in this process may have switched it off
+    @torch.enable_grad()  # an environment in this process may have disabled it
     def _eager_gradient(
         self, _: Tensors, scalars: tuple[Any, ...], batch: Any, sample_weight: Tensor
     ) -> Tensors:
-        """Return gradient [P], metrics [K] and reports [B]."""
-        # Parameters are views of these weights, and their gradients of one that it adds to.
+        """Return gradient [P], metrics [K] and aux outputs [B]."""
+        # `parameter.grad` are views of this tensor: backward passes accumulate into it.
         gradient = self.network.gradient.zero_()
-        microbatches = []
-        for microbatch, part in self._microbatches(batch, sample_weight):
-            rows = self._loss_spec.loss(*self._forwards, microbatch, *scalars[1:])
-            # What `Tensor.backward` ends in: the way there takes a twentieth of a small update.
+        results = []
+        for microbatch, weight in self._microbatches(batch, sample_weight):
+            losses = self._loss_spec.loss(*self._forwards, microbatch, *scalars[1:])
+            # What `Tensor.backward` calls in the end; its checks take 5 % of a small update.
             engine = torch.autograd.Variable._execution_engine
-            engine.run_backward((rows.loss,), (part,), False, False, (), True, True)
-            microbatches.append(weighted_means(rows, part))
-        return gradient, *(microbatches[0] if len(microbatches) == 1 else merge(microbatches))
+            engine.run_backward((losses.loss,), (weight,), False, False, (), True, True)
+            results.append(weighted_means(losses, weight))
+        return gradient, *(results[0] if len(results) == 1 else merge(results))
 
     def _graph_gradient(
         self, weights: Tensors, scalars: Tensors, batch: Any, sample_weight: Tensor
     ) -> Tensors:
-        learned, *frozen = weights
+        online, *frozen = weights
         gradients: list[Tensor] = []
-        microbatches = []
-        for microbatch, part in self._microbatches(batch, sample_weight):
-            own = learned.detach().requires_grad_()
-            pairs = zip(self._networks, (own, *frozen), strict=True)
+        results = []
+        for microbatch, weight in self._microbatches(batch, sample_weight):
+            leaf = online.detach().requires_grad_()
+            pairs = zip(self._networks, (leaf, *frozen), strict=True)
             networks = [network.function(values) for network, values in pairs]
             with torch.enable_grad():
-                rows = self._loss_spec.loss(*networks, microbatch, *scalars[1:])
-                gradients += torch.autograd.grad(torch.dot(rows.loss, part), own)
-            microbatches.append(weighted_means(rows, part))
-        return sum(gradients[1:], gradients[0]), *(
-            microbatches[0] if len(microbatches) == 1 else merge(microbatches)
-        )
+                losses = self._loss_spec.loss(*networks, microbatch, *scalars[1:])
+                gradients += torch.autograd.grad(torch.dot(losses.loss, weight), leaf)
+            results.append(weighted_means(losses, weight))
+        total = sum(gradients[1:], gradients[0])
+        return total, *(results[0] if len(results) == 1 else merge(results))
 
     def _microbatches(self, batch: Any, sample_weight: Tensor) -> list[tuple[Any, Tensor]]:
-        """Prepare the batch as a whole, then cut it; return pieces and their rows' shares."""
+        """Preprocess the whole batch, then split it into microbatches with their sample weights."""
         if self._loss_spec.preprocess_batch is not None:
             batch = self._loss_spec.preprocess_batch(batch, sample_weight)
         count = self._loss_spec.grad_accumulation
@@ -334,17 +333,17 @@ class Learner(Stateful):
         *,
         in_graph: bool = False,
     ) -> Tensor:
-        """Step along the gradient, if within the limit; return the metrics [K] and its norm."""
-        looking, limit = self._on_host and not in_graph, self._loss_spec.limit  # a look is free
-        norm = clip_grad_norm_(gradient, self._loss_spec.max_grad_norm, looking=looking)
+        """Clip the gradient and step, unless the limit is exceeded; return metrics, norm [K + 1]."""
+        read_on_host, limit = self._on_host and not in_graph, self._loss_spec.limit
+        norm = clip_grad_norm_(gradient, self._loss_spec.max_grad_norm, read_on_host=read_on_host)
         metrics = torch.cat((values, norm.unsqueeze(0)))
         within: Any = limit is None or values[self.means.names.index(limit[0])] <= limit[1]
-        if looking and not within:
+        if read_on_host and not within:
             return metrics
-        undoable = () if looking or limit is None else (weights, *adam)
+        undoable = () if read_on_host or limit is None else (weights, *adam)
         before = [(tensor, tensor.clone()) for tensor in undoable]
         step_ = adam_traceable_ if in_graph else adam_
         step_(weights, gradient, adam, rate, epsilon=self._loss_spec.epsilon)
-        for now, then in before:  # without asking the device
+        for now, then in before:  # undo without synchronising
             now.copy_(torch.where(within, now, then))
         return metrics

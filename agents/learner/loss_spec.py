@@ -1,4 +1,4 @@
-"""What an algorithm hands to the learner: how (networks, batch) become the loss of every row."""
+"""What an algorithm passes to the learner: its loss per sample, and how to step on it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ LossScalars = tuple[float | Tensor, ...]
 
 
 class PerSampleLoss(NamedTuple):
-    """What a loss says about each of B rows; the learner takes the means."""
+    """Loss, metrics and auxiliary outputs per sample; the learner takes the weighted means."""
 
     loss: Tensor  # [B]
-    metrics: Tensors = ()  # [B] each: their means are logged
-    aux: Tensors = ()  # [B] each: given back as they are, detached
+    metrics: Tensors = ()  # [B] each; their means are logged
+    aux: Tensors = ()  # [B] each, detached; returned by `Learner.step`
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec:
-    """How an algorithm learns from a batch, a NamedTuple of tensors [B, …]."""
+    """How an algorithm learns from a batch, which is a NamedTuple of tensors [B, …]."""
 
-    # Of the network, the frozen networks, the batch and the numbers given to `step`, in this order.
+    # loss(network, *frozen networks, batch, *scalars passed to `Learner.step`)
     loss: Callable[..., PerSampleLoss]
-    metrics: tuple[str, ...]  # the names of `PerSampleLoss.metrics`
-    epsilon: float  # of Adam
+    metrics: tuple[str, ...]  # names of `PerSampleLoss.metrics`
+    epsilon: float  # Adam's ε
     max_grad_norm: float  # 0 = no clipping
-    grad_accumulation: int  # pieces that a batch is cut into
-    # What must be known of the whole batch before it is cut: of the batch and each row's share.
+    grad_accumulation: int  # microbatches per batch
+    # preprocess_batch(batch, sample_weight): on the whole batch, before it is split.
     preprocess_batch: Callable[[Any, Tensor], Any] | None = None
-    # A metric and how large it may be: a step that starts beyond it is undone.
+    # (metric, maximum): a step whose metric exceeds it is undone.
     limit: tuple[str, float] | None = None
-    max_batch_size: int | None = None  # of the largest batch, where batches differ in size
+    max_batch_size: int | None = None  # batches of other sizes are padded to it

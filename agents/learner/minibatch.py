@@ -1,4 +1,4 @@
-"""Batches as the learner takes them: of one size, for a graph has one, or cut into pieces."""
+"""Batches in the form that a step takes: padded to one size for a graph, or split."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from torch import Tensor
 
 
 class Padding:
-    """Bring batches to one size, because a graph has one.
+    """Pad batches to a fixed size, as a graph needs it.
 
-    What is missing is filled with the first row again, at share 0: no number that the batch has
-    not itself.
+    Padding repeats the first sample with weight 0, so it adds no value that the batch lacks.
     """
 
     def __init__(self, rows: int) -> None:
         self._size = rows
         self._batch: Any = None
-        self._views: dict[int, Any] = {}  # its first rows, by their number
+        self._views: dict[int, Any] = {}  # batch size → view of the first samples
         self._sample_weight = torch.empty(0)
 
     def scratch(self, like: Any, rows: int) -> Any:
-        """Return where so many rows of a batch `like` this may be put, to be spared a copy."""
+        """Return buffers for `rows` samples like these; a batch that is built there is not copied
+        again.
+        """
         if self._batch is None:
             self._batch = type(like)(*(t.new_empty((self._size, *t.shape[1:])) for t in like))
             self._sample_weight = torch.empty(self._size, device=like[0].device)
@@ -33,7 +34,7 @@ class Padding:
         return self._views[rows]
 
     def __call__(self, batch: Any, sample_weight: float | None = None) -> tuple[Any, Tensor]:
-        """Return [rows, …] tensors, the same at every call, and the shares [rows] of their rows."""
+        """Return the padded tensors, the same at every call, and their sample weights."""
         rows = len(batch[0])
         scratch = self.scratch(batch, rows)
         if batch is not scratch:
@@ -50,18 +51,16 @@ class Padding:
 def index_batches(
     whole: Sequence[Tensor], orders: Iterable[Tensor], count: int, size: int
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-    """Yield batches for graphs that pick rows themselves, and what each row counts for [size].
+    """Yield batches for graphs that gather samples themselves, with sample weights [size].
 
-    A batch is the places of its rows [size] and all that there is. The rows are those of each
-    `order.tensor_split(count)`, never none, filled up with the first of them at share 0. A whole
-    order is laid out at once, over the one before: between graphs' turns caches are cold.
+    A batch is the indices of its samples [size] and all tensors of the rollout. Its samples are
+    those of one part of `order.tensor_split(count)`, padded with its first sample at weight 0.
+    All parts of an order are written at once: between two runs of a graph caches are cold.
     """
     index, sample_weight = torch.empty(count, size, dtype=torch.int64), torch.empty(count, size)
     batches = [((one, *whole), each) for one, each in zip(index, sample_weight, strict=True)]
-    there, sample_weights = (
-        index.numpy(),
-        sample_weight.numpy(),
-    )  # NumPy copies so little in a quarter of the time
+    # NumPy copies so few numbers in a quarter of torch's time.
+    there, sample_weights = index.numpy(), sample_weight.numpy()
     for order in orders:
         parts = np.array_split(order.numpy(), min(count, len(order))) if len(order) else []
         for part, rows in enumerate(parts):
@@ -72,13 +71,13 @@ def index_batches(
 
 
 def split(batch: Any, sample_weight: Tensor, count: int) -> list[tuple[Any, Tensor]]:
-    """Return pieces of a batch with the shares of their rows."""
+    """Return microbatches with their sample weights."""
     chunks = zip(*(tensor.chunk(count) for tensor in (*batch, sample_weight)), strict=True)
     return [(type(batch)(*fields), part) for *fields, part in chunks]
 
 
 @torch.no_grad()
-def merge(pieces: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return the metrics [K] over all pieces, and their reports [B], by those of each."""
-    values, *aux = zip(*pieces, strict=True)
+def merge(microbatches: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return the metrics [K] summed over microbatches, and their aux outputs [B] concatenated."""
+    values, *aux = zip(*microbatches, strict=True)
     return torch.stack(values).sum(0), *(torch.cat(each) for each in aux)

@@ -1,7 +1,7 @@
-"""In which numbers networks are computed when they are learned from; all else is float32.
+"""Precision of forward and backward passes in updates; everything else is float32.
 
-With bf16 the layers of a forward pass take products of 8 significant bits (autocast), and so do
-their gradients; weights, optimiser, losses and what acts stay as they are.
+With bf16, layers compute in bfloat16 (autocast), and so do their gradients; weights, optimiser
+state, losses and actors stay in float32.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Forward = Callable[..., Any]
 
 
 def forward_in_precision(precision: Precision, forward: Forward, device: torch.device) -> Forward:
-    """Return a network's forward pass in this precision; TF32 is a switch of the device."""
+    """Return a network's forward pass in this precision; TF32 is a global switch of the device."""
     if precision != "bf16":
         return forward
 
     def in_bf16(*inputs: Tensor) -> Any:
-        # No cache of weights: it would outlive a graph that is recorded.
+        # Autocast's weight cache would outlive the capture of a CUDA graph.
         with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
             outputs = forward(*inputs)
         if isinstance(outputs, Tensor):
@@ -35,7 +35,7 @@ def forward_in_precision(precision: Precision, forward: Forward, device: torch.d
 def loss_in_precision(
     precision: Precision, loss: Callable[..., Any], networks: int, device: torch.device
 ) -> Callable[..., Any]:
-    """Return a loss whose first arguments, so many `networks`, are read in this precision."""
+    """Return a loss whose first `networks` arguments are computed in this precision."""
     if precision != "bf16":
         return loss
 

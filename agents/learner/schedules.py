@@ -1,6 +1,6 @@
-"""Numbers that change over a run, in closed form; importable without torch.
+"""Scheduled hyperparameters in closed form; importable without torch.
 
-Steps are valid environment steps, so a schedule is the same for any number of environments.
+They depend on valid environment steps, so they do not depend on the number of environments.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ class Schedule(NamedTuple):
     delay: float = 0.0  # steps after the warm-up in which it stays at `start`
 
     def at(self, now: int, ahead: int = 0) -> float:
-        """Return the number after `now` steps.
+        """Return the value after `now` steps.
 
-        Where it is used once for the `ahead` steps that follow, the warm-up counts them: the first
-        number is not 0.
+        `ahead`: steps that the value is used for. A warm-up counts them, so it never returns 0.
         """
         if now < self.warmup:
             return self.start * min(1.0, (now + ahead) / self.warmup)
@@ -54,22 +53,19 @@ def cosine(start: float, end: float, steps: float, now: float) -> float:
 def over_the_run(
     shape: Shape, start: float, end: float, warmup: float, total_steps: int
 ) -> Schedule:
-    """Return what rises to `start` over a share of the run and reaches `end` at the run's end."""
+    """Return a schedule over a whole run: a warm-up to `start`, then an anneal to `end`."""
     rising = warmup * total_steps
     return Schedule(start, end, shape, total_steps - rising, rising)
 
 
 def scheduled(settings: object, *names: str) -> None:
-    """Refuse schedules that cannot be, and ends that contradict a schedule without one.
-
-    For each name: its `anneal_NAME`, `NAME_end` and `NAME_warmup`.
-    """
+    """Validate the schedules NAME: `NAME_end`, `NAME_warmup` and `anneal_NAME`."""
     for name in names:
         end, warmup = f"{name}_end", f"{name}_warmup"
         zero_or_more(settings, end)
         fraction(settings, warmup)
         if getattr(settings, warmup) == 1:
-            raise SettingError(warmup, 1, "must be below 1: nothing of the run would be left")
+            raise SettingError(warmup, 1, "must be below 1: the warm-up would take the whole run")
         if getattr(settings, f"anneal_{name}") == "constant" and getattr(settings, end):
             raise SettingError(
                 end,

@@ -1,4 +1,4 @@
-"""What a network keeps of the rows it has seen, besides its weights."""
+"""Running statistics of a network, saved with its weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 
 
 class Statistics(nn.Module):
-    """A layer with running statistics as its buffers."""
+    """A layer whose buffers are running statistics."""
 
     @abstractmethod
     def check_ranges(self) -> None:
-        """Raise ValueError where they are those of no rows."""
+        """Raise ValueError if no data can have led to these statistics."""

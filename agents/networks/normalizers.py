@@ -305,7 +305,7 @@ class PopArt(Statistics):
     def check_ranges(self) -> None:
         share, _, second = self.moments.tolist()
         if not (0 <= share <= 1 and second >= 0):
-            raise ValueError(f"units.moments: are {self.moments.tolist()}, which no returns have")
+            raise ValueError(f"popart.moments: are {self.moments.tolist()}, which no returns have")
 
     def reset_parameters(self) -> None:
         """Forget all returns."""

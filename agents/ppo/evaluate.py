@@ -1,4 +1,4 @@
-"""Values and log-probabilities of a whole rollout, in batches."""
+"""Log-probabilities and values of a whole rollout, in batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ LogProbsAndValues = tuple[Tensor, Tensor]  # log-probabilities and values [B]
 
 
 class RolloutEvaluator:
-    """Completes rollouts, so many `rows` at a time: by a graph where a learner has one."""
+    """Compute log-probabilities and values of rollouts, `rows` samples at a time.
+
+    If the learner is compiled, so is this.
+    """
 
     def __init__(self, learner: Learner, head: Head, rows: int, mode: Mode) -> None:
         self.rows = rows
@@ -27,20 +30,19 @@ class RolloutEvaluator:
         graph = CompiledGraph(
             self._evaluate_functional, lambda _, *read: self._evaluate_eager(*read), "the network"
         )
-        is_supported = mode == "compiled" and host_sees(
-            learner.network.weights
-        )  # measured there only
+        # On the host only: on devices it has not been measured.
+        is_supported = mode == "compiled" and host_sees(learner.network.weights)
         self._graph = graph if is_supported else None
-        # Of the observations after the last row: too few for a graph that has one size. None
-        # for networks that only build on this one: those may value in another way (a memory).
+        # V(obs[T]) on the host: N observations are too few for a graph of a fixed size. None for
+        # subclasses of ActorCritic, which may compute values differently (recurrent).
         module = learner.network.module
         self.value = value_on_host(module) if is_supported and type(module) is ActorCritic else None
 
     def __call__(self, rollout: RolloutBuffer) -> None:
-        """Complete log-probabilities and values.
+        """Fill in the rollout's log-probabilities and values.
 
-        They come from the network that the update uses, so that its first ratio is 1 although
-        NumPy's sums may differ from torch's in the last digit.
+        They come from the network that updates use, so that the first ratio is exactly 1 although
+        the host's sums may differ in the last digit.
         """
         stored = (rollout.obs, rollout.action, rollout.log_prob, rollout.value[:-1])
         flat = [tensor.flatten(0, 1) for tensor in stored]
@@ -55,7 +57,7 @@ class RolloutEvaluator:
     def _evaluate_sequences(
         self, rollout: SequenceRollout, log_prob: Tensor, value: Tensor
     ) -> None:
-        """Complete them sequence by sequence, each from what was remembered before it."""
+        """Fill them in sequence by sequence, each from its stored hidden state."""
         for index, batch in rollout.sequential_batches():
             parameters, values, _ = self._learner.forward(
                 batch.obs, batch.hidden_state, batch.episode_starts

@@ -1,4 +1,4 @@
-"""Rows of PPO as machine code: step, store, draw the next actions, until something is due."""
+"""Fused rollouts of PPO: step, store and sample in compiled code until the block ends."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.core.jit import Held, call, compiled
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
-POSITION, NOISE = range(2)  # of the places
+POSITION, NOISE = range(2)  # indices of `cursors`
 
 
 class RolloutArrays(NamedTuple):
-    """A rollout being filled, and what its actions are drawn with."""
+    """A rollout being filled, and the inputs of sampling its actions."""
 
     policy_arrays: PolicyArrays
     noise: NDArray[Any]  # [T, N, K]
-    raw_action: NDArray[Any]  # [N, A] the actions that were sent, in the policy's own units
+    raw_action: NDArray[Any]  # [N, A] actions in progress, before rescaling
     obs: NDArray[Any]  # [T, N, D]
     action: NDArray[Any]  # [T, N, A]
     reward: NDArray[Any]  # [T, N]
     flags: NDArray[Any]  # [3, T, N] terminated, truncated, valid
     next_obs: NDArray[Any]  # [N, D]
     clip_reward: bool
-    cursors: NDArray[Any]  # [2] the next rows of the rollout and of the noise
+    cursors: NDArray[Any]  # [2] next row of the rollout, next row of the noise
 
 
 @compiled
 def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
-    """Make rows until the rollout is full, the noise used up, or the environments say so."""
+    """Step environments until the rollout is full, the noise is used up or the block ends."""
     context, arrays = boxed_context.inside, boxed.inside
     counters, cursors = context.counters, arrays.cursors
     while True:
@@ -77,12 +77,12 @@ def _copy(these: Any, there: Any) -> None:
 
 @compiled
 def box(arrays: Any) -> Any:
-    """Hand over what `run_steps` works on."""
+    """Box the arguments of `run_steps`."""
     return Held(arrays)
 
 
 class FusedRollout:
-    """Fills a rollout by machine code."""
+    """Fill a rollout in compiled code."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class FusedRollout:
         self._boxed: Any = None
 
     def __call__(self, decision: Decision, run: StepMany, steps: int) -> BlockResult:
-        """Go on from the actions that were sent."""
+        """Continue from the actions that were sent."""
         if self._boxed is None:
             self._boxed = box(self._arrays)
         arrays, rollout, many = self._arrays, self._rollout, len(self._actor.noise)
@@ -118,8 +118,8 @@ def build_fused_rollout(
     rewards: RewardNormaliser,
     next_obs: NDArray[Any],
 ) -> FusedRollout | None:
-    """Return what fills a rollout by machine code; None where it cannot be."""
-    if actor.policy_arrays is None or actor.reads_host_weights:  # its rollout lies on a device
+    """Return the fused rollout, or None where it is not supported."""
+    if actor.policy_arrays is None or actor.reads_host_weights:  # its rollout is on a device
         return None
     steps, envs = rollout.reward.shape
     parts = (actor.noise, rollout.obs, rollout.action)

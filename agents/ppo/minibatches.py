@@ -1,4 +1,4 @@
-"""PPO's minibatches where rows alone are not enough: whole sequences, or those of several ranks."""
+"""Minibatches of sequences, and minibatches of several ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from steadyrl.agents.ppo.loss import count_sum_sumsq
 from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer, gather_minibatch
 from steadyrl.buffers.rollout.sequences import SequenceBatch, SequenceRollout
 
-# As many rows the ranks go on without each other; only a whole rollout they need together.
+# Ranks all-reduce their step counts every so many timesteps; updates need whole rollouts only.
 SYNC_EVERY = 16
 
 
 class Minibatch(NamedTuple):
-    """This rank's part of a minibatch, and what one of its rows counts for in the whole."""
+    """This rank's part of a minibatch, and the weight of a sample in the mean over all ranks."""
 
     batch: RolloutBatch | SequenceBatch
     sample_weight: float | Tensor
@@ -27,10 +27,10 @@ class Minibatch(NamedTuple):
 def minibatches(
     rollout: RolloutBuffer, count: int, generator: torch.Generator, comm: Comm
 ) -> Iterator[Minibatch]:
-    """Together: yield one epoch, with advantages that are normal over all ranks' rows.
+    """Collective: yield one epoch, with advantages normalised over the samples of all ranks.
 
-    All ranks go through as many parts, though their valid rows differ; one that has none in a part
-    adds a row that counts for nothing.
+    Every rank yields the same number of minibatches. A rank without samples in one contributes
+    a sample with weight 0.
     """
     if isinstance(rollout, SequenceRollout):
         yield from (
@@ -52,9 +52,9 @@ def minibatches(
 def sequence_minibatches(
     rollout: SequenceRollout, count: int, generator: torch.Generator, comm: Comm
 ) -> Iterator[tuple[SequenceBatch, Tensor]]:
-    """Together: yield one epoch with the rows' shares, advantages normal over all ranks' rows."""
+    """Collective: yield one epoch of sequences with sample weights, advantages normalised."""
     parts, advantage = list(rollout.shuffled_sequences(count, generator)), rollout.flat().advantage
-    sums = [_masked_moments(advantage[index.timesteps], index.loss_mask) for index in parts]
+    sums = [_masked_count_sum_sumsq(advantage[index.timesteps], index.loss_mask) for index in parts]
     moments = comm.all_reduce_(torch.stack(sums)).tolist()
     for index, (total, first, second) in zip(parts, moments, strict=True):
         if not total:
@@ -66,7 +66,7 @@ def sequence_minibatches(
         yield batch._replace(advantage=normal), loss_mask / total
 
 
-def _masked_moments(x: Tensor, loss_mask: Tensor) -> Tensor:
-    """Return how many numbers count, Σx and Σx² [3] in float64."""
+def _masked_count_sum_sumsq(x: Tensor, loss_mask: Tensor) -> Tensor:
+    """Return the count of masked-in numbers, Σx and Σx² [3] in float64."""
     x = x.double() * loss_mask
     return torch.stack((loss_mask.sum().double(), x.sum(), x.square().sum()))

@@ -1,8 +1,7 @@
-"""Values that are learned in units of their own: PopArt (van Hasselt et al. 2016) for PPO.
+"""PopArt (van Hasselt et al. 2016) for PPO: the value head predicts normalised returns.
 
-The value head says V̂, and V = μ + σ V̂ is what the rollout's advantages are computed of. μ and σ are
-running statistics of the returns, which move once a rollout; the head moves with them, so that V
-stays what it was.
+The head outputs V̂, and advantages are computed from V = μ + σ V̂. μ and σ are running statistics
+of the returns, updated once per rollout. The head is rescaled with them, so that V is preserved.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def compute_advantages_popart(
     gamma: float,
     gae_lambda: float,
 ) -> None:
-    """Turn rewards and values into advantages, and into returns in the units of the value head.
+    """Compute advantages, and returns in the normalised units of the value head.
 
-    Together, where there are such units: they move on to this rollout's returns, and the head, and
-    the values that the rollout holds, with them.
+    Collective: updates the statistics with this rollout's returns, and rescales the head and
+    the stored values accordingly.
     """
     if popart is None:
         rollout.compute_advantages(last_value, gamma=gamma, gae_lambda=gae_lambda)

@@ -21,7 +21,7 @@ def decisions(actor, shape, dtype, envs=7):
         obs = random.normal(size=(envs, *shape)) * 3
         obs = (obs * 20 + 128).clip(0, 255).astype(dtype) if dtype == "uint8" else obs
         decided = actor.act(obs.astype(dtype), np.zeros(envs, dtype=bool))
-        found.append(decided.env_action.clone())
+        found.append(decided.action.clone())
     return torch.stack(found)
 
 

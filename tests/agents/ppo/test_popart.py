@@ -79,7 +79,7 @@ def test_advantages_are_in_the_rewards_units_and_targets_in_those_of_the_valid_r
         np.testing.assert_allclose(rollout.advantage.numpy(), truth, rtol=1e-4, atol=1e-3)
         returns = truth + value[:-1]
         history.append(returns[flags[2]])
-        # The newest rollout counts 1, the one before it DECAY, the next DECAY², …
+        # The newest rollout counts 1, the one before it POPART_DECAY, the next DECAY², …
         shares = [POPART_DECAY**age for age in reversed(range(len(history)))]
         mean = sum(s * r.mean() for s, r in zip(shares, history, strict=True)) / sum(shares)
         square = sum(s * (r**2).mean() for s, r in zip(shares, history, strict=True)) / sum(shares)

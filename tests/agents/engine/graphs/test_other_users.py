@@ -16,10 +16,10 @@ COMPILE = """
 import sys
 import torch
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.agents.engine.graphs.trace import traced
+from steadyrl.agents.engine.graphs.trace import trace
 from torch._inductor import aot_compile
 
-graph, _ = traced(lambda x: (x * 3 + 1,), (torch.ones(3),))
+graph, _ = trace(lambda x: (x * 3 + 1,), (torch.ones(3),))
 if sys.argv[1] == "ours":
     print(host_code(graph, [torch.ones(3)])([torch.ones(3)])[0].tolist())
 else:

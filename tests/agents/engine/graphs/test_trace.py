@@ -137,11 +137,11 @@ def test_a_tensor_that_was_computed_unseen_is_no_constant():
 
 def test_no_compiler_is_imported_to_write_a_graph_down():
     code = (
-        "import sys, torch\nfrom steadyrl.agents.engine.graphs.trace import traced\n"
+        "import sys, torch\nfrom steadyrl.agents.engine.graphs.trace import trace\n"
         "def slope(x):\n"
         "    y = x.detach().requires_grad_()\n"
         "    return torch.autograd.grad((y @ y).tanh(), y)\n"
-        "traced(slope, (torch.ones(2),))\n"
+        "trace(slope, (torch.ones(2),))\n"
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])
