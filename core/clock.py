@@ -44,7 +44,7 @@ class Interval(Stateful):
             self.next = self._every * -(-following // self._every)
 
 
-class Pace(Stateful):
+class RateLimiter(Stateful):
     """Let so many through at once, and of the rest one a second: what runs for days stays small."""
 
     state_names = ("passed",)
@@ -122,7 +122,7 @@ class Stopwatch(Stateful):
     """Seconds of a run, those before it was interrupted included; pauses are no training."""
 
     def __init__(self) -> None:
-        self._pace, self._speed, self._outlook = Pace(), Speed(), Outlook()
+        self._pace, self._speed, self._outlook = RateLimiter(), Speed(), Outlook()
         self._begin = time.perf_counter()
         self._before = self._paused = 0.0
 

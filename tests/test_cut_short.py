@@ -237,7 +237,7 @@ def test_weights_that_are_no_numbers_are_never_written(
     def on_steps(self: Any, *args: Any) -> None:
         original(self, *args)
         if self.steps >= 500 and not spoiled:
-            self._services.saver.last_good()
+            self._services.saver.last_valid()
             spoiled.append(self._agent.weights())
             next(iter(spoiled[-1].values())).fill_(torch.nan)
 

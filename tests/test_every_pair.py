@@ -42,7 +42,7 @@ EVERY = {
     "precision": {"float32": (), "bf16": ("precision=bf16",)},
     "deterministic": {"off": (), "on": ("deterministic=true",)},
     "learning_rate": {
-        "stays": ("agent.anneal_learning_rate=false",),
+        "stays": ("agent.anneal_learning_rate=constant",),
         "falls": ("agent.anneal_learning_rate=cosine",),
     },
 }

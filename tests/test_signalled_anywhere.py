@@ -140,7 +140,7 @@ def hold_resumable(folder: Path, moment: Moment) -> None:
     if not moment.begun and not directory.exists():
         return
     summary = json.loads((directory / "summary.json").read_text())
-    newest = next(Checkpoints(directory / "checkpoints", keep=2).usable(lambda facts: None))
+    newest = next(Checkpoints(directory / "checkpoints", keep=2).iter_valid(lambda metadata: None))
     assert (summary["status"], summary["steps"]) == ("interrupted", newest.step)
     assert not list((directory / "checkpoints").glob(".*"))
 

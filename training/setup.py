@@ -30,9 +30,9 @@ from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.evaluation.video import Filmer
 from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
 from steadyrl.training.logging.screen import find_screen, open_progress, to_terminal
-from steadyrl.training.logging.sinks import Card
+from steadyrl.training.logging.sinks import RunInfo
 from steadyrl.training.logging.wandb import WandB
-from steadyrl.training.policies.policy import facts_of, starting_weights
+from steadyrl.training.policies.policy import run_metadata, starting_weights
 from steadyrl.training.policies.teacher import find_teacher
 from steadyrl.training.run.finalize import finalize_run
 from steadyrl.training.run.hardware import (
@@ -60,7 +60,7 @@ class Seeds(NamedTuple):
     evaluation: int
 
 
-def spawn(seed: int, rank: int = 0) -> Seeds:
+def derive_seeds(seed: int, rank: int = 0) -> Seeds:
     """Derive the parts' seeds from the run's; 0 is a seed like any other.
 
     Rank 0 has those of a run alone.
@@ -73,7 +73,7 @@ def spawn(seed: int, rank: int = 0) -> Seeds:
 def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Agent]]:
     """Yield a job's environments and agent, and nothing that reports; free them on leaving."""
     settings = job.settings.run
-    seeds = spawn(settings.seed, comm.rank)
+    seeds = derive_seeds(settings.seed, comm.rank)
     device = torch.device(device_name(settings.device))
     let_go_of_code()  # importing everything took most of it
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
@@ -118,10 +118,10 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         job = job._replace(directory=Path(comm.all_gather(str(job.directory))[0]))
         env, agent = stack.enter_context(build(job, comm))
         agent.set_stop_flag(signals.stop)
-        facts = facts_of(job.config, env.spec, agent)
+        metadata = run_metadata(job.config, env.spec, agent)
         if settings.init_from is not None and job.continues is None:
-            agent.load_weights(starting_weights(Path(settings.init_from), facts))
-        evaluator, seed = None, spawn(settings.seed).evaluation
+            agent.load_weights(starting_weights(Path(settings.init_from), metadata))
+        evaluator, seed = None, derive_seeds(settings.seed).evaluation
         if settings.eval.every and comm.rank == 0:
             evaluator = stack.enter_context(closing(Evaluator(settings, seed=seed)))
             env.spec.validate_same("evaluation", evaluator.spec)
@@ -142,12 +142,12 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         logger = stack.enter_context(closing(_logger(job, directory.path, comm)))
         progress = open_progress(screen, settings.total_steps, job.label, silent=comm.rank > 0)
         stack.enter_context(closing(progress))
-        saver = Saver(settings.checkpoint, directory.path, facts)
+        saver = Saver(settings.checkpoint, directory.path, metadata)
         filmer = Filmer(settings, directory.path, seed=seed)
         services = RunServices(
             directory, logger, progress, evaluator, signals, watch, saver, filmer, comm
         )
-        run, services = _begin(stack, job, env, agent, services, facts)
+        run, services = _begin(stack, job, env, agent, services, metadata)
         if held:
             _continue(job, run, services)
             begin_log()
@@ -180,7 +180,7 @@ def _begin(
     env: VectorEnv,
     agent: Agent,
     services: RunServices,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
 ) -> tuple[Run, RunServices]:
     """Return the run and its services, which several ranks share."""
     summary = _summary(job, services.directory.path)
@@ -192,7 +192,7 @@ def _begin(
             shared,
         )
 
-        services = shared(services, job.settings.run, facts, env)
+        services = shared(services, job.settings.run, metadata, env)
         run = RankRun(job.settings, agent, services, summary)
     services.saver.attach(run, env, agent)
     stack.callback(services.saver.checkpoints.abandon)
@@ -207,11 +207,11 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
         run.summary.resumed_from_step = saver.resume()
     run.go_on()
     directory.renew(_texts(job))
-    saver.tidy()
+    saver.remove_partial_writes()
     services.logger.continue_after(run.logged_step)
     if over:
         log.warning("nothing had been saved in %s yet: starting over", directory.path)
-    for reason in saver.checkpoints.passed_over.values():
+    for reason in saver.checkpoints.skipped.values():
         log.warning("%s; the checkpoint before it was taken", reason)
     if job.continues is not None:
         _tell_of_continuing(run, job.continues)
@@ -244,8 +244,8 @@ def _texts(job: Job) -> dict[str, str]:
 def _logger(job: Job, path: Path, comm: Comm) -> Logger:
     if comm.rank:
         return NoLogger()
-    card = Card(path.name, job.config, job.hydra.get("overrides", ()))
-    return Logger(path, card, [WandB(path, card)] if job.settings.run.log.wandb else [])
+    info = RunInfo(path.name, job.config, job.hydra.get("overrides", ()))
+    return Logger(path, info, [WandB(path, info)] if job.settings.run.log.wandb else [])
 
 
 def _summary(job: Job, path: Path) -> Summary:

@@ -162,7 +162,7 @@ def save_replay(args: argparse.Namespace) -> None:
     def row(save: ReplaySave | None) -> float:
         begin = time.perf_counter()
         if save is not None:
-            save.keep_up()
+            save.wait_for_overwrite()
         replay.add(action, reward, no, no, ~no, obs)
         replay.update_priorities(replay.sample(32, beta=0.5).index, torch.rand(32))
         return time.perf_counter() - begin

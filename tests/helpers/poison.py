@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 
 from steadyrl.core.errors import ExpectedError
 from steadyrl.loop import train
-from steadyrl.training.checkpoints.manifest import entry_of, saved_below, seal
-from steadyrl.training.cli.failures import in_a_line
+from steadyrl.training.checkpoints.manifest import entry_of, saved_below, self_hash
+from steadyrl.training.cli.failures import one_line_errors
 
 MISSING = object()
 HANGS = 60  # seconds, which none of these runs takes
@@ -87,7 +87,7 @@ class Poison(NamedTuple):
             save_file(tensors, path)
         manifest = json.loads((checkpoint / "manifest.json").read_text())
         manifest["files"][self.file] = entry_of(path.read_bytes())
-        manifest["sha256"] = seal(manifest)
+        manifest["sha256"] = self_hash(manifest)
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -307,7 +307,7 @@ class Poisoned:
 
     def _continued(self) -> int:
         try:
-            with in_a_line():
+            with one_line_errors():
                 train(self._job)
         except ExpectedError as error:
             print(error, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ import warm
 from algorithms import NAMES, eager
 from command import run
 
-from steadyrl.training.checkpoints.manifest import checked_facts, saved_below
+from steadyrl.training.checkpoints.manifest import saved_below, verified_metadata
 
 # Were it not stopped, it would keep 1 GB.
 SIZE = 400_000
@@ -36,7 +36,7 @@ def is_whole(summary):
 def newest_checkpoint(directory):
     """Return the step of the newest checkpoint, once all of it is found whole."""
     newest = saved_below(directory / "checkpoints")[0]
-    assert checked_facts(newest.path)["step"] == newest.step
+    assert verified_metadata(newest.path)["step"] == newest.step
     return newest.step
 
 

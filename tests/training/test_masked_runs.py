@@ -61,7 +61,7 @@ def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
 
 def test_a_policy_is_evaluated_with_the_masks_it_was_trained_with(tmp_path, capsys):
     run, summary, _ = warm.run(tmp_path, *ENVS, *PPO, *SHORT, quick=False)
-    spec = json.loads((Path(run) / "policy" / "manifest.json").read_text())["facts"]["spec"]
+    spec = json.loads((Path(run) / "policy" / "manifest.json").read_text())["metadata"]["spec"]
     assert spec["mask"] == 5 and spec_of(spec).unmasked_shape == (10,)
     for more in (), ("--env=action_masks=false",):
         command([str(run), "--json", "--env=id=masked_envs:Doors-v0", *more])

@@ -13,7 +13,7 @@ from steadyrl.core.documents import from_json, read_yaml
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import plain_lines
 from steadyrl.training.checkpoints.run_directory import CONFIG, in_use, read_summary
-from steadyrl.training.config.overrides import leaves
+from steadyrl.training.config.overrides import flatten
 
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes
@@ -118,4 +118,4 @@ def _config(path: Path) -> dict[str, Any]:
         return {}
     except Exception as error:  # of the parser, of the disk: the file may hold anything
         raise NoRunError(f"{path / CONFIG}: cannot be read: {describe(error)}") from None
-    return dict(leaves(values)) if isinstance(values, dict) else {}
+    return dict(flatten(values)) if isinstance(values, dict) else {}

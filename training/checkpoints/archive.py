@@ -31,8 +31,8 @@ from steadyrl.training.checkpoints.manifest import (
     entry_of,
     manifest_of,
     open_saved,
-    seal,
-    standing,
+    recover_path,
+    self_hash,
 )
 from steadyrl.training.checkpoints.plain import LONGEST_DOCUMENT, from_document, to_document
 
@@ -53,10 +53,10 @@ def write_archive(
     files: Files,
     path: Path,
     parts: Iterable[tuple[str, Any]],
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     others: Callable[[], Mapping[str, Any]] | None = None,
 ) -> frozenset[str]:
-    """Write parts (name, plain state) and `facts` (plain) to the new directory `path`.
+    """Write parts (name, plain state) and `metadata` (plain) to the new directory `path`.
 
     Return the files that are new, rather than another archive's too.
 
@@ -72,7 +72,7 @@ def write_archive(
             linked, written = write_parts(files, temporary, parts)
         finally:
             entries = {} if others is None else dict(others())
-        _complete(files, temporary, linked | written | entries, facts)
+        _complete(files, temporary, linked | written | entries, metadata)
         files.rename(temporary, path)
     except OSError:
         with suppress(OSError):  # what is smaller may still fit on a disk that is full
@@ -97,10 +97,10 @@ def write_parts(
 
 
 def _complete(
-    files: Files, temporary: Path, entries: Mapping[str, Any], facts: Mapping[str, Any]
+    files: Files, temporary: Path, entries: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> None:
-    manifest = {"format": FORMAT, "facts": dict(facts), "files": dict(entries)}
-    manifest["sha256"] = seal(manifest)
+    manifest = {"format": FORMAT, "metadata": dict(metadata), "files": dict(entries)}
+    manifest["sha256"] = self_hash(manifest)
     files.write(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
     files.sync_directory(temporary)
 
@@ -129,12 +129,12 @@ def _link(files: Files, directory: Path, part: str, existing: Existing) -> dict[
 
 
 def replace_archive(
-    files: Files, path: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+    files: Files, path: Path, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
 ) -> None:
-    """Write an archive in the place of the one there may be; `standing` finds it at any moment."""
+    """Replace an archive; `recover_path` finds the old or the new one at any moment."""
     fresh, old = (path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD))
     files.remove(fresh)
-    write_archive(files, fresh, parts, facts)
+    write_archive(files, fresh, parts, metadata)
     if path.exists():
         files.remove(old)
         files.rename(path, old)
@@ -145,7 +145,7 @@ def replace_archive(
 
 def finish_replacing(files: Files, path: Path) -> None:
     """Give the archive that stands its name, and remove what is left of a killed writer."""
-    there = standing(path)
+    there = recover_path(path)
     if there != path and (there / MANIFEST).is_file():
         files.remove(path)
         files.rename(there, path)

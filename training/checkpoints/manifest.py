@@ -64,7 +64,7 @@ def saved_below(directory: Path) -> list[Saved]:
     return sorted(found, reverse=True)
 
 
-def standing(path: Path) -> Path:
+def recover_path(path: Path) -> Path:
     """Return where the archive called `path` is, should its replacing have been interrupted."""
     if not path.name:  # the root of all, which nobody replaces
         return path
@@ -72,7 +72,7 @@ def standing(path: Path) -> Path:
     return next((each for each in candidates if (each / MANIFEST).is_file()), path)
 
 
-def seal(manifest: Mapping[str, Any]) -> str:
+def self_hash(manifest: Mapping[str, Any]) -> str:
     """Return the hash that a manifest holds of itself."""
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -89,12 +89,12 @@ def manifest_of(path: Path) -> dict[str, Any]:
     text = _read(source, LARGEST_MANIFEST)
     try:
         manifest = from_json(text, most=MOST_VALUES)
-        saved_as, whole = manifest["format"], manifest["sha256"] == seal(manifest)
+        saved_as, whole = manifest["format"], manifest["sha256"] == self_hash(manifest)
         if whole and type(saved_as) is int and saved_as > 0 and saved_as != FORMAT:
             age = "a newer" if saved_as > FORMAT else "an older"
             known = f"format {str(saved_as)[:20]}, and this one reads format {FORMAT}"
             raise FormatError(f"{source}: was written by {age} version ({known}): use that version")
-        files, whole = manifest["files"], whole and isinstance(manifest["facts"], dict)
+        files, whole = manifest["files"], whole and isinstance(manifest["metadata"], dict)
         named = all(PART_FILE.fullmatch(name) for name in files)
         told = all(_is_entry(entry) for entry in files.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -109,10 +109,10 @@ def manifest_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def manifest_facts(path: Path) -> dict[str, Any]:
+def manifest_metadata(path: Path) -> dict[str, Any]:
     """Return the facts in a manifest that is whole, without looking at the other files."""
-    facts: dict[str, Any] = manifest_of(path)["facts"]
-    return facts
+    metadata: dict[str, Any] = manifest_of(path)["metadata"]
+    return metadata
 
 
 def part_names(path: Path) -> frozenset[str]:
@@ -120,14 +120,14 @@ def part_names(path: Path) -> frozenset[str]:
     return frozenset(Path(name).stem for name in manifest_of(path)["files"])
 
 
-def checked_facts(path: Path, only: Collection[str] | None = None) -> dict[str, Any]:
+def verified_metadata(path: Path, only: Collection[str] | None = None) -> dict[str, Any]:
     """Return the facts in a manifest, once all sizes and hashes, or some, are found to be right."""
     manifest = manifest_of(path)
     for name, entry in manifest["files"].items():
         if only is None or name in only:
             check(path / name, entry)
-    facts: dict[str, Any] = manifest["facts"]
-    return facts
+    metadata: dict[str, Any] = manifest["metadata"]
+    return metadata
 
 
 def _is_entry(entry: Mapping[str, Any]) -> bool:

@@ -85,7 +85,7 @@ class ReplaySave:
             self._safe, self._over = below, self._over or over
             self._written.notify_all()
 
-    def keep_up(self) -> None:
+    def wait_for_overwrite(self) -> None:
         """Wait until the row that comes next overwrites none that is still to be written."""
         overwritten = self._replay.timestep + 1 - self._replay.ring_size
         if self._over or overwritten < self._safe:
@@ -94,7 +94,7 @@ class ReplaySave:
             self._written.wait_for(lambda: self._over or overwritten < self._safe)
 
 
-def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[HeldRow]:
+def saved_timesteps(path: Path, prefix: str, share: int, shares: int) -> Iterator[SavedTimestep]:
     """Yield one of so many equal stretches of the rows that a saved replay holds."""
     metadata = read_part(path, prefix + METADATA)
     flags, row = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
@@ -108,7 +108,7 @@ def held_rows(path: Path, prefix: str, share: int, shares: int) -> Iterator[Held
         first = held["begin"]
         for each in range(max(begin, first), min(end, first + len(held["reward"]))):
             frame, action, reward = (held[k][each - first] for k in ("frames", "action", "reward"))
-            yield HeldRow(frame, action, reward, flags[each % len(flags)])
+            yield SavedTimestep(frame, action, reward, flags[each % len(flags)])
 
 
 def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
@@ -138,7 +138,7 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
         )
 
 
-class HeldRow(NamedTuple):
+class SavedTimestep(NamedTuple):
     """A row as a replay holds it: what was seen, and what came of it."""
 
     frame: NDArray  # [N, *frame_shape]
@@ -147,12 +147,12 @@ class HeldRow(NamedTuple):
     flags: NDArray[np.uint8]  # [N]
 
 
-def take_over(replay: ReplayBuffer, rows: Iterable[HeldRow]) -> None:
+def append_timesteps(replay: ReplayBuffer, rows: Iterable[SavedTimestep]) -> None:
     """Add rows that follow each other, as if they were collected now, to a stretch of their own.
 
     Their priorities are those of new rows. Of the last one only the observation is kept.
     """
-    before: HeldRow | None = None
+    before: SavedTimestep | None = None
     for row in rows:
         if before is None:
             replay.start_mid_episode(row.frame)

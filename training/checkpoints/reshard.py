@@ -11,8 +11,8 @@ from steadyrl.agents.learner.comm import Comm
 from steadyrl.core.state import Stateful
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.checkpoints.archive import read_part
-from steadyrl.training.checkpoints.manifest import manifest_facts, part_names
-from steadyrl.training.checkpoints.replay_blocks import METADATA, held_rows, take_over
+from steadyrl.training.checkpoints.manifest import manifest_metadata, part_names
+from steadyrl.training.checkpoints.replay_blocks import METADATA, append_timesteps, saved_timesteps
 
 log = logging.getLogger("steadyrl")
 
@@ -32,9 +32,9 @@ def parts_of(path: Path, prefix: str) -> list[str]:
     )
 
 
-def facts_ranks(path: Path) -> int:
+def saved_ranks(path: Path) -> int:
     """Return how many ranks wrote a checkpoint."""
-    ranks: int = manifest_facts(path).get("ranks", 1)
+    ranks: int = manifest_metadata(path).get("ranks", 1)
     return ranks
 
 
@@ -60,7 +60,7 @@ def reshard(
     agent.reshard([read_part(path, f"{prefix_of(other)}agent") for other in lost])
     run.load_state_dict(counts)
     if agent.replay is not None:
-        _share_out(path, before, comm, agent)
+        _redistribute_replay(path, before, comm, agent)
     if old:
         env.load_state_dict(read_part(path, f"{prefix}env"))
     else:
@@ -75,7 +75,7 @@ def reshard(
     )
 
 
-def _share_out(path: Path, before: int, comm: Comm, agent: Agent) -> None:
+def _redistribute_replay(path: Path, before: int, comm: Comm, agent: Agent) -> None:
     """Give this rank's replay the rows of whole ranks, or a stretch of one's."""
     assert agent.replay is not None
     if METADATA not in part_names(path):
@@ -87,4 +87,4 @@ def _share_out(path: Path, before: int, comm: Comm, agent: Agent) -> None:
         old = comm.rank % before
         parts = [(old, comm.rank // before, len(range(old, comm.size, before)))]
     for old, share, shares in parts:
-        take_over(agent.replay, held_rows(path, prefix_of(old), share, shares))
+        append_timesteps(agent.replay, saved_timesteps(path, prefix_of(old), share, shares))

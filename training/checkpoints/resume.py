@@ -11,11 +11,11 @@ from steadyrl.core.errors import SettingError
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     FormatError,
-    manifest_facts,
+    manifest_metadata,
     saved_below,
 )
 from steadyrl.training.checkpoints.run_directory import LAST, absolute
-from steadyrl.training.config.overrides import AUTO, continued, leaves
+from steadyrl.training.config.overrides import AUTO, flatten, merge_overrides
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import load_settings, missing_keys
 from steadyrl.training.config.teacher_names import is_module, named
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from steadyrl.training.config.overrides import Continued
 
 
-def refuse_foreign_teacher(
-    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]
-) -> None:
+def validate_teacher(checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
     """Refuse a module that only a checkpoint asks for."""
     name, typed = named(config), named(fresh)
     if isinstance(name, str) and is_module(name) and name != typed:
@@ -41,7 +39,7 @@ SHOWN = 3  # keys that are named where many are missing
 NOTHING = "has no checkpoint to continue from"
 
 
-def stored(
+def load_stored_config(
     resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
 ) -> Continued | None:
     """Return the configuration of the run in `directory`; None where `auto` starts a new one.
@@ -67,10 +65,10 @@ def stored(
 def _continued(
     checkpoint: Path, resume: str, directory: Path, fresh: Mapping[str, Any], typed: Sequence[str]
 ) -> Continued:
-    config = whole_config(checkpoint, manifest_facts(checkpoint))
-    refuse_foreign(checkpoint, config, fresh)
-    refuse_foreign_teacher(checkpoint, config, fresh)
-    found = continued(config, fresh, typed)
+    config = stored_config(checkpoint, manifest_metadata(checkpoint))
+    validate_no_foreign_modules(checkpoint, config, fresh)
+    validate_teacher(checkpoint, config, fresh)
+    found = merge_overrides(config, fresh, typed)
     asked = fresh.get("run_dir")
     if asked and absolute(Path(asked)) != directory:
         stays = f"run_dir={directory} (not {asked}: a continued run stays where it is)"
@@ -85,9 +83,9 @@ def _continued(
     return found
 
 
-def whole_config(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def stored_config(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of what was saved; what it lacks is not guessed."""
-    config = facts.get("config")
+    config = metadata.get("config")
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: holds no configuration")
     missing = missing_keys(config)
@@ -100,9 +98,11 @@ def whole_config(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     return deepcopy(config)
 
 
-def refuse_foreign(checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
+def validate_no_foreign_modules(
+    checkpoint: Path, config: Mapping[str, Any], fresh: Mapping[str, Any]
+) -> None:
     """Refuse what no resolved configuration holds, and modules that only a checkpoint asks for."""
-    for key, value in leaves(config):
+    for key, value in flatten(config):
         if "${" in f"{key}{value}":
             raise CheckpointError(f"{checkpoint}: {key}={show(value)} is no value but a reference")
     asked = {name for _, name in modules(fresh["env"])}

@@ -31,11 +31,11 @@ from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     Saved,
     differences,
-    manifest_facts,
+    manifest_metadata,
 )
 from steadyrl.training.checkpoints.plain import finite, nbytes_of
 from steadyrl.training.checkpoints.replay_blocks import METADATA, ReplaySave, load_replay
-from steadyrl.training.checkpoints.reshard import facts_ranks, parts_of, reshard
+from steadyrl.training.checkpoints.reshard import parts_of, reshard, saved_ranks
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.checkpoints.unsaved import CHECKPOINT
@@ -55,7 +55,7 @@ class SavedRun(Stateful):
         """Refuse a state that contradicts the step of its checkpoint, or the environments'."""
 
 
-class Times:
+class CheckpointSchedule:
     """When a run is saved: every so many steps, every so many seconds, or both."""
 
     def __init__(self, settings: CheckpointSettings, clock: Callable[[], float]) -> None:
@@ -88,7 +88,7 @@ class _Policy(NamedTuple):
     """A policy to be written, and why it could not be."""
 
     weights: dict[str, Tensor]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     reason: str = ""
 
 
@@ -99,15 +99,15 @@ class Saver:
         self,
         settings: CheckpointSettings,
         directory: Path,
-        facts: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         *,
         clock: Callable[[], float] = time.monotonic,
         files: Files | None = None,
     ) -> None:
         self.checkpoints = Checkpoints(directory / "checkpoints", keep=settings.keep, files=files)
-        self._settings, self._directory, self._facts = settings, directory, dict(facts)
+        self._settings, self._directory, self._metadata = settings, directory, dict(metadata)
         self._files = files or Files()
-        self._times = Times(settings, clock)
+        self._times = CheckpointSchedule(settings, clock)
         self._replay: ReplaySave | None = None
         self._comm: Comm = SINGLE_PROCESS
         self._prefix = ""  # of the parts' names
@@ -140,8 +140,8 @@ class Saver:
             return
         self.checkpoints.settle()  # all ranks, before any of them reads it
         parts = [(name, Existing(before, name)) for name in parts_of(before, self._prefix)]
-        facts = {**manifest_facts(before), **self._facts}
-        self.checkpoints.save(step, parts, facts, prunes=False)
+        metadata = {**manifest_metadata(before), **self._metadata}
+        self.checkpoints.save(step, parts, metadata, prunes=False)
 
     @property
     def next(self) -> int | None:
@@ -154,7 +154,7 @@ class Saver:
         What is `best` so far, or `asked` for, waits for the save under way.
         """
         if self._replay is not None:
-            self._replay.keep_up()
+            self._replay.wait_for_overwrite()
             if not self.checkpoints.busy:
                 self._replay = None
         due = self._times.due(step) or self._times.overdue
@@ -181,13 +181,13 @@ class Saver:
                 self._replay = ReplaySave(replay, self._blocks_of, self._prefix)
         # Some parts give views of memory that they go on writing to: what is written is a copy.
         parts["agent"] = give(state)
-        facts = {**self._facts, "eval_return_mean": score, "replay": self._replay is not None}
+        metadata = {**self._metadata, "eval_return_mean": score, "replay": self._replay is not None}
         # The replay is let go of also by a save that fails before its first part.
         release = bool if self._replay is None else self._replay.close
-        self.checkpoints.save(step, self._parts(parts, self._replay), facts, release)
+        self.checkpoints.save(step, self._parts(parts, self._replay), metadata, release)
         self._saved = step, self._agent.updates
         if self._replay is not None:
-            self._replay.keep_up()  # the very next row may overwrite the oldest
+            self._replay.wait_for_overwrite()  # the very next row may overwrite the oldest
 
     def _parts(self, parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
         # Its rows first: training waits for those that it is about to overwrite.
@@ -249,7 +249,7 @@ class Saver:
     def resume(self) -> int:
         """Take back the newest checkpoint that can be used; return its step."""
         checkpoints = self.checkpoints
-        for saved in checkpoints.usable(self._refuse):
+        for saved in checkpoints.iter_valid(self._refuse):
             try:
                 self._load(saved)
             except Exception as error:  # nobody knows what is in a file that only looks right
@@ -260,7 +260,7 @@ class Saver:
                 log.debug("%s cannot be used", saved.path, exc_info=True)
                 reason = str(error) if isinstance(error, CheckpointError) else describe(error)
                 reason = f"{saved.path}: does not fit this run: {reason}"
-                checkpoints.passed_over[saved.path] = reason
+                checkpoints.skipped[saved.path] = reason
                 continue
             checkpoints.last = saved.path
             self._saved = saved.step, self._agent.updates
@@ -268,7 +268,7 @@ class Saver:
             return saved.step
         raise AssertionError("usable() yields or raises")
 
-    def tidy(self) -> None:
+    def remove_partial_writes(self) -> None:
         """Remove what a killed run had half written."""
         try:
             self.checkpoints.open()
@@ -277,14 +277,14 @@ class Saver:
         except OSError as error:
             log.warning("what is half written cannot be removed: %s", error.strerror or error)
 
-    def last_good(self) -> Path | None:
+    def last_valid(self) -> Path | None:
         """Return the newest whole checkpoint, once what is being written is."""
         self.checkpoints.wait()
         return self.checkpoints.last
 
     def _load(self, saved: Saved) -> None:
         prefix = self._prefix
-        before = facts_ranks(saved.path)
+        before = saved_ranks(saved.path)
         if before != self._comm.size:
             reshard(saved.path, before, self._comm, self._run, self._env, self._agent)
             self._foreign = saved.path
@@ -315,8 +315,8 @@ class Saver:
                 "have been, and learns again once enough is collected"
             )
 
-    def _refuse(self, facts: Mapping[str, Any]) -> None:
-        wrong = differences(facts, self._facts, ("agent", "spec", "weights"))
+    def _refuse(self, metadata: Mapping[str, Any]) -> None:
+        wrong = differences(metadata, self._metadata, ("agent", "spec", "weights"))
         if wrong:
             raise CheckpointError(f"{self._directory}: is of another run: {wrong}")
 
@@ -326,19 +326,19 @@ class Saver:
         Those that do not fit are kept, and tried again at the end.
         """
         self._refuse_non_finite(step)
-        facts = {
-            key: self._facts[key] for key in ("agent", "spec", "weights", "versions", "config")
+        metadata = {
+            key: self._metadata[key] for key in ("agent", "spec", "weights", "versions", "config")
         }
-        facts |= {"step": step, "eval_return_mean": score}
+        metadata |= {"step": step, "eval_return_mean": score}
         weights = {key: tensor.detach().cpu() for key, tensor in self._agent.weights().items()}
-        if not self._write_policy(name, _Policy(weights, facts)):
+        if not self._write_policy(name, _Policy(weights, metadata)):
             copies = {key: tensor.clone() for key, tensor in weights.items()}
             self._unwritten[name] = self._unwritten[name]._replace(weights=copies)
 
     def _write_policy(self, name: str, policy: _Policy) -> bool:
         parts = [("policy", policy.weights)]
         try:
-            replace_archive(self._files, self._directory / name, parts, policy.facts)
+            replace_archive(self._files, self._directory / name, parts, policy.metadata)
         except OSError as error:
             reason = error.strerror or str(error)
             if reason != policy.reason:  # else it was said

@@ -16,9 +16,9 @@ from steadyrl.training.checkpoints.archive import remove_unfinished, write_archi
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     Saved,
-    checked_facts,
-    manifest_facts,
+    manifest_metadata,
     saved_below,
+    verified_metadata,
 )
 
 log = logging.getLogger("steadyrl")
@@ -37,7 +37,7 @@ class Checkpoints:
         self.failure: str | None = None  # why the newest one could not be written
         self.last: Path | None = None  # the newest one that is known to be whole
         # Those that cannot be used, and why; they count for nothing.
-        self.passed_over: dict[Path, str] = {}
+        self.skipped: dict[Path, str] = {}
         self.save_seconds = 0.0  # what the last save took
 
     @property
@@ -56,7 +56,7 @@ class Checkpoints:
         self,
         step: int,
         parts: Iterable[tuple[str, Any]],
-        facts: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         after: Callable[[], object] = bool,
         *,
         prunes: bool = True,
@@ -71,7 +71,7 @@ class Checkpoints:
 
         def write() -> None:
             try:
-                self._save(step, parts, {"step": step, **facts})
+                self._save(step, parts, {"step": step, **metadata})
             finally:
                 after()
 
@@ -94,13 +94,15 @@ class Checkpoints:
         """Let a save under way end as it will: its memory is about to go."""
         self._abandoned = True
 
-    def _save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
+    def _save(
+        self, step: int, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
+    ) -> None:
         begin = time.perf_counter()
         path = self._free_name(step)
         try:
-            new = self._write(path, parts, facts)
-            checked_facts(path, only=new)  # what is linked was checked when it was new
-            self.passed_over.pop(path, None)  # what had this name is gone
+            new = self._write(path, parts, metadata)
+            verified_metadata(path, only=new)  # what is linked was checked when it was new
+            self.skipped.pop(path, None)  # what had this name is gone
             self.last, self.failure = path, None
             if self._prunes:
                 self._prune()
@@ -117,11 +119,11 @@ class Checkpoints:
         self.save_seconds = time.perf_counter() - begin
 
     def _write(
-        self, path: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+        self, path: Path, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
     ) -> frozenset[str]:
         """Write a checkpoint; return its files that are new."""
         self.open()
-        return write_archive(self._files, path, parts, facts)
+        return write_archive(self._files, path, parts, metadata)
 
     def _free_name(self, step: int) -> Path:
         """Name a directory that does not exist; one that is damaged may have the plain name."""
@@ -138,7 +140,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         every = self.all()  # with one, at least, that was just written
-        whole = [each for each in every if each.path not in self.passed_over]
+        whole = [each for each in every if each.path not in self.skipped]
         kept = {self._best(whole), *(each.path for each in whole[: self._keep])}
         for each in every[every.index(whole[0]) :]:  # what lies ahead may be of use to somebody
             if each.path not in kept:
@@ -148,27 +150,27 @@ class Checkpoints:
         scores: dict[Path, float] = {}
         for each in saved:
             try:
-                score = manifest_facts(each.path).get("eval_return_mean")
+                score = manifest_metadata(each.path).get("eval_return_mean")
             except CheckpointError:
                 continue
             if isinstance(score, int | float):
                 scores[each.path] = score
         return max(scores, key=lambda path: scores[path]) if scores else None
 
-    def usable(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
+    def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
         """Yield the checkpoints that are whole and that `refuse` lets pass, newest first.
 
-        `passed_over` says why others were left out; that none is left is a CheckpointError.
+        `skipped` says why others were left out; that none is left is a CheckpointError.
         """
-        self.passed_over = {}
+        self.skipped = {}
         for each in self.all():
             try:
-                refuse(checked_facts(each.path))
+                refuse(verified_metadata(each.path))
             except CheckpointError as error:
-                self.passed_over[each.path] = str(error)
+                self.skipped[each.path] = str(error)
                 continue
             yield each
-        reasons = "; ".join(self.passed_over.values())
+        reasons = "; ".join(self.skipped.values())
         raise CheckpointError(
             reasons or f"{self.directory}: there is no checkpoint to continue from"
         )

@@ -25,14 +25,14 @@ from steadyrl.core.errors import (
 from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
     CheckpointError,
-    checked_facts,
-    manifest_facts,
+    manifest_metadata,
     manifest_of,
     saved_below,
+    verified_metadata,
 )
 from steadyrl.training.checkpoints.run_directory import BEST, LAST
-from steadyrl.training.config.overrides import leaves
-from steadyrl.training.logging.terminal import answering
+from steadyrl.training.config.overrides import flatten
+from steadyrl.training.logging.terminal import safe_stdout
 
 CHECKED_WITH = 64  # random observations that an exported policy must decide alike on
 
@@ -63,20 +63,20 @@ def _line(path: Path) -> str:
         manifest = manifest_of(path)
     except CheckpointError as error:
         return f"| {path.name} | {one_line(str(error))} | | | | |"
-    facts, files = manifest["facts"], manifest["files"]
-    score, size = facts.get("eval_return_mean"), sum(entry["bytes"] for entry in files.values())
+    metadata, files = manifest["metadata"], manifest["files"]
+    score, size = metadata.get("eval_return_mean"), sum(entry["bytes"] for entry in files.values())
     shown = f"{score:.1f}" if isinstance(score, int | float) else ""
-    replay = "yes" if facts.get("replay") else ""
-    step = one_line(str(facts.get("step")))
+    replay = "yes" if metadata.get("replay") else ""
+    step = one_line(str(metadata.get("step")))
     return f"| {path.name} | {step} | {shown} | {replay} | {size / 1e6:.2f} | {len(files)} |"
 
 
 def show(args: argparse.Namespace) -> None:
     """Print what the newest checkpoint, or the one given, says of itself."""
     path = archives(args.path)[0]
-    facts = manifest_facts(path)
+    metadata = manifest_metadata(path)
     print(printable(f"{path}"))
-    for key, value in leaves({key: facts[key] for key in facts if key != "weights"}):
+    for key, value in flatten({key: metadata[key] for key in metadata if key != "weights"}):
         print(f"  {one_line(key)}: {one_line(json.dumps(value))}")
 
 
@@ -85,7 +85,7 @@ def verify(args: argparse.Namespace) -> None:
     wrong = 0
     for path in archives(args.path):
         try:
-            checked_facts(path)
+            verified_metadata(path)
             print(printable(f"{path.name}: whole"))
         except CheckpointError as error:  # the others are checked too
             wrong += 1
@@ -107,7 +107,7 @@ def export(args: argparse.Namespace) -> None:
             raise SettingError("export", out, "exists already; choose another name")
     try:
         if args.out is not None:
-            about = {key: json.dumps(value) for key, value in policy.facts.items()}
+            about = {key: json.dumps(value) for key, value in policy.metadata.items()}
             save_file(policy.weights, args.out, metadata=about)
             print(printable(f"{policy.path} is now {args.out}"))
         if args.onnx is not None:
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sub.add_argument("--out", type=Path, help="a safetensors file")
             sub.add_argument("--onnx", type=Path, help="an ONNX file, checked against the actor")
     try:
-        with answering():
+        with safe_stdout():
             args = parser.parse_args(arguments)
             if args.run is export and args.out is None and args.onnx is None:
                 parser.error("export: say where to: --out FILE or --onnx FILE")

@@ -21,7 +21,7 @@ from steadyrl.envs.registration import find_spec, imports_module
 from steadyrl.training.analysis.estimates import interval, mean, probability_of_improvement
 from steadyrl.training.analysis.groups import SCORES, Group, groups, notes
 from steadyrl.training.analysis.past_runs import NoRunError, PastRun
-from steadyrl.training.logging.terminal import answering
+from steadyrl.training.logging.terminal import safe_stdout
 
 TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second"
 
@@ -228,14 +228,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare, or say in one line why not."""
     try:
-        with answering():
+        with safe_stdout():
             args = parse(arguments)
         by = [key for key in args.by.split(",") if key]
         if args.threshold is not None and not math.isfinite(args.threshold):
             raise SettingError("--threshold", args.threshold, "must be finite")
         found, said = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
         rows = rows_of(found, args.threshold, said.append)
-        with answering():
+        with safe_stdout():
             if args.json:
                 print(json.dumps([row._asdict() for row in rows], indent=2))
             else:

@@ -29,7 +29,7 @@ from steadyrl.envs.rendering.video import validate_video_path
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.logging.screen import to_terminal
-from steadyrl.training.logging.terminal import Stream, answering
+from steadyrl.training.logging.terminal import Stream, safe_stdout
 from steadyrl.training.policies.find import (
     Policy,
     PolicyError,
@@ -111,10 +111,10 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     from steadyrl.envs.arithmetic import flush_subnormals
     from steadyrl.training.policies.policy import plain_spec
     from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
-    from steadyrl.training.setup import spawn
+    from steadyrl.training.setup import derive_seeds
 
     run = chosen(args, settings)
-    seeds = spawn(run.seed)
+    seeds = derive_seeds(run.seed)
     policy, weights = load(args)
     # It goes by what the policy knows, whatever the environment says.
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
@@ -175,7 +175,7 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
     run = chosen(args, settings)
     values: dict[str, Any] = {
         "policy": str(policy.path),
-        "step": policy.facts.get("step"),
+        "step": policy.metadata.get("step"),
         "agent": settings.agent.name,
         "env": run.env.id,
         "seed": run.seed,
@@ -227,7 +227,7 @@ def _printing_aside() -> Iterator[None]:
 def command(arguments: Sequence[str] | None = None) -> None:
     """Evaluate as the command line says; every refusal is one line."""
     try:
-        with answering():
+        with safe_stdout():
             args = parse(arguments)
         policy = find_policy(args.policy, best=args.best)
         for remark in policy.remarks:
@@ -238,7 +238,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
             policy, found = evaluate(args, settings)
         if found.remark:
             print(f"note: {found.remark}", file=sys.stderr)
-        with answering():
+        with safe_stdout():
             print(printable(report(args, policy, settings, found)))
     except Exception as error:
         from steadyrl.training.cli.failures import explained

@@ -37,7 +37,7 @@ class BugError(ExpectedError):
 
 
 @contextmanager
-def in_a_line(job: Job | None = None) -> Iterator[None]:
+def one_line_errors(job: Job | None = None) -> Iterator[None]:
     """Let nothing through that is not said in a line."""
     try:
         yield

@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from steadyrl.core.errors import ExpectedError, SettingError, exit_with
 from steadyrl.training.cli.arguments import Arguments, help_text, read, version
-from steadyrl.training.cli.failures import in_a_line, out_of_memory
+from steadyrl.training.cli.failures import one_line_errors, out_of_memory
 from steadyrl.training.config.hints import CommandError, explain
 from steadyrl.training.config.settings import CONFIGS, Job
-from steadyrl.training.logging.terminal import answering
+from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.run.job import accept, compose_one
 from steadyrl.training.run.rank_info import end_with_launcher, rank_info
 from steadyrl.training.sweeps.seeds import accept_seeds
@@ -42,10 +42,10 @@ def main(train: Callable[[Job], RunResult]) -> None:
     try:
         arguments = read(sys.argv[1:])
         if arguments.wants_help:
-            with answering():
+            with safe_stdout():
                 print(help_text(CONFIGS), end="")
         elif arguments.wants_version:
-            with answering():
+            with safe_stdout():
                 print(version())
         else:
             compose_and_train(train, arguments)
@@ -76,7 +76,7 @@ class Task:
 
     def _attempt(self, config: DictConfig, of_sweep: SweepJob | None = None) -> float | None:
         many = OmegaConf.is_interpolation(config, "seeds") or config.get("seeds") is not None
-        with in_a_line():
+        with one_line_errors():
             if many:
                 from steadyrl.training.sweeps.seeds import ManySeeds
 
@@ -88,7 +88,7 @@ class Task:
 
     def _train_one(self, job: Job) -> float | None:
         """Return the score, which sweeps maximise; exit with a signal's code where one came."""
-        with in_a_line(job):
+        with one_line_errors(job):
             result = self._train(job)
         if result.exit_code:
             sys.exit(result.exit_code)
@@ -111,7 +111,7 @@ def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -
         if arguments.plain:
             config = compose_one(arguments.overrides)
         else:
-            with answering() if arguments.prints else nullcontext():
+            with safe_stdout() if arguments.prints else nullcontext():
                 run_hydra(task, arguments)
             return
     except ExpectedError:

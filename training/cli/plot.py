@@ -21,7 +21,7 @@ from steadyrl.training.analysis.curves import Curve, aggregate
 from steadyrl.training.analysis.estimates import Estimator, interquartile_mean, mean
 from steadyrl.training.analysis.groups import SCORES, Group, groups, names, notes
 from steadyrl.training.analysis.past_runs import NoRunError, Series
-from steadyrl.training.logging.terminal import answering
+from steadyrl.training.logging.terminal import safe_stdout
 
 MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # never below 0
 TAGS = (SCORES[0], *MEASURES[:2])
@@ -203,7 +203,7 @@ def plot(args: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plot, or say in one line why not."""
     try:
-        with answering():
+        with safe_stdout():
             plot(parse(arguments))
     except ExpectedError as error:
         exit_with(error)

@@ -19,14 +19,14 @@ from typing import Any
 
 from steadyrl.core.documents import read_json
 from steadyrl.core.errors import ExpectedError, describe, exit_with
-from steadyrl.training.logging.terminal import answering
+from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.tuning.members import (
     draw_lineage,
     in_the_end,
-    live_one_generation,
     member_of,
     read_members,
+    train_generation,
 )
 from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
 from steadyrl.training.tuning.search_space import StudyError
@@ -60,7 +60,7 @@ def live(config: dict[str, Any], place: str) -> None:
     settings |= {key: round(settings[key]) for key in WHOLE if key in settings}
     while generation < plan["generations"]:
         generation += 1
-        member = live_one_generation(
+        member = train_generation(
             home, name, generation, parent, plan["overrides"], settings, plan["interval"]
         )
         parent = member.run_dir
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
     parser.add_argument("population", type=Path, metavar="CONFIG.yaml")
     try:
-        with answering():
+        with safe_stdout():
             args = parser.parse_args(arguments)
         run(read_plan(args.population))
     except ExpectedError as error:

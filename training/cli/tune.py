@@ -22,7 +22,7 @@ from steadyrl.core.files import open_plain, read_end
 from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS
-from steadyrl.training.logging.terminal import answering
+from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
 from steadyrl.training.tuning.members import LONGEST_LOG
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
     parser.add_argument("study", type=Path, metavar="STUDY.yaml")
     try:
-        with answering():
+        with safe_stdout():
             args = parser.parse_args(arguments)
         plan = read_plan(args.study)
         study = open_study(plan)

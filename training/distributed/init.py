@@ -12,7 +12,7 @@ import torch
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.core.errors import ExpectedError, SettingError
-from steadyrl.training.config.overrides import leaves
+from steadyrl.training.config.overrides import flatten
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job
 from steadyrl.training.run.hardware import device_name
@@ -70,7 +70,7 @@ def refuse_different(job: Job, comm: Comm) -> None:
     if len(set(hashes)) == 1:
         return
     other = next(rank for rank, each in enumerate(hashes) if each != hashes[0])
-    configs = [dict(leaves(each)) for each in comm.all_gather(json.loads(text))]
+    configs = [dict(flatten(each)) for each in comm.all_gather(json.loads(text))]
     for key in sorted(configs[0] | configs[other]):
         one, two = (configs[rank].get(key) for rank in (0, other))
         if one != two:

@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from steadyrl.agents.base import Agent, Decision
-from steadyrl.core.clock import Pace
+from steadyrl.core.clock import RateLimiter
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import Step
@@ -39,7 +39,7 @@ class RankRun(Run):
         ranks, saver = services.comm, services.saver
         assert isinstance(ranks, Ranks) and isinstance(saver, RankSaver)
         self._ranks, self._saver = ranks, saver
-        self._pace = SharedPace(ranks)
+        self._pace = SharedRateLimiter(ranks)
         self._over = False  # a rank's memory error ends the run after this step
         self._memory: dict[str, float] = {}
         self._peak = 0.0  # MB of all ranks
@@ -107,7 +107,7 @@ def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
     return {tag: total / counts[tag] for tag, total in sums.items() if counts[tag]}
 
 
-class SharedPace(Pace):
+class SharedRateLimiter(RateLimiter):
     """Rank 0's pace."""
 
     def __init__(self, ranks: Ranks) -> None:
@@ -167,7 +167,7 @@ class SharedFilmer(Filmer):
 
 
 def shared(
-    services: RunServices, settings: RunSettings, facts: Mapping[str, Any], env: VectorEnv
+    services: RunServices, settings: RunSettings, metadata: Mapping[str, Any], env: VectorEnv
 ) -> RunServices:
     """Return the services with those that all ranks share."""
     ranks = services.comm
@@ -177,6 +177,6 @@ def shared(
     evaluator = SharedEvaluator(services.evaluator, ranks) if settings.eval.every else None
     return services._replace(
         evaluator=evaluator,
-        saver=RankSaver(settings.checkpoint, path, facts, ranks=ranks),
+        saver=RankSaver(settings.checkpoint, path, metadata, ranks=ranks),
         filmer=SharedFilmer(services.filmer, ranks),
     )

@@ -20,7 +20,7 @@ from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.files import Files
 from steadyrl.training.checkpoints.archive import TEMPORARY, read_part, write_archive, write_parts
 from steadyrl.training.checkpoints.manifest import CheckpointError, Saved, check, manifest_of
-from steadyrl.training.checkpoints.reshard import facts_ranks, prefix_of
+from steadyrl.training.checkpoints.reshard import prefix_of, saved_ranks
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.checkpoints.store import Checkpoints
 from steadyrl.training.config.settings import CheckpointSettings
@@ -51,7 +51,7 @@ class RankCheckpoints(Checkpoints):
         self,
         step: int,
         parts: Iterable[tuple[str, Any]],
-        facts: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         after: Callable[[], object] = bool,
         *,
         prunes: bool = True,
@@ -68,16 +68,18 @@ class RankCheckpoints(Checkpoints):
                 refused = error.strerror or describe(error)
         agreed, self._refused = self._ranks.all_gather([name, refused])[0]
         self._path = Path(agreed)
-        super().save(step, parts, {**facts, "ranks": self._ranks.size}, after, prunes=prunes)
+        super().save(step, parts, {**metadata, "ranks": self._ranks.size}, after, prunes=prunes)
 
     @override
     def _free_name(self, step: int) -> Path:
         return self._path
 
     @override
-    def _save(self, step: int, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]) -> None:
+    def _save(
+        self, step: int, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
+    ) -> None:
         if self._ranks.rank == 0:
-            super()._save(step, parts, facts)
+            super()._save(step, parts, metadata)
             return
         told: dict[str, Any] = {}
         try:
@@ -93,11 +95,11 @@ class RankCheckpoints(Checkpoints):
 
     @override
     def _write(
-        self, path: Path, parts: Iterable[tuple[str, Any]], facts: Mapping[str, Any]
+        self, path: Path, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
     ) -> frozenset[str]:
         if self._refused:
             raise OSError(self._refused)
-        return write_archive(self._files, path, parts, facts, others=self._others)
+        return write_archive(self._files, path, parts, metadata, others=self._others)
 
     def _others(self) -> dict[str, Any]:
         """Wait for what all others wrote; raise OSError where one could not."""
@@ -121,19 +123,19 @@ class RankCheckpoints(Checkpoints):
         return f"saved/{self._count}/{rank}"
 
     @override
-    def usable(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
+    def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
         """Together: yield what every rank can use, newest first; each checks its own files."""
-        self.passed_over = {}
+        self.skipped = {}
         names = self._ranks.all_gather([saved.path.name for saved in self.all()])[0]
         known = {saved.path.name: saved for saved in self.all()}
         for name in names:
             reason = self._refusal(known.get(name), name, refuse)
             refusals = [each for each in self._ranks.all_gather(reason) if each]
             if refusals:
-                self.passed_over[self.directory / name] = refusals[0]
+                self.skipped[self.directory / name] = refusals[0]
                 continue
             yield known[name]
-        reasons = "; ".join(self.passed_over.values())
+        reasons = "; ".join(self.skipped.values())
         raise CheckpointError(
             reasons or f"{self.directory}: there is no checkpoint to continue from"
         )
@@ -146,8 +148,8 @@ class RankCheckpoints(Checkpoints):
             return f"rank {rank} does not see {self.directory / name}: all need one directory"
         try:
             manifest = manifest_of(saved.path)
-            refuse(manifest["facts"])
-            count = manifest["facts"].get("ranks", 1)
+            refuse(manifest["metadata"])
+            count = manifest["metadata"].get("ranks", 1)
             mine = {prefix_of(r) for r in range(self._ranks.rank, count, self._ranks.size)}
             for file, entry in manifest["files"].items():
                 whose = file[:9] if file.startswith("rank") else ""
@@ -165,11 +167,11 @@ class RankSaver(Saver):
         self,
         settings: CheckpointSettings,
         directory: Path,
-        facts: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         *,
         ranks: Ranks,
     ) -> None:
-        super().__init__(settings, directory, facts)
+        super().__init__(settings, directory, metadata)
         self._ranks = self._comm = ranks
         self._prefix = prefix_of(ranks.rank)
         self.checkpoints: RankCheckpoints = RankCheckpoints(
@@ -183,7 +185,7 @@ class RankSaver(Saver):
     def after_row(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
         """Save where all do: clocks and signals are one rank's, and heard with the next count."""
         if self._replay is not None:
-            self._replay.keep_up()
+            self._replay.wait_for_overwrite()
             if not self.checkpoints.busy:
                 self._replay = None
         due = self._times.due(step)
@@ -210,7 +212,7 @@ class RankSaver(Saver):
         reason = None
         try:
             super()._load(saved)
-            if facts_ranks(saved.path) == self._ranks.size:
+            if saved_ranks(saved.path) == self._ranks.size:
                 self._ranks.load_state_dict(read_part(saved.path, f"{self._prefix}ranks"))
         except Exception as error:  # nobody knows what is in a file that only looks right
             if isinstance(error, ExpectedError) and not isinstance(error, CheckpointError):
@@ -223,13 +225,13 @@ class RankSaver(Saver):
                 raise CheckpointError(f"rank {rank}: {each}")
 
     @override
-    def tidy(self) -> None:
+    def remove_partial_writes(self) -> None:
         if self._ranks.rank == 0:
-            super().tidy()
+            super().remove_partial_writes()
 
     @override
-    def last_good(self) -> Path | None:
-        return super().last_good() if self._ranks.heart.lost is None else self.checkpoints.last
+    def last_valid(self) -> Path | None:
+        return super().last_valid() if self._ranks.heart.lost is None else self.checkpoints.last
 
     @override
     def write_policy(self, name: str, step: int, score: float | None) -> None:

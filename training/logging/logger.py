@@ -16,7 +16,7 @@ from pathlib import Path
 
 from steadyrl.core.errors import one_line
 from steadyrl.core.files import open_plain
-from steadyrl.training.logging.sinks import Card, JsonLines, Record, Sink
+from steadyrl.training.logging.sinks import JsonLines, Record, RunInfo, Sink
 from steadyrl.training.logging.tensorboard import TensorBoard
 from steadyrl.training.logging.terminal import attached
 
@@ -29,10 +29,10 @@ class Logger:
     """Hand what is reported at rising steps to every sink, whatever becomes of the others."""
 
     def __init__(
-        self, directory: Path, card: Card | None = None, others: Sequence[Sink] = ()
+        self, directory: Path, info: RunInfo | None = None, others: Sequence[Sink] = ()
     ) -> None:
         lines = JsonLines(directory / "metrics.jsonl")
-        self._sinks: tuple[Sink, ...] = (lines, TensorBoard(directory, card), *others)
+        self._sinks: tuple[Sink, ...] = (lines, TensorBoard(directory, info), *others)
         self._last_step = -1
         self._failing: dict[Sink, str] = {}  # why
 

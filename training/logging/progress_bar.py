@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
-from steadyrl.training.logging.terminal import Status, hush, texts_of
+from steadyrl.training.logging.terminal import Status, redirect_to_devnull, status_texts
 
 # What is left out of the bar's line first stands last.
 BY_IMPORTANCE = ("run", "steps", "share", "left", "return", "speed", "memory")
@@ -28,7 +28,7 @@ class AboveTheBar(RichHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Go on in silence: whoever looked is gone."""
-        hush(self.console.file)
+        redirect_to_devnull(self.console.file)
 
 
 class Bar:
@@ -52,7 +52,7 @@ class Bar:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         texts = {"run": self._label} if self._label else {}
-        texts |= texts_of(self._status, self._total)
+        texts |= status_texts(self._status, self._total)
         room = options.max_width - 1
         shown = set()
         for name in BY_IMPORTANCE:

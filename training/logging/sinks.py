@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from steadyrl.core.documents import from_json
 from steadyrl.core.files import open_plain, plain_lines
-from steadyrl.training.config.overrides import ABOUT_THE_RUN, leaves
+from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
 from steadyrl.training.config.schema import show
 
 LONGEST_LINE = 1_000_000  # bytes that are looked at
 
 
-class Card(NamedTuple):
+class RunInfo(NamedTuple):
     """What a run is: told to sinks once, when it begins or goes on."""
 
     name: str
@@ -34,7 +34,7 @@ class Card(NamedTuple):
 
         A typed group or preset goes by its name, a typed key by the value it came to.
         """
-        values = dict(leaves(self.config))
+        values = dict(flatten(self.config))
         found: dict[str, Any] = {
             key: values[key] for key in ("agent.name", "env.id", "seed") if key in values
         }

@@ -34,7 +34,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from typing_extensions import override
 
 from steadyrl.core.jit import compiled
-from steadyrl.training.logging.sinks import Card, Record, Sink
+from steadyrl.training.logging.sinks import Record, RunInfo, Sink
 
 HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
 BUCKETS = 20
@@ -105,8 +105,8 @@ def _next_stamp(directory: Path) -> str:
 class TensorBoard(Sink):
     """Scalars, histograms, and the pages that say what the run is."""
 
-    def __init__(self, directory: Path, card: Card | None = None) -> None:
-        self._directory, self._card = directory, card
+    def __init__(self, directory: Path, info: RunInfo | None = None) -> None:
+        self._directory, self._info = directory, info
         self._file: EventFile | None = None
         self._begun = False
         self._next_histogram = 0.0  # in seconds of the run
@@ -153,12 +153,12 @@ class TensorBoard(Sink):
             start = SessionLog(status=SessionLog.START)
             file.write(Event(step=step + 1 if goes_on else 0, session_log=start))
             self._begun = True
-        if self._card is not None:
-            pages = [_command(self._card), _configuration(self._card)]
+        if self._info is not None:
+            pages = [_command(self._info), _configuration(self._info)]
             # The first file has these: what a continued run was told is not all that it is.
-            pages += [] if goes_on else [_chosen(self._card), _layout(self._card)]
+            pages += [] if goes_on else [_chosen(self._info), _layout(self._info)]
             file.write(_event(step, pages))
-            self._card = None
+            self._info = None
         return file
 
     @override
@@ -201,19 +201,19 @@ def _page(tag: str, plugin: str, text: bytes | None, content: bytes = b"") -> Su
     return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=data), tensor=tensor)
 
 
-def _command(card: Card) -> Summary.Value:
-    return _page("command", "text", f"    {card.command}".encode())
+def _command(info: RunInfo) -> Summary.Value:
+    return _page("command", "text", f"    {info.command}".encode())
 
 
-def _configuration(card: Card) -> Summary.Value:
-    text = OmegaConf.to_yaml(OmegaConf.create(dict(card.config)))
+def _configuration(info: RunInfo) -> Summary.Value:
+    text = OmegaConf.to_yaml(OmegaConf.create(dict(info.config)))
     return _page("configuration", "text", f"```yaml\n{text}```".encode())
 
 
-def _chosen(card: Card) -> Summary.Value:
+def _chosen(info: RunInfo) -> Summary.Value:
     """Return the run's row of the HParams page, whose scores are the last ones of its scalars."""
-    session = SessionStartInfo(group_name=card.name, start_time_secs=time.time())
-    for key, value in card.chosen().items():
+    session = SessionStartInfo(group_name=info.name, start_time_secs=time.time())
+    for key, value in info.chosen().items():
         if isinstance(value, bool):
             session.hparams[key].bool_value = value
         elif isinstance(value, str):
@@ -224,9 +224,9 @@ def _chosen(card: Card) -> Summary.Value:
     return _page(HPARAMS, "hparams", None, content)
 
 
-def _layout(card: Card) -> Summary.Value:
+def _layout(info: RunInfo) -> Summary.Value:
     """Return the order of the Custom Scalars page: returns come first, memory last."""
-    reports = bool(card.config.get("env", {}).get("info_metrics"))
+    reports = bool(info.config.get("env", {}).get("info_metrics"))
     categories = [
         Category(
             title=title,

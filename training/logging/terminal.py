@@ -44,7 +44,7 @@ class _ForTerminal(logging.Formatter):
 class _Terminal(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Go on in silence: whoever read this (a pipe, a terminal) is gone."""
-        hush(self.stream)
+        redirect_to_devnull(self.stream)
 
 
 def accept_all_text(stream: object) -> None:
@@ -55,7 +55,7 @@ def accept_all_text(stream: object) -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def hush(stream: object) -> None:
+def redirect_to_devnull(stream: object) -> None:
     """Let what is still written to a stream without a reader go nowhere, also at exit."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -65,14 +65,14 @@ def hush(stream: object) -> None:
             os.close(nowhere)
 
 
-class UnheardError(ExpectedError):
+class OutputError(ExpectedError):
     """What was asked for could not be printed."""
 
     exit_code = 2
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def safe_stdout() -> Iterator[None]:
     """Print what was asked for: refused in a line on a full disk, in silence if nobody reads.
 
     Where stdout is closed, what is printed goes nowhere.
@@ -90,9 +90,9 @@ def answering() -> Iterator[None]:
                 end = asked
             sys.stdout.flush()
         except OSError as error:
-            hush(sys.stdout)
+            redirect_to_devnull(sys.stdout)
             if not isinstance(error, BrokenPipeError):
-                raise UnheardError(f"stdout: cannot be written to: {error.strerror}") from None
+                raise OutputError(f"stdout: cannot be written to: {error.strerror}") from None
         if end is not None:
             raise end
 
@@ -134,14 +134,14 @@ class Lines:
         if now < self._next and status.step < self._total:
             return
         self._next = now + SECONDS_BETWEEN_LINES
-        texts = texts_of(status, self._total)
+        texts = status_texts(status, self._total)
         log.info("%sstep %s %s", self._label, texts.pop("steps"), "  ".join(texts.values()))
 
     def close(self) -> None:
         """Nothing to take back: lines stay."""
 
 
-def texts_of(status: Status, total: int) -> dict[str, str]:
+def status_texts(status: Status, total: int) -> dict[str, str]:
     """Return what is said about a moment, in the order it is read."""
     expected = status.steps_per_second if status.expected is None else status.expected
     to_do = max(total - status.step, 0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from steadyrl.training.logging.sinks import Card, Record, Sink
+from steadyrl.training.logging.sinks import Record, RunInfo, Sink
 
 BUCKETS = 20
 
@@ -25,8 +25,8 @@ class WandB(Sink):
 
     failures = (Exception,)  # a service, its process, a network: any of them, and anyhow
 
-    def __init__(self, directory: Path, card: Card) -> None:
-        self._directory, self._card = directory, card
+    def __init__(self, directory: Path, info: RunInfo) -> None:
+        self._directory, self._info = directory, info
         self._run: Any = None
         self._refused: Exception | None = None
 
@@ -70,11 +70,11 @@ class WandB(Sink):
         return wandb.init(
             project="steadyrl",
             dir=place,
-            name=self._card.name,
+            name=self._info.name,
             # Directories of sweeps share their names; a continued run is one with what it was.
             id=hashlib.sha256(place.encode()).hexdigest()[:12],
             resume="allow",
-            config=dict(self._card.config),
+            config=dict(self._info.config),
             mode=_mode(wandb),
             settings=wandb.Settings(console="off", silent=True),
         )

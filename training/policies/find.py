@@ -17,13 +17,13 @@ from steadyrl.core.errors import ExpectedError, SettingError, describe
 from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
     CheckpointError,
-    manifest_facts,
+    manifest_metadata,
     part_names,
-    standing,
+    recover_path,
 )
-from steadyrl.training.checkpoints.resume import refuse_foreign, whole_config
+from steadyrl.training.checkpoints.resume import stored_config, validate_no_foreign_modules
 from steadyrl.training.checkpoints.run_directory import BEST, CONFIG, LAST, in_use
-from steadyrl.training.config.overrides import put
+from steadyrl.training.config.overrides import set_key
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Settings, load_settings
 
@@ -40,13 +40,13 @@ class Policy(NamedTuple):
     """A policy that was found: where, what its manifest says, and what people should know."""
 
     path: Path
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     remarks: tuple[str, ...] = ()
 
     @property
     def spec(self) -> dict[str, Any]:
         """What it says of the environment that it was trained in."""
-        spec = self.facts.get("spec")
+        spec = self.metadata.get("spec")
         if not isinstance(spec, dict):
             raise CheckpointError(f"{self.path}: says nothing of its environment")
         return spec
@@ -54,7 +54,7 @@ class Policy(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The most bytes that weights of the shapes it tells of may take."""
-        weights = self.facts.get("weights")
+        weights = self.metadata.get("weights")
         shapes: list[Any] = list(weights.values()) if isinstance(weights, dict) else [None]
         if not all(
             isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
@@ -71,11 +71,11 @@ def find_policy(path: Path, *, best: bool = False) -> Policy:
         raise PolicyError(f"{path}: there is no such run or policy")
     if not path.is_dir():
         raise PolicyError(f"{path}: is a file; name a run's directory, or its {LAST}/")
-    here = standing(path)
+    here = recover_path(path)
     if (here / MANIFEST).exists():
         if LAST not in part_names(here):
             raise PolicyError(f"{path}: is a checkpoint, to continue from; name its run")
-        return Policy(here, manifest_facts(here))
+        return Policy(here, manifest_metadata(here))
     if path.name in (LAST, BEST) and not (path / CONFIG).exists():
         raise CheckpointError(f"{path}: holds no {MANIFEST}: it is damaged, or no policy")
     return _of_run(path, best=best)
@@ -83,7 +83,7 @@ def find_policy(path: Path, *, best: bool = False) -> Policy:
 
 def _of_run(run: Path, *, best: bool) -> Policy:
     going = in_use(run)
-    there = [name for name in (LAST, BEST) if standing(run / name).is_dir()]
+    there = [name for name in (LAST, BEST) if recover_path(run / name).is_dir()]
     if best and BEST not in there:
         raise PolicyError(f"{run}: has no {BEST}/: it was never evaluated")
     if not there:
@@ -94,8 +94,8 @@ def _of_run(run: Path, *, best: bool) -> Policy:
         remarks.append(f"{run} is still going: this is what it has so far")
     if name == BEST and not best:
         remarks.append(f"it has no {LAST}/ yet: {BEST}/ is taken")
-    found = standing(run / name)
-    return Policy(found, manifest_facts(found), tuple(remarks))
+    found = recover_path(run / name)
+    return Policy(found, manifest_metadata(found), tuple(remarks))
 
 
 def _why_none(run: Path, *, going: bool) -> str:
@@ -113,15 +113,15 @@ def settings_of(policy: Policy, overrides: Sequence[str]) -> Settings:
 
     An override is KEY=VALUE below `env`. Modules are imported only if somebody types their name.
     """
-    changed = whole_config(policy.path, policy.facts)
+    changed = stored_config(policy.path, policy.metadata)
     if not isinstance(changed["env"], dict):
         raise CheckpointError(f"{policy.path}: holds no configuration of an environment")
     typed = {"env": {"id": None}}
     for override in overrides:
         key, value = _read(override)
-        put(changed, key, value)
-        put(typed, key, value)
-    refuse_foreign(policy.path, changed, typed)
+        set_key(changed, key, value)
+        set_key(typed, key, value)
+    validate_no_foreign_modules(policy.path, changed, typed)
     try:
         return load_settings(changed)
     except SettingError as error:

@@ -19,8 +19,8 @@ from steadyrl.agents.registry import AgentSettings, agent_class, settings_type
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import ActionSpec, EnvSpec
 from steadyrl.training.checkpoints.archive import read_part
-from steadyrl.training.checkpoints.manifest import CheckpointError, checked_facts, differences
-from steadyrl.training.checkpoints.resume import whole_config
+from steadyrl.training.checkpoints.manifest import CheckpointError, differences, verified_metadata
+from steadyrl.training.checkpoints.resume import stored_config
 from steadyrl.training.checkpoints.run_directory import LAST
 from steadyrl.training.config.schema import build
 from steadyrl.training.policies.find import find_policy
@@ -32,36 +32,38 @@ class Whole(NamedTuple):
     """A finished policy whose files were checked: what is known of it, and its weights."""
 
     path: Path
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     weights: dict[str, Tensor]
 
 
 def read_policy(path: Path, *, best: bool = False) -> Whole:
     """Read the policy of a run, or the one that `path` itself is."""
     found = find_policy(path, best=best)
-    place, facts = found.path, checked_facts(found.path)
-    whole_config(place, facts)
+    place, metadata = found.path, verified_metadata(found.path)
+    stored_config(place, metadata)
     weights = read_part(place, LAST, most=found.nbytes)
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
     if not tensors:
         raise CheckpointError(f"{place}: is no policy")
-    return Whole(place, facts, weights)
+    return Whole(place, metadata, weights)
 
 
-def starting_weights(path: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
+def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights of a finished policy, if they fit this run's."""
-    told = find_policy(path).facts
-    if told.get("weights") != facts["weights"]:  # whatever is in its files: nothing is read of them
-        wrong = differences(told, facts, ("agent", "weights"))
+    told = find_policy(path).metadata
+    if (
+        told.get("weights") != metadata["weights"]
+    ):  # whatever is in its files: nothing is read of them
+        wrong = differences(told, metadata, ("agent", "weights"))
         raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
     policy = read_policy(path)
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
-    theirs = {"agent": policy.facts.get("agent"), "weights": shapes}
-    ours = {key: facts[key] for key in theirs}
+    theirs = {"agent": policy.metadata.get("agent"), "weights": shapes}
+    ours = {key: metadata[key] for key in theirs}
     if theirs == ours:  # weights of one shape may still mean another thing
-        ours["network"] = network_of(facts)
+        ours["network"] = network_of(metadata)
         try:
-            theirs["network"] = network_of(policy.facts)
+            theirs["network"] = network_of(policy.metadata)
         except (SettingError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{policy.path}: holds no configuration: {error}") from error
     wrong = differences(theirs, ours, theirs)
@@ -92,8 +94,8 @@ def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
 def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, GreedyActor, EnvSpec]:
     """Build the network and who acts by it out of what the policy says of itself."""
     try:
-        spec = spec_of(policy.facts["spec"])
-        settings = agent_settings(policy.facts["config"])
+        spec = spec_of(policy.metadata["spec"])
+        settings = agent_settings(policy.metadata["config"])
         cls = agent_class(settings.name)
         network, actor = cls.policy(settings, spec, device)
         network.load_state_dict(policy.weights)
@@ -105,12 +107,12 @@ def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, GreedyActor,
     return network, actor, spec
 
 
-def network_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+def network_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a network is besides the shapes of its weights, where its agent says so."""
-    agent = facts["config"]["agent"]
+    agent = metadata["config"]["agent"]
     if "network" not in agent:
         return None
-    network, spec = build(NetworkSettings, agent["network"], "agent.network."), facts["spec"]
+    network, spec = build(NetworkSettings, agent["network"], "agent.network."), metadata["spec"]
     says: dict[str, Any] = {
         "encoder": network.encoder_for(spec_of(spec).unmasked_shape),
         "trunk": network.trunk,
@@ -142,7 +144,7 @@ def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
     return EnvSpec(**values | {"frame_shape": tuple(values["frame_shape"])}, action=kind(**action))
 
 
-def facts_of(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
+def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
     """Return what tells one run's checkpoints from another's, as JSON gives it back."""
     return {
         "config": config,

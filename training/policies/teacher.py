@@ -62,10 +62,10 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
 
     found = read_policy(Path(name))
     try:
-        trained = found.facts.get("spec", {})
+        trained = found.metadata.get("spec", {})
         sees_masks = bool(trained.get("mask"))
         offered = plain_spec(spec if sees_masks else spec.unmasked)
-        validate_same_spaces(Policy(found.path, found.facts), spec.id, offered, trained)
+        validate_same_spaces(Policy(found.path, found.metadata), spec.id, offered, trained)
     except SettingError as error:
         raise SettingError("agent.teacher.policy", name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):

@@ -38,7 +38,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
     except NonFiniteError as error:
         log.debug("the run diverged", exc_info=True)
         run.fail("diverged")
-        last = services.saver.last_good()
+        last = services.saver.last_valid()
         if last is None:
             raise
         raise NonFiniteError(f"{error}; the last good checkpoint is {last}") from error
@@ -49,7 +49,7 @@ def finalize_run(run: Run, services: RunServices) -> Iterator[None]:
             run.fail("interrupted")
         else:
             run.fail("failed")
-            services.saver.last_good()  # waits for the checkpoint being written
+            services.saver.last_valid()  # waits for the checkpoint being written
             if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
                 where = f"the traceback is in {services.log_file}"
                 raise EnvironmentFailedError(f"{error}; {where}") from error

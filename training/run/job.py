@@ -19,7 +19,7 @@ from steadyrl.agents.registry import Masking, of_rank
 from steadyrl.core.errors import SettingError, describe
 from steadyrl.envs.factory import probe
 from steadyrl.envs.types import EnvSpec
-from steadyrl.training.checkpoints.resume import stored
+from steadyrl.training.checkpoints.resume import load_stored_config
 from steadyrl.training.checkpoints.run_directory import (
     absolute,
     default_path,
@@ -138,7 +138,7 @@ def accept(
         refuse_in_use(directory)
     changes: tuple[str, ...] | None = None
     if settings.run.resume is not None:
-        found = stored(settings.run.resume, directory, values, typed)
+        found = load_stored_config(settings.run.resume, directory, values, typed)
         if found is not None:
             values, changes = found.config, found.changes
             settings = load_settings(values)

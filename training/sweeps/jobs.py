@@ -22,7 +22,7 @@ from steadyrl.core.documents import read_json, read_yaml
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import open_plain, write_whole
 from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, refuse_links
-from steadyrl.training.config.overrides import ABOUT_THE_RUN, is_free, leaves, put
+from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, set_key
 from steadyrl.training.config.settings import completed, load_settings
 from steadyrl.training.sweeps.subprocess_run import is_finished
 
@@ -76,7 +76,7 @@ def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str,
         found = {**asdict(settings.run), "agent": asdict(settings.agent)}  # type: ignore[call-overload]
     keys = {
         key: value
-        for key, value in leaves(found)
+        for key, value in flatten(found)
         if key in swept or (key not in ABOUT_THE_RUN and (key == "total_steps" or not is_free(key)))
     }
     if found.get("init_from") is not None:
@@ -110,7 +110,7 @@ def _counted_today(job: SweepJob) -> dict[str, Any]:
     if job.counted:
         values: dict[str, Any] = {}
         for key, value in job.counted.items():
-            put(values, key, value)
+            set_key(values, key, value)
         return counted(values, job.counted)
     try:  # planned before this was kept: its run knows
         values = read_yaml(Path(job.run_dir) / CONFIG)

@@ -32,7 +32,7 @@ from steadyrl.training.checkpoints.run_directory import (
     read_summary,
     refuse_links,
 )
-from steadyrl.training.config.overrides import AUTO, continued, named
+from steadyrl.training.config.overrides import AUTO, merge_overrides, overridden_keys
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Job, RunSettings
 from steadyrl.training.run.job import _directory, _resolved, _settings, _typed, accept
@@ -95,7 +95,7 @@ def each_seed(
         raise SettingError("run_dir", directory, f"{reason}, or choose another directory")
     if run.resume not in (None, AUTO) and not begun:
         raise CheckpointError(f"resume={run.resume}: holds no run of seeds={show(run.seeds)}")
-    length = run.total_steps if named(typed, ["total_steps"]) else 0
+    length = run.total_steps if overridden_keys(typed, ["total_steps"]) else 0
     for seed in run.seeds:
         folder, own = _folder(directory, seed), deepcopy(config)
         own.seed, own.seeds, own.run_dir = seed, None, str(folder)
@@ -115,7 +115,7 @@ def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
             raise ValueError("holds no keys")
     except Exception as error:  # of the parser, of the disk: the file may hold anything
         raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
-    continued(stored, _plain(own), typed)
+    merge_overrides(stored, _plain(own), typed)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -68,10 +68,10 @@ def install() -> None:
     """Take the place of Hydra's basic sweeper, which ends at a job that fails."""
     # Looked up when it is used: Hydra executes its plugins' modules anew when it scans them.
     name = f"{basic_sweeper.__name__}.BasicSweeper"
-    Plugins.instance().class_name_to_class[name] = GoingOn
+    Plugins.instance().class_name_to_class[name] = ResumableSweeper
 
 
-class GoingOn(Sweeper):
+class ResumableSweeper(Sweeper):
     """Run every job that a sweep's directory does not know to be finished."""
 
     def __init__(self, max_batch_size: int | None, params: dict[str, str] | None = None) -> None:

@@ -18,7 +18,7 @@ from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
     manifest_of,
     saved_below,
-    seal,
+    self_hash,
 )
 from steadyrl.training.sweeps.subprocess_run import Child, last_error, wait_until_free
 from steadyrl.training.tuning.search_space import job_of, typed
@@ -58,7 +58,7 @@ def _below(folder: Path, run: str | None) -> str | None:
     return None if run is None else os.path.relpath(run, folder)
 
 
-def live_one_generation(
+def train_generation(
     folder: Path,
     name: str,
     generation: int,
@@ -76,7 +76,7 @@ def live_one_generation(
     own += [f"total_steps={steps * generation}"]
     wait_until_free(place)
     if parent is not None and not (place / "config.yaml").exists():
-        branch(Path(parent), place, job_of(own, place).config)
+        fork_checkpoint(Path(parent), place, job_of(own, place).config)
     place.mkdir(parents=True, exist_ok=True)
     with (place / "out.log").open("ab") as output:
         child = Child(own, place, output=output.fileno(), threads=1)
@@ -146,7 +146,7 @@ def draw_lineage(members: Sequence[Member], out: Path) -> None:
     figure.savefig(out)
 
 
-def branch(source: Path, target: Path, config: Mapping[str, Any]) -> int:
+def fork_checkpoint(source: Path, target: Path, config: Mapping[str, Any]) -> int:
     """Give the new run in `target` the newest whole checkpoint of `source`; return its step.
 
     The files are the same ones, linked; only the configuration is another. Whether it fits the
@@ -159,8 +159,12 @@ def branch(source: Path, target: Path, config: Mapping[str, Any]) -> int:
         except CheckpointError as error:
             reasons.append(str(error))
             continue
-        manifest["facts"] = {**manifest["facts"], "config": dict(config), "eval_return_mean": None}
-        manifest["sha256"] = seal(manifest)
+        manifest["metadata"] = {
+            **manifest["metadata"],
+            "config": dict(config),
+            "eval_return_mean": None,
+        }
+        manifest["sha256"] = self_hash(manifest)
         whole = target / "checkpoints" / saved.path.name
         if whole.exists():
             return saved.step

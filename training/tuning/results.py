@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steadyrl.core.errors import describe
-from steadyrl.training.config.overrides import leaves, put
+from steadyrl.training.config.overrides import flatten, set_key
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.subprocess_run import Child, running
 from steadyrl.training.tuning.search_space import Range, job_of
@@ -100,12 +100,12 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
 
     whole = job_of([*plan.overrides, *best], plan.folder).config
     groups = [t for t in plan.overrides if t.partition("=")[0] in ("agent", "env")]
-    plain = dict(leaves(job_of(groups, plan.folder).config))
+    plain = dict(flatten(job_of(groups, plan.folder).config))
     values: dict[str, Any] = {}
-    for key, found in leaves(whole):
+    for key, found in flatten(whole):
         kept = key not in NOT_IN_PRESETS and not key.startswith(NOT_IN_PRESETS_BELOW)
         if kept and plain.get(key, ...) != found:
-            put(values, key, found)
+            set_key(values, key, found)
     chosen = "".join(f"  - override /{t.replace('=', ': ')}\n" for t in groups)
     head = f"# @package _global_\n{MADE_BY}: {plan.name}\n"
     head += f"# {value:.1f} over {len(plan.seeds)} seeds, the best of {plan.trials} trials.\n"

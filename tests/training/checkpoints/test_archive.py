@@ -30,10 +30,10 @@ from steadyrl.training.checkpoints.archive import (
 from steadyrl.training.checkpoints.formats import FORMAT
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
-    checked_facts,
     entry_of,
-    seal,
-    standing,
+    recover_path,
+    self_hash,
+    verified_metadata,
 )
 
 GENERATOR = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def write(path: Path, number: int, files: Files | None = None) -> None:
 
 def test_state_comes_back_as_it_was_given(tmp_path: Path) -> None:
     write(tmp_path / "a", 7)
-    assert checked_facts(tmp_path / "a") == {"step": 7}
+    assert verified_metadata(tmp_path / "a") == {"step": 7}
     assert same(read_part(tmp_path / "a", "agent"), state(7))
     assert read_part(tmp_path / "a", "run") == {}
 
@@ -104,9 +104,9 @@ def test_whichever_operation_fails_the_old_one_is_whole_and_the_next_succeeds(
             assert raised.errno == error
         else:
             break
-        assert checked_facts(tmp_path / "old") == {"step": 1}
+        assert verified_metadata(tmp_path / "old") == {"step": 1}
         if (tmp_path / "new").exists():  # only the last wait for the disk failed
-            assert checked_facts(tmp_path / "new") == {"step": 2}
+            assert verified_metadata(tmp_path / "new") == {"step": 2}
             Files().remove(tmp_path / "new")
         operations += 1
     assert operations == files.count + 1 > 8
@@ -133,7 +133,7 @@ def test_a_power_cut_leaves_the_old_one_or_the_new_one(
         assert read_part(target / "one", "agent")["steps"] == 1
         if (target / "two").exists():
             # Under its final name it is whole, whatever the file system does with names.
-            assert checked_facts(target / "two") == {"step": 2}
+            assert verified_metadata(target / "two") == {"step": 2}
             assert read_part(target / "two", "agent")["steps"] == 2
         elif length == len(recorded.log):
             pytest.fail("what was reported as saved is lost")
@@ -146,7 +146,7 @@ def test_parts_that_never_change_are_linked_and_outlive_the_first_archive(tmp_pa
     name = "agent.safetensors"
     assert (tmp_path / "one" / name).stat().st_ino == (tmp_path / "two" / name).stat().st_ino
     Files().remove(tmp_path / "one")
-    assert checked_facts(tmp_path / "two") == {"step": 2}
+    assert verified_metadata(tmp_path / "two") == {"step": 2}
     assert same(read_part(tmp_path / "two", "agent"), state(1))
 
 
@@ -164,7 +164,7 @@ def test_where_there_are_no_links_parts_are_copied(
     parts = [("agent", Existing(tmp_path / "one", "agent"))]
     if copied:
         write_archive(Files(), tmp_path / "two", parts, {"step": 2})
-        assert checked_facts(tmp_path / "two") == {"step": 2}
+        assert verified_metadata(tmp_path / "two") == {"step": 2}
         assert same(read_part(tmp_path / "two", "agent"), state(1))
     else:
         with pytest.raises(OSError, match=os.strerror(error)):
@@ -182,16 +182,16 @@ def test_replacing_leaves_one_whole_archive_at_any_moment(tmp_path: Path) -> Non
         try:
             replace_archive(files, path, {"agent": state(2)}.items(), {"step": 2})
         except OSError:
-            found = standing(path)
-            assert checked_facts(found)["step"] in (1, 2)
+            found = recover_path(path)
+            assert verified_metadata(found)["step"] in (1, 2)
         else:
             break
         replace_archive(Files(), path, {"agent": state(3)}.items(), {"step": 3})
-        assert standing(path) == path
-        assert checked_facts(path) == {"step": 3}
+        assert recover_path(path) == path
+        assert verified_metadata(path) == {"step": 3}
         operations += 1
     assert operations > 10
-    assert checked_facts(path) == {"step": 2}
+    assert verified_metadata(path) == {"step": 2}
     assert [each.name for each in tmp_path.iterdir()] == ["policy"]
 
 
@@ -210,9 +210,9 @@ def test_what_is_removed_in_part_is_never_what_stands(tmp_path: Path) -> None:
     write(path, 1)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         replace_archive(StumblingFiles(), path, {"agent": state(2)}.items(), {"step": 2})
-    assert checked_facts(standing(path)) == {"step": 2}
+    assert verified_metadata(recover_path(path)) == {"step": 2}
     replace_archive(Files(), path, {"agent": state(3)}.items(), {"step": 3})
-    assert checked_facts(path) == {"step": 3}
+    assert verified_metadata(path) == {"step": 3}
     assert [each.name for each in tmp_path.iterdir()] == ["policy"]
 
 
@@ -221,7 +221,7 @@ def test_what_an_earlier_writer_left_is_in_nobodys_way(tmp_path: Path) -> None:
     left.mkdir()
     (left / "agent.json").write_text("half of i")
     write(tmp_path / "a", 1)
-    assert checked_facts(tmp_path / "a") == {"step": 1}
+    assert verified_metadata(tmp_path / "a") == {"step": 1}
 
 
 def test_no_file_is_written_over_or_through(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_file_that_grew_is_refused_unread(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
     os.truncate(tmp_path / "a" / "agent.safetensors", 1 << 40)  # a hole: takes no room
     with pytest.raises(CheckpointError, match="bytes instead of"):
-        checked_facts(tmp_path / "a")
+        verified_metadata(tmp_path / "a")
 
 
 def test_the_manifest_is_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,16 +273,16 @@ def test_two_thousand_flips_and_cuts_are_all_found(tmp_path: Path) -> None:
         file = generator.choice(files)
         what = damage(file, generator)
         with pytest.raises(CheckpointError):
-            checked_facts(path)
+            verified_metadata(path)
             pytest.fail(f"not found: {what}")
         file.write_bytes(whole[file])
-    assert checked_facts(path) == {"step": 1}
+    assert verified_metadata(path) == {"step": 1}
 
 
 def sealed(path: Path, **changes: Any) -> None:
     """Change a manifest and give it a hash that fits, as somebody with bad intentions would."""
     manifest = json.loads((path / "manifest.json").read_text()) | changes
-    manifest["sha256"] = seal(manifest)
+    manifest["sha256"] = self_hash(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -334,10 +334,11 @@ HOSTILE_NAMES = [
 ]  # fmt: skip
 HOSTILE_MANIFESTS: list[Any] = [
     [], 3, None, "text", {}, {"format": "1"}, {"format": 1}, {"format": -1, "files": {}},
-    {"format": 1, "files": [], "facts": {}}, {"format": 1, "files": {"a.json": 3}, "facts": {}},
-    {"format": 1, "files": {"a.json": {"bytes": -1}}, "facts": {}},
-    {"format": 1, "files": {"a.json": {"bytes": "9" * 50, "sha256": "x"}}, "facts": {}},
-    {"format": 10**400, "files": {}, "facts": {}},
+    {"format": 1, "files": [], "metadata": {}},
+    {"format": 1, "files": {"a.json": 3}, "metadata": {}},
+    {"format": 1, "files": {"a.json": {"bytes": -1}}, "metadata": {}},
+    {"format": 1, "files": {"a.json": {"bytes": "9" * 50, "sha256": "x"}}, "metadata": {}},
+    {"format": 10**400, "files": {}, "metadata": {}},
 ]  # fmt: skip
 
 
@@ -384,7 +385,7 @@ def refused(path: Path, audit: Audit) -> str:
     audit.on = True
     try:
         with pytest.raises(CheckpointError) as caught:
-            checked_facts(path)
+            verified_metadata(path)
             read_part(path, "agent")
     finally:
         audit.on = False
@@ -455,4 +456,4 @@ def test_no_bytes_at_all_pass_for_a_document(tmp_path_factory: Any, content: byt
     write(path, 1)
     (path / "manifest.json").write_bytes(content)
     with pytest.raises(CheckpointError):
-        checked_facts(path)
+        verified_metadata(path)

@@ -15,7 +15,12 @@ from opened import job
 from steadyrl.agents.registry import ALGORITHMS
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.formats import FORMAT
-from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, saved_below, seal
+from steadyrl.training.checkpoints.manifest import (
+    CheckpointError,
+    manifest_of,
+    saved_below,
+    self_hash,
+)
 from steadyrl.training.cli.evaluate import command
 from steadyrl.training.config.settings import load_settings, missing_keys
 
@@ -35,9 +40,9 @@ def config_in(file: Path) -> tuple[int, dict[str, Any]]:
 def rewrite(archive: Path, saved_as: Any, change: Callable[[dict[str, Any]], object]) -> None:
     """Have a version of another format have written a manifest."""
     manifest = json.loads((archive / "manifest.json").read_text())
-    change(manifest["facts"]["config"])
+    change(manifest["metadata"]["config"])
     manifest["format"] = saved_as
-    manifest["sha256"] = seal(manifest)
+    manifest["sha256"] = self_hash(manifest)
     (archive / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -16,7 +16,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.core.files import Files, open_plain, plain_lines, read_plain
 from steadyrl.training.analysis.past_runs import NoRunError, read_run
 from steadyrl.training.checkpoints.archive import read_part, write_archive
-from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, seal
+from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, self_hash
 from steadyrl.training.checkpoints.plain import from_document
 from steadyrl.training.checkpoints.run_directory import RunDirectory, read_summary, refuse_links
 from steadyrl.training.cli.checkpoint import main as checkpoint
@@ -180,7 +180,7 @@ def archive(tmp_path):
             (path / name).write_bytes(content)
         os.truncate(path / name, size)
         manifest["files"][name]["bytes"] = size
-        manifest["sha256"] = seal(manifest)
+        manifest["sha256"] = self_hash(manifest)
         (path / "manifest.json").write_text(json.dumps(manifest))
 
     return path, forge
@@ -230,20 +230,20 @@ def test_sizes_that_are_none_are_refused(archive, size):
     path, _ = archive
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["policy.json"]["bytes"] = size
-    manifest["sha256"] = seal(manifest)
+    manifest["sha256"] = self_hash(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="names files that no checkpoint has"):
         manifest_of(path)
 
 
-@pytest.mark.parametrize("facts", ["deep", "wide"])
-def test_a_manifest_that_asks_for_much_is_damaged(archive, facts):
+@pytest.mark.parametrize("metadata", ["deep", "wide"])
+def test_a_manifest_that_asks_for_much_is_damaged(archive, metadata):
     path, _ = archive
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["facts"]["config"] = {} if facts == "deep" else [[]] * 600_000
-    for _ in range(300 if facts == "deep" else 0):
-        manifest["facts"]["config"] = {"a": manifest["facts"]["config"]}
-    manifest["sha256"] = seal(manifest)
+    manifest["metadata"]["config"] = {} if metadata == "deep" else [[]] * 600_000
+    for _ in range(300 if metadata == "deep" else 0):
+        manifest["metadata"]["config"] = {"a": manifest["metadata"]["config"]}
+    manifest["sha256"] = self_hash(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="is damaged"):
         manifest_of(path)

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.loop import train
-from steadyrl.training.checkpoints.manifest import CheckpointError, entry_of, saved_below, seal
+from steadyrl.training.checkpoints.manifest import CheckpointError, entry_of, saved_below, self_hash
 from steadyrl.training.checkpoints.saver import Saver
-from steadyrl.training.policies.policy import facts_of
+from steadyrl.training.policies.policy import run_metadata
 from steadyrl.training.setup import build
 from tests.training.run.test_run_state import Lines, opened
 
@@ -35,16 +35,16 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def flatten(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     inside = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in inside:
         if isinstance(item, dict | list) and item and "$tensor" not in item:
-            yield from leaves(item, (*path, key))
+            yield from flatten(item, (*path, key))
         else:
             yield (*path, key)
 
 
-def put(value: Any, path: tuple[Any, ...], item: Any) -> None:
+def set_key(value: Any, path: tuple[Any, ...], item: Any) -> None:
     for key in path[:-1]:
         value = value[key]
     value[path[-1]] = item
@@ -54,7 +54,7 @@ def sealed(path: Path, name: str) -> None:
     """Give a changed file a hash that fits, as somebody with bad intentions would."""
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = entry_of((path / name).read_bytes())
-    manifest["sha256"] = seal(manifest)
+    manifest["sha256"] = self_hash(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -65,8 +65,8 @@ def resumable(folder: Path, chosen: tuple[str, ...], quick: bool) -> Iterator[tu
     train(job(folder, *chosen, quick=quick))
     again = job(folder, *chosen, "resume=auto", quick=quick)
     with build(again) as (env, agent):
-        facts = facts_of(again.config, env.spec, agent)
-        saver = Saver(again.settings.run.checkpoint, folder / "run", facts)
+        metadata = run_metadata(again.config, env.spec, agent)
+        saver = Saver(again.settings.run.checkpoint, folder / "run", metadata)
         saver.attach(opened(again, agent, Lines()), env, agent)
         [saved] = saved_below(folder / "run" / "checkpoints")
         yield saver, saved.path
@@ -93,11 +93,11 @@ def hold_documents(folder: Path, chosen: tuple[str, ...], quick: bool, count: in
             (name, each)
             for name in ("run.json", "env.json", "agent.json", "replay.json")
             if (path / name).exists()
-            for each in leaves(json.loads((path / name).read_text()))
+            for each in flatten(json.loads((path / name).read_text()))
         ]
         for name, each in generator.sample(found, min(count, len(found))):
             document = json.loads((path / name).read_text())
-            put(document, each, generator.choice(VALUES))
+            set_key(document, each, generator.choice(VALUES))
             (path / name).write_text(json.dumps(document))
             sealed(path, name)
             outcomes.append(outcome(saver))
@@ -138,8 +138,8 @@ def test_cursors_that_lead_out_of_the_replay_are_refused(tmp_path: Path) -> None
 def test_a_checkpoint_of_another_network_is_refused_with_all_that_differs(tmp_path: Path) -> None:
     with resumable(tmp_path, DQN, quick=True) as (saver, path):
         manifest = json.loads((path / "manifest.json").read_text())
-        manifest["facts"] |= {"agent": "ppo", "weights": {"w": [1]}}
-        manifest["sha256"] = seal(manifest)
+        manifest["metadata"] |= {"agent": "ppo", "weights": {"w": [1]}}
+        manifest["sha256"] = self_hash(manifest)
         (path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(CheckpointError, match="agent is ppo there and dqn here; weights is"):
             saver.resume()
@@ -163,10 +163,10 @@ def test_a_configuration_that_is_none_is_refused_before_anything_else(
     train(job(tmp_path, *DQN, "total_steps=50"))
     [saved] = saved_below(tmp_path / "run" / "checkpoints")
     manifest = json.loads((saved.path / "manifest.json").read_text())
-    config = manifest["facts"]["config"]
+    config = manifest["metadata"]["config"]
     for key, value in changed.items():
         config[key] = config[key] | value if isinstance(value, dict) else value
-    manifest["sha256"] = seal(manifest)
+    manifest["sha256"] = self_hash(manifest)
     (saved.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=reason):
         job(tmp_path, f"resume={tmp_path / 'run'}", quick=False)

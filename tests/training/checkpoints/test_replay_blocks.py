@@ -22,9 +22,9 @@ from steadyrl.training.checkpoints.archive import write_archive
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.replay_blocks import (
     ReplaySave,
-    held_rows,
+    append_timesteps,
     load_replay,
-    take_over,
+    saved_timesteps,
 )
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.config.settings import CheckpointSettings
@@ -146,7 +146,7 @@ def test_rows_are_not_overwritten_before_they_are_written(tmp_path: Path) -> Non
     writer.start()
     waited = 0
     for row in traffic.timesteps(1000):
-        kept_up = threading.Thread(target=save.keep_up, daemon=True)
+        kept_up = threading.Thread(target=save.wait_for_overwrite, daemon=True)
         kept_up.start()
         while kept_up.is_alive():  # the loop waits: let one more block be written
             may_write.release()
@@ -173,7 +173,7 @@ def test_a_failed_write_does_not_hold_the_loop_up(tmp_path: Path) -> None:
         write_archive(Files(), tmp_path / "missing" / "one", save.parts(), {})
     save.close()
     for row in traffic.timesteps(200):
-        save.keep_up()
+        save.wait_for_overwrite()
         replay.add(*row)
 
 
@@ -305,14 +305,14 @@ def test_a_replay_is_shared_out_among_others(tmp_path: Path, rows: int, stack: i
     write_archive(Files(), path, ReplaySave(replay, None, "rank0001-").parts(), {})
 
     whole, _ = make_replay("host", scene, capacity=100, **shape)
-    take_over(whole, held_rows(path, "rank0001-", 0, 1))
+    append_timesteps(whole, saved_timesteps(path, "rank0001-", 0, 1))
     # The first stacks of a stretch may reach back beyond it.
     lost = transitions(replay) - transitions(whole)
     assert transitions(whole) <= transitions(replay)
     assert len(lost) <= (stack - 1) * scene.num_envs
     halves = [make_replay("host", scene, capacity=50, **shape)[0] for _ in range(2)]
     for share, half in enumerate(halves):
-        take_over(half, held_rows(path, "rank0001-", share, 2))
+        append_timesteps(half, saved_timesteps(path, "rank0001-", share, 2))
     # What reaches from one stretch to the other is in neither.
     missing = transitions(replay) - transitions(*halves)
     assert transitions(*halves) <= transitions(replay)

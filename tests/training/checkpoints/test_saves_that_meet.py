@@ -16,7 +16,7 @@ import steadyrl.training.checkpoints.replay_blocks
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.core.files import Files
 from steadyrl.loop import train
-from steadyrl.training.checkpoints.manifest import checked_facts, manifest_of, saved_below
+from steadyrl.training.checkpoints.manifest import manifest_of, saved_below, verified_metadata
 from steadyrl.training.checkpoints.run_directory import read_summary
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.config.settings import CheckpointSettings
@@ -110,9 +110,9 @@ def test_changed_settings_of_ranks_are_saved_at_once_too(tmp_path: Path) -> None
     saved = saved_below(tmp_path / "run" / "checkpoints")
     assert saved[0].step >= 600 and saved[1].path.name.endswith("-2")
     found = [manifest_of(each.path) for each in saved]
-    assert [each["facts"]["config"]["total_steps"] for each in found] == [600, 600]
+    assert [each["metadata"]["config"]["total_steps"] for each in found] == [600, 600]
     assert found[0]["files"].keys() == found[1]["files"].keys()
-    assert checked_facts(saved[1].path)["ranks"] == 2
+    assert verified_metadata(saved[1].path)["ranks"] == 2
 
 
 def test_settings_that_stayed_are_not_saved_again(

@@ -19,7 +19,7 @@ from disks import FailingFiles, RecordedOs, after_power_cut, lay_out
 import steadyrl.core.files
 from steadyrl.core.files import Files
 from steadyrl.training.checkpoints.archive import TEMPORARY, Existing, read_part
-from steadyrl.training.checkpoints.manifest import CheckpointError, checked_facts
+from steadyrl.training.checkpoints.manifest import CheckpointError, verified_metadata
 from steadyrl.training.checkpoints.run_directory import RunDirectory
 from steadyrl.training.checkpoints.store import Checkpoints
 
@@ -30,13 +30,13 @@ def parts(number: int, size: int = 10) -> dict[str, Any]:
     return {"agent": {"weights": torch.full((size,), float(number))}, "run": {"steps": number}}
 
 
-def save(checkpoints: Checkpoints, number: int, **facts: Any) -> None:
-    checkpoints.save(number, parts(number).items(), facts)
+def save(checkpoints: Checkpoints, number: int, **metadata: Any) -> None:
+    checkpoints.save(number, parts(number).items(), metadata)
     checkpoints.wait()
 
 
-def anything(facts: Mapping[str, Any]) -> None:
-    assert "step" in facts
+def anything(metadata: Mapping[str, Any]) -> None:
+    assert "step" in metadata
 
 
 def steps(checkpoints: Checkpoints) -> list[int]:
@@ -73,7 +73,7 @@ def test_nothing_is_removed_for_one_that_is_not_what_was_written(
     save(checkpoints, 2)
     assert "checkpoint at step 2 cannot be written" in caplog.text
     assert checkpoints.last == tmp_path / "step-000000000001"
-    assert next(checkpoints.usable(anything)).step == 1
+    assert next(checkpoints.iter_valid(anything)).step == 1
     files.lies = False
     save(checkpoints, 3)
     assert steps(checkpoints) == [3]
@@ -90,8 +90,8 @@ def test_the_newest_whole_one_is_used_and_what_is_wrong_with_others_is_known(
     content = bytearray((names[1] / "agent.safetensors").read_bytes())
     content[-1] ^= 1
     (names[1] / "agent.safetensors").write_bytes(content)
-    assert next(checkpoints.usable(anything)).step == 2
-    missing, damaged = checkpoints.passed_over.values()
+    assert next(checkpoints.iter_valid(anything)).step == 2
+    missing, damaged = checkpoints.skipped.values()
     assert "agent.json: cannot be read" in missing
     assert "agent.safetensors: is damaged" in damaged
 
@@ -105,14 +105,14 @@ def test_what_is_damaged_does_not_count_as_kept(tmp_path: Path, keep: int, damag
     for saved in earlier.all()[:damaged]:
         (saved.path / "run.json").write_text("{}")
     checkpoints = Checkpoints(tmp_path, keep=keep)
-    found = next(checkpoints.usable(anything))
+    found = next(checkpoints.iter_valid(anything))
     checkpoints.last = found.path
     for number in (found.step + 10, found.step + 20, found.step + 30):
         save(checkpoints, number)
         assert checkpoints.last is not None and checkpoints.last.is_dir()
     again = Checkpoints(tmp_path, keep=keep)
-    assert next(again.usable(anything)).step == found.step + 30
-    whole = [saved for saved in again.all() if saved.path not in again.passed_over]
+    assert next(again.iter_valid(anything)).step == found.step + 30
+    whole = [saved for saved in again.all() if saved.path not in again.skipped]
     assert len(whole) == keep
 
 
@@ -121,30 +121,30 @@ def test_a_step_that_has_a_damaged_checkpoint_gets_a_second_one(tmp_path: Path) 
     save(checkpoints, 10)
     (tmp_path / "step-000000000010" / "run.json").write_text("{}")
     save(checkpoints, 10)
-    saved = next(checkpoints.usable(anything))
+    saved = next(checkpoints.iter_valid(anything))
     assert saved.path.name == "step-000000000010-2"
 
 
 def test_none_at_all_and_none_that_is_whole_are_errors_that_say_why(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=5)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        next(checkpoints.usable(anything))
+        next(checkpoints.iter_valid(anything))
     save(checkpoints, 1)
     (tmp_path / "step-000000000001" / "manifest.json").write_text("")
     with pytest.raises(CheckpointError, match=r"manifest\.json: is damaged"):
-        next(checkpoints.usable(anything))
+        next(checkpoints.iter_valid(anything))
 
 
 def test_what_the_caller_refuses_is_passed_over_with_its_reason(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=5)
     save(checkpoints, 1, env="Acrobot-v1")
 
-    def refuse(facts: Mapping[str, Any]) -> None:
-        if facts["env"] != "CartPole-v1":
-            raise CheckpointError(f"is of {facts['env']}")
+    def refuse(metadata: Mapping[str, Any]) -> None:
+        if metadata["env"] != "CartPole-v1":
+            raise CheckpointError(f"is of {metadata['env']}")
 
     with pytest.raises(CheckpointError, match="is of Acrobot-v1"):
-        next(checkpoints.usable(refuse))
+        next(checkpoints.iter_valid(refuse))
 
 
 def test_one_is_written_after_the_other(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_power_cut_leaves_the_first_checkpoint_and_all_directories_it_is_in(
         save(Checkpoints(directory.path / "checkpoints", keep=2), 1)
     lay_out(after_power_cut(recorded.log, names_survive=False), tmp_path, tmp_path / "after")
     left = tmp_path / "after" / "disk" / "outputs" / "run" / "checkpoints"
-    assert next(Checkpoints(left, keep=2).usable(anything)).step == 1
+    assert next(Checkpoints(left, keep=2).iter_valid(anything)).step == 1
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
@@ -224,11 +224,11 @@ def test_a_disk_that_fails_costs_one_warning_and_no_checkpoint(
         assert {record.levelname for record in caplog.records} == {"WARNING"}
         assert len({record.getMessage() for record in caplog.records}) == 1
         assert os.strerror(error) in caplog.text
-        saved = next(Checkpoints(tmp_path / "c", keep=2).usable(anything))
+        saved = next(Checkpoints(tmp_path / "c", keep=2).iter_valid(anything))
         assert read_part(saved.path, "run")["steps"] == saved.step >= at
         files.at = 0
         save(checkpoints, at + 1)  # whatever failed, the next one succeeds
-        assert next(checkpoints.usable(anything)).step == at + 1
+        assert next(checkpoints.iter_valid(anything)).step == at + 1
     assert at > 8
     assert not list((tmp_path / "c").glob(".writing*"))
 
@@ -266,10 +266,10 @@ def test_a_really_full_disk_leaves_the_old_checkpoint_whole(small_disk: Path) ->
     save(checkpoints, 1)
     checkpoints.save(2, parts(2, size=1_000_000).items(), {})
     checkpoints.wait()
-    assert next(checkpoints.usable(anything)).step == 1
+    assert next(checkpoints.iter_valid(anything)).step == 1
     assert os.listdir(small_disk / "c") == ["step-000000000001"]  # there is room again
     save(checkpoints, 3)
-    assert next(checkpoints.usable(anything)).step == 3
+    assert next(checkpoints.iter_valid(anything)).step == 3
 
 
 def test_unchanged_parts_are_kept_once_however_old_checkpoints_are_pruned(tmp_path: Path) -> None:
@@ -319,10 +319,10 @@ def killed_while_writing(directory: Path, kills: int, generator: random.Random) 
         process.wait()
         told = max([told, *map(int, rest)])
         inside += bool(list(directory.glob(".writing*")))
-        saved = next(Checkpoints(directory, keep=2).usable(anything))
+        saved = next(Checkpoints(directory, keep=2).iter_valid(anything))
         assert saved.step >= told, "a checkpoint that was reported is lost"
         assert float(read_part(saved.path, "agent")["weights"][0]) == saved.step
-        assert checked_facts(saved.path)["step"] == saved.step
+        assert verified_metadata(saved.path)["step"] == saved.step
     return inside
 
 

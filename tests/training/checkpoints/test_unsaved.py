@@ -78,7 +78,7 @@ def test_what_is_lost_is_named_with_the_way_on_which_then_leads_to_the_end(
     if lost != "policy-best/":
         train(job(tmp_path, *SHORT))
         assert summary(tmp_path)["status"] == "finished"
-        assert manifest_of(tmp_path / "run" / "policy")["facts"]["step"] == 400
+        assert manifest_of(tmp_path / "run" / "policy")["metadata"]["step"] == 400
         assert saved_below(tmp_path / "run" / "checkpoints")[0].step == 400
 
 
@@ -118,7 +118,7 @@ def test_what_did_not_fit_is_tried_again_at_the_end(
     monkeypatch.setattr(Evaluator, "run", scored)
     train(job(tmp_path, *SHORT, "checkpoint.every=400"))
     assert summary(tmp_path)["status"] == "finished"
-    best = manifest_of(tmp_path / "run" / "policy-best")["facts"]
+    best = manifest_of(tmp_path / "run" / "policy-best")["metadata"]
     assert (best["step"], best["eval_return_mean"]) == (200, 9.0)
     assert saved_below(tmp_path / "run" / "checkpoints")[0].step == 400
 

@@ -13,7 +13,7 @@ from steadyrl.agents.dqn.agent import DQN
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.envs.arithmetic import flushes_subnormals
 from steadyrl.envs.rendering import video
-from steadyrl.training.checkpoints.manifest import CheckpointError, seal
+from steadyrl.training.checkpoints.manifest import CheckpointError, self_hash
 from steadyrl.training.cli.evaluate import command
 from steadyrl.training.evaluation import evaluator
 from steadyrl.training.policies.find import find_policy, settings_of
@@ -93,12 +93,14 @@ def test_what_environments_fail_by_is_a_line_without_escape_sequences(dqn, capfd
     assert "Traceback" not in err and not set("\x1b\x07") & set(out + err)
 
 
-@pytest.mark.parametrize("facts", [{"spec": None}, {"spec": {}}, {"weights": None}, {"step": "x"}])
-def test_a_manifest_that_lacks_what_it_should_say_is_refused(dqn, tmp_path, facts, capsys):
+@pytest.mark.parametrize(
+    "metadata", [{"spec": None}, {"spec": {}}, {"weights": None}, {"step": "x"}]
+)
+def test_a_manifest_that_lacks_what_it_should_say_is_refused(dqn, tmp_path, metadata, capsys):
     shutil.copytree(dqn[0] / "policy", tmp_path / "policy")
     manifest = json.loads((tmp_path / "policy" / "manifest.json").read_text())
-    manifest["facts"] |= facts
-    manifest["sha256"] = seal(manifest)
+    manifest["metadata"] |= metadata
+    manifest["sha256"] = self_hash(manifest)
     (tmp_path / "policy" / "manifest.json").write_text(json.dumps(manifest))
     try:
         command([str(tmp_path / "policy")])
@@ -106,7 +108,7 @@ def test_a_manifest_that_lacks_what_it_should_say_is_refused(dqn, tmp_path, fact
         assert end.code == 3
     told = capsys.readouterr()
     assert "Traceback" not in told.err
-    assert ("error: " in told.err) == ("step" not in facts)
+    assert ("error: " in told.err) == ("step" not in metadata)
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
@@ -212,15 +214,15 @@ def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
 
 def test_what_a_policy_of_today_lacks_or_says_wrongly_is_refused_by_its_key(dqn):
     """Those of other formats are refused as a whole (test_formats.py)."""
-    config = find_policy(dqn[0]).facts["config"]
+    config = find_policy(dqn[0]).metadata["config"]
     for group, key, match in (("env", "wrappers", "lacks env.wrappers"), ("log", "wandb", "wandb")):
         policy = find_policy(dqn[0])
-        del policy.facts["config"][group][key]
+        del policy.metadata["config"][group][key]
         with pytest.raises(CheckpointError, match=match):
             settings_of(policy, [])
     policy = find_policy(dqn[0])
-    assert policy.facts["config"] == config
-    policy.facts["config"]["env"]["num_envs"] = "many"
+    assert policy.metadata["config"] == config
+    policy.metadata["config"]["env"]["num_envs"] = "many"
     with pytest.raises(CheckpointError, match=r"env.num_envs=many"):
         settings_of(policy, [])
 

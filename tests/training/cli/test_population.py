@@ -13,9 +13,9 @@ from command import ROOT, environment
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
-    checked_facts,
     manifest_of,
     saved_below,
+    verified_metadata,
 )
 from steadyrl.training.cli import population
 from steadyrl.training.sweeps.subprocess_run import Outcome
@@ -25,8 +25,8 @@ from steadyrl.training.tuning.members import (
     ancestors,
     draw_lineage,
     in_the_end,
-    live_one_generation,
     read_members,
+    train_generation,
 )
 from steadyrl.training.tuning.search_space import StudyError
 
@@ -160,27 +160,27 @@ def test_a_population_that_was_moved_knows_its_members(tmp_path, monkeypatch):
     monkeypatch.setattr(members, "Child", Lived)
     monkeypatch.setattr(members, "branch", lambda source, target, config: 0)
     there, here = tmp_path / "there", tmp_path / "here"
-    first = live_one_generation(there, "a", 1, None, OWN, {"agent.gamma": 0.9}, 256)
-    second = live_one_generation(there, "b", 2, first.run_dir, OWN, {"agent.gamma": 0.8}, 256)
+    first = train_generation(there, "a", 1, None, OWN, {"agent.gamma": 0.9}, 256)
+    second = train_generation(there, "b", 2, first.run_dir, OWN, {"agent.gamma": 0.8}, 256)
     assert read_members(there) == [first, second]
     there.rename(here)
     moved = read_members(here)
     assert all(Path(member.run_dir).is_relative_to(here) for member in moved)
     assert ancestors(moved, moved[1]) == moved
-    again = live_one_generation(here, "b", 2, moved[0].run_dir, OWN, {"agent.gamma": 0.8}, 256)
+    again = train_generation(here, "b", 2, moved[0].run_dir, OWN, {"agent.gamma": 0.8}, 256)
     assert again == moved[1]
 
 
 @pytest.mark.slow
 def test_a_member_goes_on_from_another_with_other_settings(tmp_path):
     slow, fast = {"agent.learning_rate": 5e-4}, {"agent.learning_rate": 1e-3}
-    first = live_one_generation(tmp_path, "a", 1, None, OWN, fast, 256)
-    second = live_one_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
-    again = live_one_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
+    first = train_generation(tmp_path, "a", 1, None, OWN, fast, 256)
+    second = train_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
+    again = train_generation(tmp_path, "b", 2, first.run_dir, OWN, slow, 256)
     assert (again, second.parent) == (second, first.run_dir)  # what is over is not done again
     assert {m.run_dir for m in read_members(tmp_path)} == {first.run_dir, second.run_dir}
     saved = saved_below(Path(second.run_dir) / "checkpoints")
-    assert checked_facts(saved[0].path)["config"]["agent"]["learning_rate"] == 5e-4
+    assert verified_metadata(saved[0].path)["config"]["agent"]["learning_rate"] == 5e-4
     summaries = [
         json.loads((Path(m.run_dir) / "summary.json").read_text()) for m in (first, second)
     ]

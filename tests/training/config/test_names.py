@@ -22,16 +22,17 @@ from steadyrl.training.run.job import compose_one
 ROOT = Path(__file__).parents[3]
 
 
-def leaves(cls: Any, path: str) -> Iterator[str]:
+def flatten(cls: Any, path: str) -> Iterator[str]:
     for name, hint in get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            yield from leaves(hint, f"{path}{name}.")
+            yield from flatten(hint, f"{path}{name}.")
         else:
             yield path + name
 
 
 KEYS = {
-    name: {*leaves(RunSettings, ""), *leaves(settings_type(name), "agent.")} for name in ALGORITHMS
+    name: {*flatten(RunSettings, ""), *flatten(settings_type(name), "agent.")}
+    for name in ALGORITHMS
 }
 
 

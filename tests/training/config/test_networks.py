@@ -18,7 +18,7 @@ from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.loop import train
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
-    manifest_facts,
+    manifest_metadata,
 )
 from steadyrl.training.cli.main import main
 from steadyrl.training.policies.find import find_policy, settings_of
@@ -107,30 +107,30 @@ def test_a_run_goes_on_with_the_network_it_began_with(run: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_weights_start_another_run_only_if_they_mean_the_same(run: Path) -> None:
-    facts = manifest_facts(run / "policy")
+    metadata = manifest_metadata(run / "policy")
     said = {"encoder": "mlp", "trunk": "mlp", "layer_norm": False, "activation": "relu"}
     said |= {"distribution": {"kind": "none"}}
-    assert network_of(facts) == said
-    other = json.loads(json.dumps(facts))
+    assert network_of(metadata) == said
+    other = json.loads(json.dumps(metadata))
     other["config"]["agent"]["network"]["encoder"] = "mlp"  # what auto is for a vector
     assert starting_weights(run, other)
     other["config"]["agent"]["network"]["activation"] = "tanh"
     with pytest.raises(CheckpointError, match=r"network is .*'relu'.* there and .*'tanh'.* here"):
         starting_weights(run, other)
-    other = json.loads(json.dumps(facts))
+    other = json.loads(json.dumps(metadata))
     other["config"]["agent"]["distribution"]["kind"] = "quantile"
     with pytest.raises(CheckpointError, match=r"'none'.* there and .*'quantile'.* here"):
         starting_weights(run, other)
 
 
 def test_numbers_of_a_last_layer_mean_what_its_settings_say(run: Path) -> None:
-    facts = json.loads(json.dumps(manifest_facts(run / "policy")))
-    returns = facts["config"]["agent"]["distribution"]
+    metadata = json.loads(json.dumps(manifest_metadata(run / "policy")))
+    returns = metadata["config"]["agent"]["distribution"]
     returns |= {"kind": "c51", "v_min": 0.0, "v_max": 100.0}
-    atoms = network_of(facts)
+    atoms = network_of(metadata)
     returns["v_max"] = 1.0
-    assert network_of(facts) != atoms
+    assert network_of(metadata) != atoms
     returns["kind"] = "quantile"  # which have no bounds
-    quantiles = network_of(facts)
+    quantiles = network_of(metadata)
     returns["v_max"] = 100.0
-    assert network_of(facts) == quantiles
+    assert network_of(metadata) == quantiles

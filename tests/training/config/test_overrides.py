@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from steadyrl.core.errors import SettingError
-from steadyrl.training.config.overrides import continued
+from steadyrl.training.config.overrides import merge_overrides
 
 STORED: dict[str, Any] = {
     "total_steps": 1000,
@@ -34,7 +34,7 @@ def fresh(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_was_not_typed_stays_as_it_was() -> None:
-    config, changes = continued(STORED, fresh(agent__gamma=0.5, total_steps=9), ["seed=0"])
+    config, changes = merge_overrides(STORED, fresh(agent__gamma=0.5, total_steps=9), ["seed=0"])
     assert config == STORED
     assert changes == ()
 
@@ -44,7 +44,7 @@ def test_what_leaves_the_state_its_meaning_is_applied_and_listed() -> None:
     new |= {"precision": "bf16", "deterministic": True}
     typed = ["total_steps=5e3", "eval.every=7", "agent.compile=true", "device=cuda:1", "resume=/a"]
     typed += ["precision=bf16", "deterministic=true"]
-    config, changes = continued(STORED, new, typed)
+    config, changes = merge_overrides(STORED, new, typed)
     assert config == new
     assert changes == (
         "agent.compile=true (was auto)",
@@ -73,12 +73,12 @@ def test_what_would_change_its_meaning_is_refused(
     changes: dict[str, Any], typed: str, key: str
 ) -> None:
     with pytest.raises(SettingError, match="cannot change when a run is continued") as refused:
-        continued(STORED, fresh(**changes), [typed])
+        merge_overrides(STORED, fresh(**changes), [typed])
     assert refused.value.field == key
 
 
 def test_the_same_command_again_is_no_change() -> None:
     typed = ["agent=dqn", "env=cartpole", "experiment=x", "seed=0", "run_dir=/a", "resume=auto"]
-    config, changes = continued(STORED, fresh(resume="auto"), typed)
+    config, changes = merge_overrides(STORED, fresh(resume="auto"), typed)
     assert config == STORED
     assert changes == ()

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 from tensorboard.util import tensor_util
 
 from steadyrl.training.logging.logger import Logger
-from steadyrl.training.logging.sinks import Card
+from steadyrl.training.logging.sinks import RunInfo
 from steadyrl.training.logging.tensorboard import CHARTS
 
 CONFIG = {
@@ -26,12 +26,12 @@ CONFIG = {
     "total_steps": 1000,
 }
 TYPED = ["agent=dqn", "experiment=fast", "agent.hidden=[64,64]", "+agent.learning_rate=1e-2"]
-CARD = Card("s3", CONFIG, TYPED)
+CARD = RunInfo("s3", CONFIG, TYPED)
 
 
-def written(folder, card=CARD, steps=(10, 20)):
+def written(folder, info=CARD, steps=(10, 20)):
     folder.mkdir(exist_ok=True)
-    logger = Logger(folder, card)
+    logger = Logger(folder, info)
     for step in steps:
         episodes = [(step - 1, 5.0), (step, float(step))]
         logger.write(step, {"eval/return_mean": step / 2}, step / 10, episodes, [5.0, float(step)])
@@ -130,7 +130,9 @@ def sessions(folder):
 
 def test_the_page_of_hyper_parameters_shows_choices_and_final_scores(tmp_path):
     written(tmp_path / "s3")
-    written(tmp_path / "s4", Card("s4", {**CONFIG, "seed": 4}, [*TYPED, "seed=4"]), steps=(10, 60))
+    written(
+        tmp_path / "s4", RunInfo("s4", {**CONFIG, "seed": 4}, [*TYPED, "seed=4"]), steps=(10, 60)
+    )
     found = sessions(tmp_path)
     assert set(found) == {"s3", "s4"}
     chosen, scores = found["s3"]
@@ -165,7 +167,7 @@ def test_returns_come_before_memory(tmp_path):
 @pytest.mark.parametrize("names", [[], ["is_success"]])
 def test_there_is_a_chart_for_what_the_environment_reports_if_it_does(tmp_path, names):
     env = {**CONFIG["env"], "info_metrics": names}
-    written(tmp_path / "run", Card("s3", {**CONFIG, "env": env}, TYPED))
+    written(tmp_path / "run", RunInfo("s3", {**CONFIG, "env": env}, TYPED))
     titles = [chart.title for chart in charts(tmp_path).category[0].chart]
     assert ("reported by the environment" in titles) is bool(names)
     assert titles[0] == "return"
@@ -173,7 +175,7 @@ def test_there_is_a_chart_for_what_the_environment_reports_if_it_does(tmp_path, 
 
 def test_a_continued_run_has_one_history(tmp_path):
     written(tmp_path / "run", steps=(10, 20, 30))
-    logger = Logger(tmp_path / "run", Card("s3", CONFIG, ["resume=run"]))
+    logger = Logger(tmp_path / "run", RunInfo("s3", CONFIG, ["resume=run"]))
     logger.continue_after(20)
     logger.write(25, {"eval/return_mean": 7.0}, 2.0, [(22, 8.0)], [8.0])
     logger.close()

@@ -13,7 +13,7 @@ from steadyrl.training.cli import checkpoint, compare, evaluate, plot, populatio
 from steadyrl.training.cli.main import main
 from steadyrl.training.logging.progress_bar import Bar
 from steadyrl.training.logging.screen import to_terminal
-from steadyrl.training.logging.terminal import Lines, Status, Stream, UnheardError, answering
+from steadyrl.training.logging.terminal import Lines, OutputError, Status, Stream, safe_stdout
 from steadyrl.training.sweeps.job_run import say
 
 LONG = 123_456_789
@@ -88,7 +88,7 @@ def test_lines_say_the_same():
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
 def test_an_answer_that_cannot_be_written_is_refused_in_a_line():
     with open("/dev/full", "w") as full, redirect_stdout(full):
-        with pytest.raises(UnheardError, match="stdout: cannot be written to: No"), answering():
+        with pytest.raises(OutputError, match="stdout: cannot be written to: No"), safe_stdout():
             print("42")
         print("and nothing is left to be written at exit")
 
@@ -96,13 +96,13 @@ def test_an_answer_that_cannot_be_written_is_refused_in_a_line():
 def test_an_answer_that_nobody_reads_is_none():
     reading, writing = os.pipe()
     os.close(reading)
-    with open(writing, "w") as closed, redirect_stdout(closed), answering():
+    with open(writing, "w") as closed, redirect_stdout(closed), safe_stdout():
         print("42")
 
 
 def test_an_answer_is_there_when_its_program_goes_on(tmp_path):
     with open(tmp_path / "answer", "w") as file, redirect_stdout(file):
-        with answering():
+        with safe_stdout():
             print("42")
         assert (tmp_path / "answer").read_text() == "42\n"
 
@@ -126,7 +126,7 @@ def test_what_an_encoding_lacks_silences_no_later_message(live, encoding, sign):
 def test_answers_and_lines_of_sweeps_are_printed_in_any_encoding(monkeypatch, tell):
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", output)
-    with answering():
+    with safe_stdout():
         tell("5 µs ± 1")
     assert output.buffer.getvalue() == b"5 \\xb5s \\xb1 1\n"
 

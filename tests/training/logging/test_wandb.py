@@ -14,11 +14,11 @@ from opened import job
 from steadyrl.core.errors import SettingError
 from steadyrl.loop import train
 from steadyrl.training.logging.logger import Logger
-from steadyrl.training.logging.sinks import Card
+from steadyrl.training.logging.sinks import RunInfo
 from steadyrl.training.logging.wandb import WandB
 from steadyrl.training.run.hardware import validate_machine
 
-CARD = Card("s3", {"agent": {"name": "dqn"}, "seed": 3}, ["seed=3"])
+CARD = RunInfo("s3", {"agent": {"name": "dqn"}, "seed": 3}, ["seed=3"])
 
 
 class Fake:

@@ -10,7 +10,7 @@ from opened import job
 from steadyrl.agents.dqn.agent import DQN
 from steadyrl.core.errors import MemoryBudgetError, SettingError
 from steadyrl.loop import train
-from steadyrl.training.cli.failures import in_a_line
+from steadyrl.training.cli.failures import one_line_errors
 
 PPO = ("agent=ppo", "agent.hidden=[16]", "agent.rollout_steps=32", "agent.compile=false")
 OF_PPO = (*PPO, "agent.epochs=2", "env=cartpole", "device=cpu", "eval.every=0", "log.every=0")
@@ -60,7 +60,7 @@ def test_a_run_in_bf16_goes_on_exactly_and_in_float32_if_told(tmp_path, caplog, 
 
 
 def refused(run):
-    with pytest.raises(Exception) as raised, in_a_line(run):
+    with pytest.raises(Exception) as raised, one_line_errors(run):
         train(run)
     return raised.value
 

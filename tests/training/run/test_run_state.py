@@ -5,7 +5,7 @@ from algorithms import NAMES, eager, small
 from opened import job
 from told_runs import Lines, in_two_parts, opened, train
 
-from steadyrl.core.clock import Interval, Pace, Stopwatch
+from steadyrl.core.clock import Interval, RateLimiter, Stopwatch
 from steadyrl.training.setup import build
 
 RUN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3", "device=cpu")
@@ -51,7 +51,7 @@ def test_an_interval_that_was_changed_counts_on(every, next_):
 
 
 def test_a_run_that_logs_without_end_slows_down_and_forgets_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("steadyrl.core.clock.Pace", lambda: Pace(at_once=5))
+    monkeypatch.setattr("steadyrl.core.clock.RateLimiter", lambda: RateLimiter(at_once=5))
     told = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
     lines = Lines()
     with build(told) as (env, agent):

@@ -13,7 +13,7 @@ from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.job import compose_one
 from steadyrl.training.sweeps import subprocess_run as children
 from steadyrl.training.sweeps.subprocess_run import Child, quoted
-from steadyrl.training.tuning.members import MemberError, live_one_generation
+from steadyrl.training.tuning.members import MemberError, train_generation
 
 
 def begun(directory, *overrides):
@@ -76,7 +76,7 @@ def test_the_summary_of_an_earlier_attempt_finishes_nothing(program, tmp_path):
 def test_a_member_that_ends_without_a_word_is_no_member(program, tmp_path):
     program(0)
     with pytest.raises(MemberError, match="generation 1: failed: its process ended with 0"):
-        live_one_generation(tmp_path / "all", "a", 1, None, [], {}, 256)
+        train_generation(tmp_path / "all", "a", 1, None, [], {}, 256)
 
 
 @pytest.mark.parametrize(
