@@ -1,1 +1,1 @@
-"""Vector environments on one timeline. Read `types.py`, then `vector.py`."""
+"""Vector environments with one interface over all backends. Read `types.py`, then `vector.py`."""

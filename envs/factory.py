@@ -1,4 +1,4 @@
-"""Build the environments that the settings ask for, with the backend that runs them fastest."""
+"""Build the vector environment with the configured or the fastest backend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger("steadyrl")
 
 
 def _kernel_backend(settings: EnvSettings, seed: int) -> KernelBackend:
-    from steadyrl.envs.backends.kernel import KernelBackend  # it needs the compiler
+    from steadyrl.envs.backends.kernel import KernelBackend  # imports Numba
 
     return KernelBackend(settings, seed=seed)
 
@@ -55,10 +55,10 @@ BACKENDS: dict[str, Callable[..., Backend]] = {
     "ale": AtariBackend,
     "envpool": EnvPoolBackend,
 }
-BATCH_BACKENDS = ("kernel", "native", "ale", "envpool")  # make no single environments
-# From this many environments on, one batch of array operations beats the plain loop.
+BATCH_BACKENDS = ("kernel", "native", "ale", "envpool")  # step all environments as one batch
+# From this many environments on, one batch of array operations beats a Python loop.
 NATIVE_FROM = 8
-# What a process costs per step. A step that is cheaper is done sooner than it is handed over.
+# Overhead per step of a worker process. Cheaper environments are faster in this process.
 PROCESS_ROUND_TRIP_SECONDS = 150e-6
 
 
@@ -78,19 +78,19 @@ def build_env(
 
 
 def build_render_env(settings: RenderSettings, *, seed: int) -> VectorEnv:
-    """Build one environment that is looked at, in a process: whatever draws may break or hang."""
+    """Build one environment that renders, in its own process: rendering may crash or hang."""
     if settings.backend == "envpool":
-        raise SettingError("backend", "envpool", "EnvPool's environments draw no pictures")
+        raise SettingError("backend", "envpool", "EnvPool's environments cannot render")
     with _setting_errors(settings, EnvironmentFailedError):
-        choose_backend(settings)  # refuses what training would
+        choose_backend(settings)  # raises the same SettingErrors as training
         return VectorEnv(ProcessBackend(settings, seed=seed), frame_stack=settings.frame_stack)
 
 
 def probe(settings: EnvSettings) -> EnvSpec:
-    """Say what the environment offers, building at most one copy and closing it again.
+    """Return the environment's spec; builds at most one copy and closes it again.
 
-    What an environment raises is refused like any wrong setting, what would have ended this
-    process is a failure. What may run in processes is not made in this one.
+    An exception of the environment becomes a SettingError; a crash, hang or exit becomes an
+    EnvironmentFailedError. Environments that may run in processes are never built in this one.
     """
     with _setting_errors(settings, SettingError):
         one: EnvSettings = EvaluationSettings(**{**vars(settings), "num_envs": 1})
@@ -98,19 +98,17 @@ def probe(settings: EnvSettings) -> EnvSpec:
         if name == "kernel":
             if find_kernel(one).masks and one.action_masks == "auto":
                 log.warning(
-                    f"{one.id} says which actions it allows, which env.backend=kernel does not: "
-                    "all are taken as allowed (as with env.action_masks=false)"
+                    f"{one.id} provides action masks, env.backend=kernel does not: all actions are "
+                    "treated as allowed (as with env.action_masks=false)"
                 )
             one = one.with_masks(False)
         elif one.action_masks == "true":
-            one = replace(one, action_masks="auto")  # it is seen whether it does
+            one = replace(one, action_masks="auto")  # detect it, then check below
         if name == "async" or (name == "sync" and _may_become_async(settings)):
             found = read_description(query_subprocess(one), one).spec
         elif name == "kernel" and find_spec(one.id).entry_point == MINATAR:
-            found = _kernel_backend(
-                one, seed=0
-            ).spec  # its own takes longer to import than the compiler
-        elif name in ("sync", "kernel"):  # which needs no compiler to say that
+            found = _kernel_backend(one, seed=0).spec  # importing MinAtar takes longer than Numba
+        elif name in ("sync", "kernel"):  # the spec of a kernel needs no compilation
             with contextlib.closing(SingleEnv(one, seed=0, index=0)) as env:
                 env.build()
                 found = env.spec()
@@ -123,30 +121,30 @@ def probe(settings: EnvSettings) -> EnvSpec:
 
 @contextlib.contextmanager
 def _setting_errors(settings: EnvSettings, kind: type[ExpectedError]) -> Iterator[None]:
-    """Say in one line why an environment cannot be made; `kind` is for ordinary exceptions."""
+    """Convert errors while building to one-line errors; ordinary exceptions become `kind`."""
     try:
         yield
     except (ExpectedError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if is_out_of_memory(error):  # there is too little for any environment
+        if is_out_of_memory(error):  # not this environment's fault
             raise
         raised = error.raised if isinstance(error, WorkerError) else isinstance(error, Exception)
-        what = f"cannot be made: {error_summary(error)}"
+        what = f"cannot be built: {error_summary(error)}"
         if raised and kind is SettingError:
             raise SettingError("id", settings.id, what) from error
         raise EnvironmentFailedError(f"{settings.role}{settings.id} {what}") from error
 
 
 def choose_backend(settings: EnvSettings) -> tuple[BackendName, str]:
-    """Return the backend to use, with `auto` the fastest, and why."""
+    """Return the backend to use (`auto`: the fastest) and the reason for the log."""
     name, why = _fastest(settings)
     if settings.needs_single_envs and name in BATCH_BACKENDS:
         batch = f"backend {name} steps all environments as one batch"
         if not settings.wrappers:
-            reason = f"{batch}, which says of none what it allows"
+            reason = f"{batch}, without action masks"
             raise SettingError("action_masks", "true", reason)
-        reason = f"{batch}, which nothing is put around"
+        reason = f"{batch}, which cannot be wrapped"
         raise SettingError("wrappers", settings.wrapping[0].name, reason)
     return name, why
 
@@ -166,7 +164,7 @@ def _fastest(settings: EnvSettings) -> tuple[BackendName, str]:
     if backend != "auto":
         return backend, "as set"
     if _has_kernel(settings):
-        return "kernel", "compiled, with the rows of sync"
+        return "kernel", "compiled, same steps as sync"
     name, why = _without_kernel(settings, spec)
     changed = changed_source(settings)
     return name, f"{why}; {changed}" if changed else why
@@ -180,11 +178,11 @@ def _without_kernel(settings: EnvSettings, spec: GymSpec) -> tuple[BackendName, 
     if not reason:
         return "native", f"{settings.num_envs} environments in one batch"
     name, why = _sync_or_async(settings)
-    return name, f"{why}; as one batch they cannot be made: {reason}"
+    return name, f"{why}; backend native cannot run them: {reason}"
 
 
 def _has_kernel(settings: EnvSettings) -> bool:
-    """Tell whether a kernel runs the environments under these settings, masks and all."""
+    """Return whether a kernel supports these settings, action masks included."""
     try:
         kernel = find_kernel(settings)
     except SettingError:
@@ -193,9 +191,9 @@ def _has_kernel(settings: EnvSettings) -> bool:
 
 
 def _why_no_batch(settings: EnvSettings) -> str:
-    """Say why the vector environment does not take these settings or keep our time; "" if it does.
+    """Return why Gymnasium's vector environment cannot be used; "" if it can.
 
-    It is other people's code, which may raise anything; single environments are made without it.
+    It is third-party code and may raise anything; then single environments are used.
     """
     try:
         with contextlib.closing(BACKENDS["native"](settings, seed=0)):
@@ -209,7 +207,7 @@ def _why_no_batch(settings: EnvSettings) -> str:
 
 
 def _may_become_async(settings: EnvSettings) -> bool:
-    """Tell whether the environments may have processes, as long as none was tried."""
+    """Return whether the backend may turn out to be async, before the step time is measured."""
     parallel = settings.num_envs > 1 and usable_cores() > 1
     return settings.backend == "async" or (settings.backend == "auto" and parallel)
 
@@ -219,14 +217,14 @@ def _sync_or_async(settings: EnvSettings) -> tuple[BackendName, str]:
         return "sync", "nothing to run in parallel"
     try:
         seconds = step_seconds(settings)
-    except WorkerError as error:  # the backend itself knows what to do about faults
+    except WorkerError as error:  # the backend handles faults itself
         if error.raised:
-            return "sync", f"the trial failed: {error}"
-        return "async", f"in the trial {error}"
+            return "sync", f"measuring a step failed: {error}"
+        return "async", f"while measuring a step: {error}"
     backend: BackendName = "async" if seconds > PROCESS_ROUND_TRIP_SECONDS else "sync"
     return backend, f"a step takes {seconds * 1e6:,.0f} µs"
 
 
 def step_seconds(settings: EnvSettings) -> float:
-    """Measure in a process what a step takes; rows are the same whatever is chosen."""
+    """Measure the seconds per step, in a process; the choice does not change the results."""
     return float(query_subprocess(settings, trial=True))

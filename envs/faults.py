@@ -1,4 +1,4 @@
-"""What happens when an environment breaks: it is named, counted, and rebuilt or given up."""
+"""Failures of environments: rebuild the environment within a budget, or end the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 
 class RestartBudget:
-    """How many environments may still be rebuilt within an hour."""
+    """Limits rebuilt environments to `env.max_restarts` per hour."""
 
     def __init__(self, per_hour: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._spent: deque[float] = deque(maxlen=per_hour)
@@ -24,7 +24,7 @@ class RestartBudget:
         self._clock = clock
 
     def spend(self) -> bool:
-        """Use one restart up; false when none is left."""
+        """Take one restart from the budget; return False if none is left."""
         now = self._clock()
         while self._spent and now - self._spent[0] >= HOUR:
             self._spent.popleft()
@@ -35,17 +35,17 @@ class RestartBudget:
 
 
 class Faults:
-    """The step that the environments are at, and what becomes of one that breaks there."""
+    """Handles failures of environments; knows the current step for error messages."""
 
     def __init__(self, max_restarts: int, role: str = "") -> None:
-        self.step = 0  # rows since the start of the run
+        self.step = 0  # timesteps since the start of the run
         self._budget = RestartBudget(max_restarts)
         self._role = role  # such as "evaluation's "
 
     def handle_failure(self, env: int, error: BaseException) -> None:
-        """Use one restart up for this failure, or raise it when none is left.
+        """Log a failure and take one restart from the budget; raise if none is left.
 
-        Ctrl-C is nobody's failure, and a wrong setting stays wrong: both pass as they are.
+        KeyboardInterrupt and SettingError are re-raised unchanged: rebuilding would not help.
         """
         if isinstance(error, KeyboardInterrupt | SettingError):
             raise error
@@ -59,15 +59,15 @@ class Faults:
         )
         if fatal or not self._budget.spend():
             raise failure from error
-        log.error("%s; it is built anew", failure, exc_info=error)
+        log.error("%s; rebuilding it", failure, exc_info=error)
 
     def non_finite_error(self, name: str, env: int, number: str) -> NonFiniteError:
-        """Name the array that is not finite, and the number that is none."""
+        """Return the error for a NaN or infinity in an array of an environment."""
         where = f"{name} of {self._role}environment {env}"
         return NonFiniteError(f"{where} is not finite at step {self.step}: {number}")
 
     def give_up(self, name: str, error: BaseException) -> NoReturn:
-        """Raise what broke in a simulator of all environments, which cannot be built anew."""
+        """Raise the failure of a simulator that runs all environments: it cannot be rebuilt."""
         if isinstance(error, KeyboardInterrupt | ExpectedError):
             raise error
         what = f"{self._role}{name} failed at step {self.step}: {error_summary(error)}"
@@ -75,7 +75,7 @@ class Faults:
 
 
 class WorkerError(Exception):
-    """What went wrong in the process of an environment, and its traceback as text."""
+    """A failure in an environment's worker process, with its traceback as text."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class WorkerError(Exception):
         user_frames: Sequence[str] = (),
     ) -> None:
         super().__init__(what)
-        self.user_frames = tuple(user_frames)  # the last ones, as they are shown
-        self.fatal = fatal  # building it anew would not help
-        self.raised = raised  # an ordinary exception; the process itself was sound
+        self.user_frames = tuple(user_frames)  # formatted frames of user code, innermost last
+        self.fatal = fatal  # rebuilding would not help
+        self.raised = raised  # an ordinary exception; the process itself is intact
         if trace:
             self.__cause__ = RemoteTraceback(trace)
 
@@ -102,13 +102,13 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown, never raised
 
 
 def error_summary(error: BaseException) -> str:
-    """Return what is said of an error in one line; of foreign errors type and place too."""
+    """Return an error as one line; errors of user code with type and location."""
     if isinstance(error, WorkerError | EnvironmentFailedError):
         return one_line(str(error))
     return with_place(error)
 
 
 def validate_same_spaces(before: str, now: str) -> None:
-    """Refuse an environment that is not like the others or like itself before."""
+    """Raise EnvironmentFailedError unless a built environment has the spaces of the others."""
     if now != before:
         raise EnvironmentFailedError(f"its spaces are {now}, but they were {before}")

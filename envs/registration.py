@@ -1,4 +1,4 @@
-"""Make one Gymnasium environment, and say in one line why that fails when it does."""
+"""Find and make one Gymnasium environment; failures become one-line SettingErrors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from steadyrl.core.errors import SettingError, at_place, is_out_of_memory
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.wrappers import import_user_module, wrap
 
-# Packages that bring environments: the start of an id → (module, extra that installs it).
+# Packages that register environments: prefix of the id → (module, extra that installs it).
 PROVIDERS = {"ALE/": ("ale_py", "atari"), "MinAtar/": ("minatar", "minatar")}
-ATARI = "ale_py.env:AtariEnv"  # the entry point of its games
+ATARI = "ale_py.env:AtariEnv"  # entry point of Atari games
 NOT_ATARI = "Atari games run with ale or envpool"
 MINATAR = "minatar.gym:BaseEnv"
 MINATAR_GAMES = {
@@ -30,17 +30,17 @@ MINATAR_GAMES = {
     "Seaquest": "seaquest",
     "SpaceInvaders": "space_invaders",
 }
-LIMIT = "max_episode_steps"  # a keyword of Gymnasium's `make`
-NO_LIMIT = -1  # its word for none
+LIMIT = "max_episode_steps"  # keyword argument of gymnasium.make
+NO_LIMIT = -1  # Gymnasium's value for no limit
 MAX_LIMIT = 2**31 - 1
 EXTRAS_BY_ENTRY_POINT = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco"}
 
 
 class FreshStickyAction(gym.Wrapper[Any, Any, Any, Any]):
-    """Forget MinAtar's last action at a reset: sticky, it would be the next episode's first."""
+    """Clears MinAtar's last action on reset: a sticky action would leak into the next episode."""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset the game and the action that may stick."""
+        """Reset the game and its last action."""
         observation, info = self.env.reset(**kwargs)
         game: Any = self.unwrapped
         game.game.last_action = 0
@@ -48,14 +48,14 @@ class FreshStickyAction(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def find_spec(env_id: str) -> GymSpec:
-    """Look an id up in Gymnasium's registry, after letting its provider register it."""
+    """Return the registered spec of an id; imports the package that registers it if necessary."""
     _register_provider(env_id)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # newer versions of an environment exist: not our call
+            warnings.simplefilter("ignore")  # "a newer version exists": the user's choice
             name = _import_id_module(env_id)
             if name not in gym.registry and importlib.util.find_spec("ale_py") is not None:
-                register_provider("ale_py")  # it also brings ids without a prefix
+                register_provider("ale_py")  # also registers ids without a prefix
             return gym.spec(name)
     except gym.error.Error as error:
         old = isinstance(error, gym.error.DeprecatedEnv)
@@ -64,16 +64,16 @@ def find_spec(env_id: str) -> GymSpec:
 
 
 def imports_module(env_id: str) -> bool:
-    """Tell whether an id names a module to import, whose code is then the environment's."""
+    """Return whether an id has the form `module:Env-v0`."""
     return ":" in env_id
 
 
 def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    """Make one environment; a refusal names the setting, other errors pass as they are."""
+    """Make one environment; missing packages and unknown keywords become SettingErrors."""
     spec = find_spec(settings.id)
     if spec.max_episode_steps is not None:
-        # Whoever steps an environment here has reset it: being asked costs 4 % of CartPole's time.
-        # Without a time limit that layer stays, for it is where checks of first steps can end.
+        # All callers reset before stepping; OrderEnforcing costs 4 % of CartPole's time. Without a
+        # time limit the wrapper stays, because the checks of first steps need an outer wrapper.
         spec = replace(spec, order_enforce=False)
     drawn: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     try:
@@ -91,7 +91,7 @@ def make_env(settings: EnvSettings, render_mode: str | None = None) -> gym.Env[A
 
 
 def time_limit(kwargs: Mapping[str, Any]) -> int | None:
-    """Return how long episodes are to be, ENDLESS or None for as long as they are anyway."""
+    """Return the configured time limit: steps, NO_LIMIT, or None (the environment's own)."""
     limit = kwargs.get(LIMIT)
     if limit is not None and (type(limit) is not int or limit < NO_LIMIT or limit == 0):
         raise SettingError(f"kwargs.{LIMIT}", limit, "must be a positive whole number, or -1")
@@ -99,20 +99,20 @@ def time_limit(kwargs: Mapping[str, Any]) -> int | None:
 
 
 def explicit_time_limit(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords for simulators that count to whatever limit they are told."""
+    """Return keyword arguments for simulators that need a number even for no time limit."""
     limit = time_limit(kwargs)
     rest = {key: value for key, value in kwargs.items() if key != LIMIT}
     return rest if limit is None else rest | {LIMIT: MAX_LIMIT if limit == NO_LIMIT else limit}
 
 
 def unknown_keyword(settings: EnvSettings, error: TypeError) -> SettingError | None:
-    """Turn the complaint about an unknown keyword argument into a refusal of that key."""
+    """Return the SettingError for an unknown keyword argument; None for another TypeError."""
     found = re.search(r"unexpected keyword argument '([^']+)'", str(error))
     if found is None or found[1] not in settings.kwargs:
         return None
     key = found[1]
     return SettingError(
-        f"kwargs.{key}", settings.kwargs[key], f"{settings.id} takes no such keyword"
+        f"kwargs.{key}", settings.kwargs[key], f"{settings.id} has no such keyword argument"
     )
 
 
@@ -133,8 +133,8 @@ def register_provider(module: str) -> None:
     if module != "minatar":
         gym.register_envs(importlib.import_module(module))
         return
-    # As it does itself, but that its import takes a second and 100 MB for drawing, which kernels
-    # are spared.
+    # The same ids as MinAtar registers, without its import (a second and 100 MB for plotting),
+    # which kernels do not need.
     for name, game in MINATAR_GAMES.items():
         for version, least in (("v0", False), ("v1", True)):
             kwargs = {"game": game, "use_minimal_action_set": least}
@@ -147,20 +147,22 @@ def _import_id_module(env_id: str) -> str:
     if not colon:
         return env_id
     if not name:
-        raise SettingError("id", env_id, "before the colon stands a module, after it an id")
+        raise SettingError("id", env_id, "must be module:id")
     import_user_module(module, "id", env_id)
     return name
 
 
 def nearest_id(env_id: str, known_ids: Iterable[str]) -> str:
-    """Return a hint at the id that was probably meant."""
+    """Return a hint with the most similar known id."""
     wanted = env_id.lower()
     known = {name.lower(): name for name in known_ids}
     near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
-    if not near:  # a version alone makes short names look different
+    if not near:  # compare without versions, which dominate short names
         bare = {low.rpartition("-v")[0] or low: low for low in known}
         near = [bare[m] for m in difflib.get_close_matches(wanted, bare, n=1, cutoff=0.6)]
-    return f"did you mean {known[near[0]]}?" if near else "is the package that brings it installed?"
+    return (
+        f"did you mean {known[near[0]]}?" if near else "is the package that registers it installed?"
+    )
 
 
 def _missing_dependency(spec: GymSpec, error: Exception) -> str:
@@ -168,4 +170,4 @@ def _missing_dependency(spec: GymSpec, error: Exception) -> str:
     for prefix, extra in EXTRAS_BY_ENTRY_POINT.items():
         if entry.startswith(prefix):
             return f'needs {extra}, install it with: pip install -e ".[{extra}]"'
-    return f"cannot be made: {at_place(str(error), error)}"
+    return f"cannot be built: {at_place(str(error), error)}"

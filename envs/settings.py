@@ -1,4 +1,4 @@
-"""The settings of the environments; light, because they are checked before anything heavy loads."""
+"""Settings of the environments (`env`). Imports nothing heavy: settings are checked first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 from steadyrl.core.errors import SettingError
 
-# More than anybody means, and less than what they are kept in can hold.
+# Upper bounds: above any sensible value, below what the data types hold.
 UPPER_BOUNDS = {
-    "num_envs": (65_536, "every row holds all of them"),
-    "frame_stack": (1_000, "every observation holds so many frames"),
+    "num_envs": (65_536, "every timestep holds all of them"),
+    "frame_stack": (1_000, "every observation holds that many frames"),
     "step_timeout": (1_000_000, "that is eleven days"),
     "max_restarts": (1_000_000, "each is remembered for an hour"),
 }
-# Keywords of Gymnasium's own, which never reach the environment.
+# Keyword arguments of gymnasium.make that never reach the environment.
 RESERVED_KWARGS = {
     "id": "use env.id",
     "num_envs": "use env.num_envs",
@@ -26,14 +26,14 @@ RESERVED_KWARGS = {
 
 
 class WrapperSpec(NamedTuple):
-    """One wrapper: a name of Gymnasium's or `module:Class`, and its keyword arguments."""
+    """One wrapper: a name in gymnasium.wrappers or `module:Class`, and its keyword arguments."""
 
     name: str
     arguments: dict[str, Any]
 
     @classmethod
     def parse(cls, written: str | dict[str, Any]) -> WrapperSpec:
-        """Read a name, or one name with its arguments."""
+        """Parse `name` or `{name: {argument: value}}`."""
         pairs: dict[Any, Any] = {written: {}} if isinstance(written, str) else written
         (name, given), *more = pairs.items() or [(None, None)]
         arguments = {} if given is None else given
@@ -50,20 +50,20 @@ ImageAxes = Literal["auto", "hwc", "chw", "vector"]
 
 
 class ImageSettings(NamedTuple):
-    """How observations that may be images are read."""
+    """How image observations are interpreted."""
 
     axes: ImageAxes = "auto"
-    range: tuple[float, ...] | None = None  # lowest and highest number; None: as declared
+    range: tuple[float, ...] | None = None  # lowest and highest value; None: the space's bounds
 
     @property
     def declared(self) -> bool:
-        """Whether somebody says that observations are images."""
+        """Whether the settings declare that observations are images."""
         return self.axes in ("hwc", "chw") or self.range is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSettings:
-    """Which environment, how many of it, and how they are run."""
+    """Which environment, how many copies, and how they are run (`env`)."""
 
     id: str
     num_envs: int
@@ -71,35 +71,35 @@ class EnvSettings:
     frame_stack: int
     kwargs: dict[str, Any]
     wrappers: tuple[str | dict[str, Any], ...]  # names, or {name: arguments}; innermost first
-    action_masks: Masks  # whether it says which actions it allows; auto: if it does
-    image_axes: ImageAxes  # the order of an image's axes; vector: there are no images
-    image_range: tuple[float, ...] | None  # lowest and highest number; None: as declared
-    step_timeout: float  # seconds one environment may take for one step; processes only
-    info_metrics: tuple[str, ...]  # numbers in `info` to log where episodes end
+    action_masks: Masks  # whether the environment provides action masks; auto: detect
+    image_axes: ImageAxes  # order of an image's axes; vector: treat images as vectors
+    image_range: tuple[float, ...] | None  # lowest and highest value; None: the space's bounds
+    step_timeout: float  # seconds one environment may take for one step; backend async only
+    info_metrics: tuple[str, ...]  # numbers in `info` to log at episode ends
     max_restarts: int  # rebuilt environments per hour before the run stops; 0 stops at once
 
-    checked = True  # its first steps are, and what is wrong with them is said
-    role = ""  # of its environments, where they are not those of training
+    checked = True  # check the first steps against Gymnasium's API and log what is wrong
+    role = ""  # prefix of error messages: "evaluation's ", "the shown "
 
     def for_evaluation(self) -> EnvSettings:
-        """Return the settings under which scores are measured: whole games, not lives."""
+        """Return the settings of evaluation: episodes are whole games, not lives."""
         kwargs = dict(self.kwargs)
         if "episodic_life" in kwargs:
             kwargs["episodic_life"] = False
         return EvaluationSettings(**{**vars(self), "kwargs": kwargs, "info_metrics": ()})
 
     def with_masks(self, found: bool) -> EnvSettings:
-        """Return the settings once it is known whether the environment gives masks."""
+        """Return the settings with `action_masks` resolved to true or false."""
         return replace(self, action_masks="true" if found else "false")
 
     @property
     def images(self) -> ImageSettings:
-        """How observations that may be images are read."""
+        """How image observations are interpreted."""
         return ImageSettings(self.image_axes, self.image_range)
 
     @property
     def needs_single_envs(self) -> bool:
-        """Whether each environment is asked for, or surrounded by, what no batch of them has."""
+        """Whether wrappers or action masks need single environments rather than a batch backend."""
         return bool(self.wrappers) or self.action_masks == "true"
 
     def for_rendering(
@@ -110,7 +110,7 @@ class EnvSettings:
         max_episode_steps: int,
         preview: str | None = None,
     ) -> RenderSettings:
-        """Return the settings of one environment as in evaluation, which can be looked at."""
+        """Return the settings of one evaluation environment that renders."""
         return RenderSettings(
             **{**vars(self.for_evaluation()), "num_envs": 1, "max_restarts": 0},
             video=video,
@@ -138,11 +138,11 @@ class EnvSettings:
             raise SettingError("info_metrics", list(names), "must be different names")
         self._refuse_odd_range()
         self._refuse_keywords()
-        _ = self.wrapping  # which refuses what it cannot read
+        _ = self.wrapping  # raises SettingError for invalid entries
 
     @property
     def wrapping(self) -> tuple[WrapperSpec, ...]:
-        """The wrappers with their arguments."""
+        """The parsed wrappers."""
         return tuple(map(WrapperSpec.parse, self.wrappers))
 
     def _refuse_odd_range(self) -> None:
@@ -154,22 +154,22 @@ class EnvSettings:
             or not limits[0] < limits[1]
             or not math.isfinite(limits[1] - limits[0])
         ):
-            reason = "must be the lowest and the highest number of an image, such as [0,1]"
+            reason = "must be the lowest and the highest pixel value, such as [0,1]"
             raise SettingError("image_range", list(limits), reason)
         if self.image_axes == "vector":
-            reason = "scales images, and with env.image_axes=vector there are none"
+            reason = "scales images, but env.image_axes=vector treats them as vectors"
             raise SettingError("image_range", list(limits), reason)
 
     def _refuse_keywords(self) -> None:
         for key, value in self.kwargs.items():
             if not isinstance(key, str):
-                raise SettingError(f"kwargs.{key}", value, "a keyword is a name")
+                raise SettingError(f"kwargs.{key}", value, "keyword arguments must be names")
             if key in RESERVED_KWARGS:
                 raise SettingError(f"kwargs.{key}", value, f"cannot be set: {RESERVED_KWARGS[key]}")
 
 
 class EvaluationSettings(EnvSettings):
-    """The environments of evaluation, about which everything was said in training."""
+    """Settings of evaluation environments: no checks, training's already logged the warnings."""
 
     checked = False
     role = "evaluation's "
@@ -177,11 +177,11 @@ class EvaluationSettings(EnvSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RenderSettings(EvaluationSettings):
-    """One environment that is looked at: in a window, or in a file that is written."""
+    """Settings of one rendered environment: in a window, or recorded to a file."""
 
     role = "the shown "
 
-    video: str | None  # the file, an mp4 or a gif; None: a window
-    video_episodes: int  # so many are filmed
-    max_episode_steps: int  # an episode is over after so many, whatever the environment says
-    preview: str | None  # a small gif of the first pictures besides
+    video: str | None  # output file, mp4 or gif; None: a window
+    video_episodes: int  # episodes to record
+    max_episode_steps: int  # recording treats an episode as ended after this many steps
+    preview: str | None  # additional small GIF of the first frames

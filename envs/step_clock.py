@@ -1,4 +1,4 @@
-"""How long rows take, and whether one is under way: for whoever waits for its end."""
+"""Timing of environment steps, so that a hanging step can be detected from another process."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable
 
 
 class StepClock:
-    """Times what environments do while nobody else can do anything: rows, starts, closing."""
+    """Times blocking environment calls: steps, resets and closing."""
 
     def __init__(self) -> None:
-        self.slowest = 0.0  # seconds, of all so far
-        self.on_slower: Callable[[], object] = bool  # called when that grew
+        self.slowest = 0.0  # seconds: the longest call so far
+        self.on_slower: Callable[[], object] = bool  # called when `slowest` grew
         self._begun: float | None = None
         self._number = 0
         self._shown = memoryview(bytearray(8)).cast("Q")
 
     def show_in(self, memory: memoryview) -> None:
-        """Keep the number of the row under way, or 0, at the beginning of this memory of 64 bits.
+        """Publish the number of the running call (0: none) in these 64 bits of shared memory.
 
-        So another process sees it whatever holds this one up.
+        A watching process can read it even if this one hangs.
         """
         self._shown = memory
 
     @property
     def running(self) -> float:
-        """Seconds that the row under way has taken so far; 0 where there is none."""
+        """Seconds that the running call has taken so far; 0: none is running."""
         return 0.0 if self._begun is None else time.perf_counter() - self._begun
 
     def begin(self) -> None:
-        """Say that environments work from now on, while this process does something else."""
+        """Start timing a step that runs in the background, before it is waited for."""
         self._begun = time.perf_counter()
 
     def __enter__(self) -> None:

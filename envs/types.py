@@ -1,4 +1,4 @@
-"""What an environment is to the rest of the program: one row of the timeline at a time."""
+"""Interface types of environments: step, episode, action and observation spaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steadyrl.envs.settings import EnvSettings
 
 
 class EnvironmentFailedError(ExpectedError):
-    """An environment failed for good: which one, at which step, and why."""
+    """An environment failed and cannot be rebuilt: which one, at which step, and why."""
 
     exit_code = 4
 
@@ -26,15 +26,15 @@ class Episode(NamedTuple):
     env: int
     return_: float
     length: int
-    info: Mapping[str, float] = MappingProxyType({})  # numbers it reported, of those asked for
+    info: Mapping[str, float] = MappingProxyType({})  # the values of `env.info_metrics`
 
 
 class Step(NamedTuple):
-    """One row of the timeline in all N environments.
+    """One timestep of all N environments.
 
-    `obs` is what to act on next and, at the same time, the true successor of every valid row
-    (also at the end of an episode). Rows with `valid` false are resets: never learn from them.
-    The arrays stay untouched until the second step after this one.
+    `obs` is the next observation to act on and, for every valid step, the true successor (also at
+    the end of an episode). Where `valid` is False the environment was reset: never learn from it.
+    The arrays are overwritten by the second step after this one.
     """
 
     obs: NDArray[Any]  # [N, *observation_shape]
@@ -47,28 +47,28 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class DiscreteActions:
-    """One choice out of n."""
+    """One of n actions."""
 
     n: int
 
 
 @dataclass(frozen=True)
 class MultiDiscreteActions:
-    """Several independent choices."""
+    """Several independent discrete actions."""
 
     nvec: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class MultiBinaryActions:
-    """n independent switches."""
+    """n independent binary actions."""
 
     n: int
 
 
 @dataclass(frozen=True)
 class BoxActions:
-    """A bounded vector; the environment clips what it is sent to the bounds."""
+    """A bounded vector; the environment clips actions to the bounds."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -76,23 +76,23 @@ class BoxActions:
 
 ActionSpec = DiscreteActions | MultiDiscreteActions | MultiBinaryActions | BoxActions
 
-# So many actions' bits a number of an observation holds exactly.
+# Action mask bits that one element of an observation holds exactly.
 MASK_BITS = {"float32": 24, "uint8": 8}
 
 
 class Encoder(NamedTuple):
-    """How one observation becomes one frame: its shape, its dtype, and the writing of it.
+    """Converts observations to frames: shape and dtype of a frame, and the function that writes it.
 
-    `write(observation, frame)` takes one, `write(observations, frames, (N,))` a batch of N as
-    Gymnasium batches them; both are the same translation.
+    `write(observation, frame)` encodes one observation, `write(observations, frames, (N,))` a batch
+    of N as Gymnasium batches them, with the same result.
     """
 
     shape: tuple[int, ...]
     dtype: str  # "float32" or "uint8"
     write: Callable[..., None]
-    remark: str = ""  # what the user should know about it
+    remark: str = ""  # warning to log once
     mask: int = 0  # as `EnvSpec.mask`
-    # The numbers that 0 and 255 of an image's bytes stand for, where all have the same.
+    # The values that bytes 0 and 255 of an image encode, if all elements have the same range.
     limits: tuple[float, float] | None = None
 
 
@@ -100,9 +100,9 @@ class Encoder(NamedTuple):
 class EnvSpec:
     """Shapes and dtypes after encoding: float32 vectors, or channels-first uint8 images.
 
-    One frame crosses from the environment per row; the agent sees `frame_stack` of them,
-    concatenated along the first axis, oldest first. Frames may end in bits, which say what actions
-    are allowed: `mask` numbers of a vector, rows of an image (`envs/encoding/masks.py`).
+    Environments return one frame per step; an observation is the last `frame_stack` frames,
+    concatenated along the first axis, oldest first. The action mask is packed into bits at a
+    frame's end: `mask` elements of a vector, or rows of an image (`envs/encoding/masks.py`).
     """
 
     id: str
@@ -111,24 +111,24 @@ class EnvSpec:
     dtype: str  # "float32" or "uint8"
     frame_stack: int
     action: ActionSpec
-    info_metrics: tuple[str, ...] = ()  # numbers that are reported with finished episodes
-    mask: int = 0  # of a frame's numbers or rows; 0: every action is always allowed
+    info_metrics: tuple[str, ...] = ()  # `info` values reported with finished episodes
+    mask: int = 0  # elements or image rows of a frame that hold the mask; 0: no action mask
 
     @classmethod
     def of(cls, settings: EnvSettings, encoder: Encoder, action: ActionSpec) -> EnvSpec:
-        """Describe environments of single frames."""
+        """Return the spec of environments without frame stacking."""
         shape, dtype, names = encoder.shape, encoder.dtype, settings.info_metrics
         n, mask = settings.num_envs, encoder.mask
         return cls(settings.id, n, shape, dtype, 1, action, tuple(names), mask)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of an observation, masks and all."""
+        """Shape of an observation, action mask included."""
         return (self.frame_stack * self.frame_shape[0], *self.frame_shape[1:])
 
     @property
     def unmasked(self) -> EnvSpec:
-        """What the same environments would be without masks."""
+        """The same spec without action masks."""
         first, *rest = self.frame_shape
         if rest:
             rest[0] -= self.mask
@@ -138,22 +138,22 @@ class EnvSpec:
 
     @property
     def unmasked_shape(self) -> tuple[int, ...]:
-        """Shape of what the agent sees of an observation."""
+        """Shape of an observation without its action mask: the network's input."""
         return self.unmasked.observation_shape
 
     def validate_same(self, purpose: str, found: EnvSpec) -> None:
-        """Refuse environments that are built like these and offer something else."""
+        """Raise EnvironmentFailedError if rebuilt environments have other spaces."""
         for part in ("frame_shape", "dtype", "action", "mask"):
             now, before = getattr(found, part), getattr(self, part)
             if now != before:
                 raise EnvironmentFailedError(
                     f"{self.id}: its {part.replace('_', ' ')} for {purpose} is {now}, but it was"
-                    f" {before}: it is another whenever it is built"
+                    f" {before}: it differs each time it is built"
                 )
 
 
 class BlockResult(NamedTuple):
-    """What rows came to: valid steps, and the episodes that ended, each after so many."""
+    """Outcome of many timesteps: valid steps, and finished episodes with the step they ended at."""
 
     steps: int
     episodes: tuple[tuple[int, Episode], ...]
@@ -161,6 +161,6 @@ class BlockResult(NamedTuple):
 
 # Lets compiled code make rows: `VectorEnv.run`.
 StepMany = Callable[[Callable[..., None], int, Any], BlockResult]
-# Where it does, the first of its counters: which of two arrays holds what is to be
-# decided on, which of two rows is the last, whether to stop, and whether for a broken number.
+# First entries of the block context's counters: which of the two observation arrays is current,
+# which of the two step buffers is current, stop after this timestep, stop because of NaN/infinity.
 OBS_SLOT, STEP_SLOT, STOP, NON_FINITE = range(4)

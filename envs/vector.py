@@ -1,4 +1,4 @@
-"""N environments on one timeline, whatever runs them (autoreset on the step after an end)."""
+"""Vector environment over any backend: N environments in lockstep, next-step autoreset."""
 
 from __future__ import annotations
 
@@ -25,53 +25,54 @@ from steadyrl.envs.types import EnvSpec, Step, StepMany
 
 log = logging.getLogger("steadyrl")
 
-INT_DTYPES = ("uint8", "int8", "int16", "int32", "int64")  # types that discrete actions come in
+INT_DTYPES = ("uint8", "int8", "int16", "int32", "int64")  # dtypes of discrete actions
 
 
 class Backend(ABC):
-    """What runs N environments; it fills rows and knows nothing else of the timeline."""
+    """Runs N environments and writes each step's outcome into a `StepBuffer`.
 
-    spec: EnvSpec  # of single frames
+    Frame stacking, episode statistics and the action log are the vector environment's.
+    """
+
+    spec: EnvSpec  # with frame_stack=1
     faults: Faults
     limits: tuple[float, float] | None = None  # as `Encoder.limits`
     supports_replay = (
-        False  # episodes have seeds of their own, so that their actions lead to them again
+        False  # each episode has its own seed, so that repeating its actions restores it
     )
-    steps_in_background = (
-        False  # a step goes on from its launch, whatever this process does meanwhile
-    )
-    # Environments that have answered so far, and how many step timeouts the next may take.
+    steps_in_background = False  # a step runs while this process does something else
+    # Environments that have responded so far; step timeouts that the next response may take.
     responses, max_timeouts = 0, 1
 
     def buffers(self) -> tuple[StepBuffer, StepBuffer]:
-        """Return the two rows that are filled in turn."""
+        """Return the two step buffers, which are filled alternately."""
         return StepBuffer(self.spec, 0), StepBuffer(self.spec, 1)
 
     @abstractmethod
     def start(self, out: StepBuffer) -> None:
-        """Start every environment anew; the row holds their first frames."""
+        """Reset every environment and write the first frames into `out`."""
 
     @abstractmethod
     def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
-        """Begin a step [N, …] whose outcome this row will hold."""
+        """Start a step with actions [N, …]; its outcome goes into `out`."""
 
     @abstractmethod
     def step_wait(self, out: StepBuffer) -> None:
-        """Finish the step begun last and fill the row."""
+        """Wait for the step started last and fill `out`."""
 
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
-        """Replace an environment whose numbers are no numbers; its row becomes a reset."""
+        """Rebuild an environment that returned NaN or infinity; its step becomes a reset."""
         raise error
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
-        """Return the plain state of the environments between two steps."""
+        """Return the state of the environments between two steps, as plain values."""
 
     @abstractmethod
     def restore(
         self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
-        """Put a snapshot back; return whose episode goes on [N], the others' next row is a reset.
+        """Restore a snapshot; return which episodes continue [N] (the others reset next step).
 
         `past_actions` holds the actions of running episodes since their start (None: unknown);
         `out` holds the saved frames, which replayed environments overwrite with their own.
@@ -79,15 +80,15 @@ class Backend(ABC):
 
     @abstractmethod
     def force_reset(self, env: int) -> None:
-        """Let the next row of an environment be a reset."""
+        """Make the next step of an environment a reset."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything; safe to call twice and after a failure."""
+        """Release all resources; may be called twice and after a failure."""
 
 
 class VectorEnv(Stateful):
-    """N environments whose rows alternate between two preallocated sets of arrays."""
+    """N environments in lockstep; steps are written alternately into two preallocated buffers."""
 
     def __init__(
         self, backend: Backend, *, frame_stack: int = 1, check_pixel_range: bool = False
@@ -109,31 +110,31 @@ class VectorEnv(Stateful):
 
     @property
     def responses(self) -> int:
-        """How many environments have answered so far: it grows within a row, unless one hangs."""
+        """Responses of environments so far; grows during a step unless an environment hangs."""
         return self._backend.responses
 
     @property
     def max_timeouts(self) -> int:
-        """How many times `env.step_timeout` it may take until the next one answers."""
+        """Multiples of `env.step_timeout` that the next response may take."""
         return self._backend.max_timeouts
 
     @property
     def observation(self) -> NDArray[Any]:
-        """The current observations [N, …], which the next action is decided on."""
+        """Current observations [N, …]."""
         return self._buffers[self._slot].obs if self._stack is None else self._stack.current
 
     @property
     def started(self) -> bool:
-        """Whether there are episodes under way."""
+        """Whether `reset` has been called."""
         return self._started
 
     @property
     def episode_starts(self) -> NDArray[np.bool_]:
-        """Whose next action is the first of an episode [N]."""
+        """Mask [N] of environments whose next action is the first of an episode."""
         return ~self._buffers[self._slot].valid
 
     def reset(self) -> NDArray[Any]:
-        """Start every environment anew and return the first observations [N, …]."""
+        """Reset every environment and return the first observations [N, …]."""
         out = self._next()
         with self.clock:
             self._backend.start(out)
@@ -146,7 +147,7 @@ class VectorEnv(Stateful):
         return out.obs if self._stack is None else self._stack.push(out.obs, out.valid)
 
     def send(self, action: NDArray[Any]) -> None:
-        """Hand one action per environment over; rows that reset ignore theirs."""
+        """Start a step with one action per environment; environments that reset ignore theirs."""
         if self._awaiting_receive or not self._started:
             raise RuntimeError("send() needs a reset() before it and one receive() after it")
         self._awaiting_receive = True
@@ -158,7 +159,7 @@ class VectorEnv(Stateful):
             self._actions.append(action)
 
     def receive(self) -> Step:
-        """Return the row that the last `send` led to."""
+        """Wait for the step started by `send` and return it."""
         if not self._awaiting_receive:
             raise RuntimeError("receive() needs a send() before it")
         self._awaiting_receive = False
@@ -180,23 +181,23 @@ class VectorEnv(Stateful):
 
     @property
     def step_many(self) -> StepMany | None:
-        """What lets compiled code make rows, first with the actions sent; None where it cannot.
+        """Run many steps in one compiled call, the first with the actions sent; None: unsupported.
 
-        It is given a function, the number of valid steps to end after, and `Held(arguments)`, and
-        calls `function(advance, held stage, held arguments)` (`envs/backends/kernel_block.py`),
-        which calls `advance` for each row until that says that it is over: then, or after some
-        milliseconds.
+        Called as `step_many(function, steps, boxed_arguments)`, it calls
+        `function(advance, boxed context, boxed_arguments)` (`envs/backends/kernel_block.py`), which
+        calls `advance` once per timestep until the context's STOP counter is set: after `steps`
+        valid steps or about 20 ms.
         """
         return None
 
     @property
     def running_episodes(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """What the episodes under way have come to: returns and lengths [N]."""
+        """Returns [N] and lengths [N] of the running episodes so far."""
         returns, begin = self._statistics.running
         return returns.copy(), self._statistics.timesteps - begin
 
     def step(self, action: NDArray[Any]) -> Step:
-        """Send and receive."""
+        """Send actions [N, …] and receive the step."""
         self.send(action)
         return self.receive()
 
@@ -212,7 +213,7 @@ class VectorEnv(Stateful):
             )
 
     def _check_pixels(self, out: StepBuffer, timesteps: int = 1) -> None:
-        """Look at the levels of the first images."""
+        """Check the pixel range of the first images."""
         if self._pixel_range is not None and self._pixel_range.check(out.obs, timesteps):
             self._pixel_range = None
 
@@ -225,7 +226,7 @@ class VectorEnv(Stateful):
     @override
     def state_dict(self) -> dict[str, Any]:
         if self._awaiting_receive:
-            raise RuntimeError("the state is whole between receive() and send() only")
+            raise RuntimeError("state_dict() may be called between receive() and send() only")
         out = self._buffers[self._slot]
         parts: dict[str, Any] = {
             "step": self._faults.step,
@@ -241,7 +242,7 @@ class VectorEnv(Stateful):
         return given
 
     def _past_actions(self) -> dict[str, NDArray[Any]]:
-        """Return the actions of the episodes under way, of those environments that know them."""
+        """Return the actions of running episodes by environment, where all of them are logged."""
         if self._actions is None or not self._started:
             return {}
         self._log_episode_starts(self._actions)
@@ -253,7 +254,7 @@ class VectorEnv(Stateful):
         given, num_envs = Saved(state, "env"), self.spec.num_envs
         theirs = given.raw("frames")
         if length(theirs) not in (0, num_envs):
-            raise ValueError(f"the state is of {length(theirs)} environments, there are {num_envs}")
+            raise ValueError(f"saved from {length(theirs)} environments, here are {num_envs}")
         out = self._buffers[1 - self._slot]
         dtype = self.spec.dtype
         saved = given.tensor("frames", out.obs.shape, dtype).numpy()
@@ -278,7 +279,7 @@ class VectorEnv(Stateful):
             self._stack.current[...] = stack
 
     def _load_stack(self, given: Saved, frames: NDArray[Any]) -> NDArray[Any]:
-        """Return the saved stacks [N, k·C, …], which end with the saved frames."""
+        """Return the saved frame stacks [N, k·C, …], whose newest frames are the saved frames."""
         shape, dtype = (len(frames), *self.spec.observation_shape), self.spec.dtype
         stack: NDArray[Any] = given.tensor("stack", shape, dtype).numpy()
         if given.boolean("started") and not (stack[:, -frames.shape[1] :] == frames).all():
@@ -286,7 +287,7 @@ class VectorEnv(Stateful):
         return stack
 
     def _load_past_actions(self, given: Saved, env: int) -> NDArray[Any] | None:
-        """Return the actions of an environment's episode under way, where they are known."""
+        """Return the logged actions of an environment's running episode, or None."""
         actions = given.inside("actions")
         if str(env) not in actions:
             return None
@@ -294,9 +295,9 @@ class VectorEnv(Stateful):
         raw = actions.raw(str(env))
         count = length(raw)
         if not count and hasattr(raw, "numpy"):
-            return np.zeros((0, *shape), dtype)  # of an episode that begins: as yet of no shape
+            return np.zeros((0, *shape), dtype)  # at an episode's start: no shape known yet
         sent = str(getattr(raw, "dtype", "")).removeprefix("torch.")
-        if dtype.kind == "i" and sent in INT_DTYPES:  # kept as whoever acted had them
+        if dtype.kind == "i" and sent in INT_DTYPES:  # saved in the dtype the actor sent
             dtype = np.dtype(sent)
         found: NDArray[Any] = actions.tensor(str(env), (count, *shape), dtype.name).numpy()
         return found
@@ -304,7 +305,7 @@ class VectorEnv(Stateful):
     def _check_replayed(
         self, able: NDArray[np.bool_], past_actions: list[NDArray[Any] | None], saved: NDArray[Any]
     ) -> None:
-        """Cut the episodes that replaying did not bring back to the saved frames [N, …]."""
+        """Force a reset where replaying did not reproduce the saved frames [N, …]."""
         frames = self._buffers[self._slot].obs
         same = (frames == saved).reshape(len(saved), -1).all(axis=1)
         for env in np.flatnonzero(able & ~same).tolist():
@@ -318,10 +319,10 @@ class VectorEnv(Stateful):
             who = "all environments"
             if len(lost) < len(past_actions):
                 who = f"environment {', '.join(map(str, lost))}"
-            log.warning("episodes of %s cannot be continued: the next row starts new ones", who)
+            log.warning("episodes of %s cannot be continued: the next step starts new ones", who)
 
     def close(self) -> None:
-        """Free everything; safe to call twice and after a failure."""
+        """Release all resources; may be called twice and after a failure."""
         with self.clock:
             self._backend.close()
 

@@ -1,4 +1,4 @@
-"""What other people wrote: their modules, and wrappers around one environment by their names."""
+"""User code named in the configuration: modules to import, and environment wrappers."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from steadyrl.core.errors import (
 from steadyrl.envs.settings import WrapperSpec
 
 NUMPY = "observations and actions are arrays of NumPy"
-# Those of Gymnasium that would break a promise, and what keeps it.
+# Wrappers of Gymnasium that conflict with the training loop → why, and what to use instead.
 UNSUPPORTED = {
     "Autoreset": "environments reset on the step after an episode's end",
     "NormalizeObservation": "evaluation would have statistics of its own; use agent.normalize_obs",
-    "NormalizeReward": "scores would be no returns any more; use agent.normalize_reward",
+    "NormalizeReward": "scores would no longer be raw returns; use agent.normalize_reward",
     "RecordVideo": "use eval.video_every, or evaluate with --video",
-    "RenderCollection": "pictures would pile up in memory",
+    "RenderCollection": "frames would accumulate in memory",
     "HumanRendering": "evaluate with --watch",
     **dict.fromkeys(("ArrayConversion", "JaxToNumpy", "JaxToTorch", "NumpyToTorch"), NUMPY),
 }
-# What is in lower case is no wrapper but a module.
+# Lower-case names are modules.
 KNOWN = [name for name in wrappers.__all__ if name[0].isupper() and name not in UNSUPPORTED]
 
 
 def wrap(env: gym.Env[Any, Any], wrapping: tuple[WrapperSpec, ...]) -> gym.Env[Any, Any]:
-    """Put wrappers around an environment, the first of them innermost."""
+    """Apply wrappers to an environment, the first one innermost."""
     for each in wrapping:
         try:
             wrapped = _find(each.name)(env, **each.arguments)
         except SettingError:
             raise
-        except Exception as error:  # it is told what somebody typed
+        except Exception as error:  # wrong arguments in the configuration, or a bug in user code
             raise SettingError("wrappers", each.name, with_place(error)) from error
         if not isinstance(wrapped, gym.Env):
             raise SettingError(
-                "wrappers", each.name, f"made a {type(wrapped).__name__}, no gym.Env"
+                "wrappers", each.name, f"returned a {type(wrapped).__name__}, not a gym.Env"
             )
         env = wrapped
     return env
 
 
 def _find(name: str) -> Any:
-    """Return a wrapper of Gymnasium's, or what `module:Class` names."""
+    """Return the wrapper class: a name in gymnasium.wrappers, or `module:Class`."""
     module, colon, attribute = name.rpartition(":")
     if colon:
         found = getattr(import_user_module(module, "wrappers", name), attribute, None)
@@ -64,14 +64,14 @@ def _find(name: str) -> Any:
         raise SettingError("wrappers", name, f"cannot be used: {UNSUPPORTED[name]}")
     if name not in KNOWN:
         hint = nearest(name, KNOWN)
-        raise SettingError("wrappers", name, f"no wrapper of Gymnasium's; {hint}")
+        raise SettingError("wrappers", name, f"not in gymnasium.wrappers; {hint}")
     return getattr(wrappers, name)
 
 
 def import_user_module(module: str, field: str, value: str) -> ModuleType:
-    """Import a module that a setting names; a refusal names the setting."""
+    """Import a module named in a setting; raise SettingError with the setting's name on failure."""
     if not module or not all(part.isidentifier() for part in module.split(".")):
-        raise SettingError(field, value, "before the colon stands a module, after it a name")
+        raise SettingError(field, value, "must be module:name")
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may do anything
@@ -80,14 +80,14 @@ def import_user_module(module: str, field: str, value: str) -> ModuleType:
         what = describe(error)
         if isinstance(error, ModuleNotFoundError):
             what = str(error)
-        elif isinstance(error, SyntaxError):  # its own text names the place as well
+        elif isinstance(error, SyntaxError):  # its own text repeats file and line
             what = f"SyntaxError: {error.msg}"
         reason = f"cannot import {module}: {what}{_where(error)}"
         raise SettingError(field, value, one_line(reason)) from error
 
 
 def _where(error: BaseException) -> str:
-    """Name the file and the line that an import failed in, if it began at all."""
+    """Return ' (file, line n)' of the failed import, or '' if it failed outside user code."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno})"
     ours = (__file__, importlib.__file__)

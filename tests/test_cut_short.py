@@ -33,9 +33,8 @@ from steadyrl.training.run.signals import StopSignals
 
 RUN = ("eval.every=300", "eval.episodes=2", "log.every=100", "env.num_envs=2", "total_steps=700",
        "checkpoint.every=150", "memory.monitor.tensors_every_seconds=1000", "env=cartpole",
-       "agent.hidden=[8]", "agent.compile=false", "threads=1", "device=cpu",
-       "resume=auto")  # fmt: skip
-DQN = ("agent=dqn", "agent.epsilon_fraction=0.16", "agent.epsilon_end=0.04",
+       "threads=1", "device=cpu", "resume=auto")  # fmt: skip
+DQN = (*eager("dqn"), "agent.hidden=[8]", "agent.epsilon_fraction=0.16", "agent.epsilon_end=0.04",
        "agent.learning_starts=100", "agent.train_every=8", "agent.replay.capacity=300",
        "agent.updates_per_train=5", "agent.replay.prioritized=true", "agent.n_step=3",
        "agent.batch_size=8")  # fmt: skip

@@ -1,4 +1,4 @@
-"""How N environments are stepped: in this process, in workers, as a batch, as kernels.
+"""Backends that step N environments: in this process, in worker processes, as a batch, as kernels.
 
 Read `sync.py` first.
 """

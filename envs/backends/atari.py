@@ -1,4 +1,4 @@
-"""Atari games through ALE's own vector environment, whose threads work while we learn."""
+"""Atari games through ALE's vector environment, whose threads step while the agent learns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from steadyrl.envs.types import DiscreteActions
 
 
 class AtariBackend(BatchBackend):
-    """N copies of a game: one 84x84 frame a row, raw scores, lives as episodes where asked for.
+    """N copies of a game: one 84x84 frame per step, raw scores, optionally lives as episodes.
 
-    ALE's `episodic_life` starts a whole new game at every lost life; here the game goes on, as in
-    the published protocols: the row after a lost life presses FIRE (or nothing), is not valid, and
-    its reward counts for the score only.
+    ALE's `episodic_life` starts a new game at every lost life. Here the game continues, as in the
+    published protocols: the step after a lost life presses FIRE (or NOOP), is invalid, and its
+    reward counts towards the score only.
     """
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
@@ -40,10 +40,10 @@ class AtariBackend(BatchBackend):
         self._lives = np.zeros(settings.num_envs, np.int32)
         self._new_life = np.zeros(
             settings.num_envs, np.bool_
-        )  # whose next row goes on after a lost life
+        )  # [N] the next step continues the game after a lost life
 
     def close(self) -> None:
-        """End the threads; safe to call twice and after a failure."""
+        """Stop the threads; may be called twice and after a failure."""
         self.env = None
 
     def _reset(self, seeds: list[int]) -> Any:
@@ -53,14 +53,14 @@ class AtariBackend(BatchBackend):
         return observations[:, 0]
 
     def _check(self, action: NDArray[Any]) -> None:
-        if action.min() < 0 or action.max() >= self._choices:  # ALE's threads would wait forever
+        if action.min() < 0 or action.max() >= self._choices:  # ALE's threads would hang
             raise ValueError(f"actions {action.tolist()} lie outside 0…{self._choices - 1}")
 
     def _send(self, action: NDArray[Any]) -> None:
         self.env.send(np.where(self._new_life, self._after_life, action))
 
     def _receive(self, out: StepBuffer) -> None:
-        """Finish the step and fill the row, whose scores go by games and not by lives."""
+        """Wait for the step and fill `out`; scores are those of games, not of lives."""
         observations, reward, game_over, time_up, info = self.env.recv()
         lives, begun, new_life = info["lives"], self._done.copy(), self._new_life
         self._fill(out, observations[:, 0], reward, game_over, time_up, info)

@@ -1,4 +1,4 @@
-"""Environments that one simulator steps all in one call."""
+"""Base class of backends whose simulator steps all environments in one call."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from steadyrl.envs.vector import Backend
 
 
 class BatchBackend(Backend):
-    """N environments that are seeded when all start and never in between.
+    """N environments that are seeded only when all of them start.
 
-    One that does not give its state away starts anew when it is restored: the next row of every
-    environment is then a reset.
+    If the simulator's state cannot be saved, all environments reset when the state is restored.
     """
 
     steps_in_background = True
@@ -36,11 +35,11 @@ class BatchBackend(Backend):
         self.faults = Faults(settings.max_restarts, settings.role)
         self._write, self.limits = encoder.write, encoder.limits
         self._seed = seed
-        self._starts = 0  # how often all environments were started; each start has its own seeds
-        self._cut = False  # the next row starts all environments
-        self._done = np.ones(n, np.bool_)  # whose next row is a reset
+        self._starts = 0  # number of starts of all environments; each has its own seeds
+        self._cut = False  # the next step resets all environments
+        self._done = np.ones(n, np.bool_)  # [N] the next step resets
         self._warn = WarnOnce(settings.id)
-        self.max_timeouts = n  # one after the other, it may be
+        self.max_timeouts = n  # environments may be stepped sequentially
         if settings.checked:
             self._warn(encoder.remark)
 
@@ -50,22 +49,22 @@ class BatchBackend(Backend):
 
     @abstractmethod
     def _send(self, action: NDArray[Any]) -> None:
-        """Begin a step of all environments."""
+        """Start a step of all environments."""
 
     @abstractmethod
     def _receive(self, out: StepBuffer) -> None:
-        """Finish the step; `_fill` the row."""
+        """Wait for the step and call `_fill`."""
 
     def _save(self) -> dict[str, Any] | None:
-        """Return the simulator's whole state, None when it cannot be had."""
+        """Return the simulator's complete state; None: not supported."""
         return None
 
     def _load(self, saved: dict[str, Any]) -> bool:
-        """Put back what `_save` returned; say whether that could be done."""
+        """Restore what `_save` returned; return whether that succeeded."""
         return False
 
     def start(self, out: StepBuffer) -> None:
-        """Start every environment anew; the row holds their first frames."""
+        """Reset every environment and write the first frames into `out`."""
         envs = range(self.spec.num_envs)
         try:
             observations = self._reset([episode_seed(self._seed, e, self._starts) for e in envs])
@@ -78,10 +77,10 @@ class BatchBackend(Backend):
         out.set_all_reset()
 
     def _check(self, action: NDArray[Any]) -> None:
-        """Raise ValueError for actions [N, …] that no environment may be sent."""
+        """Raise ValueError for invalid actions [N, …]."""
 
     def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
-        """Begin a step [N, …] whose outcome this row will hold."""
+        """Start a step with actions [N, …]; its outcome goes into `out`."""
         if self._cut:
             return
         self._check(action)
@@ -91,7 +90,7 @@ class BatchBackend(Backend):
             self.faults.give_up(self.spec.id, error)
 
     def step_wait(self, out: StepBuffer) -> None:
-        """Finish the step begun last and fill the row."""
+        """Wait for the step started last and fill `out`."""
         if self._cut:
             self.start(out)
             return
@@ -110,11 +109,11 @@ class BatchBackend(Backend):
         truncated: NDArray[np.bool_],
         info: Mapping[str, Any],
     ) -> None:
-        """Write a row in which those that were done have reset."""
+        """Write a step; environments that were done before it have reset."""
         n = self.spec.num_envs
         columns = (("reward", reward), ("terminated", terminated), ("truncated", truncated))
         for name, column in columns:
-            if np.shape(column) != (n,):  # it would count for environments that it is not of
+            if np.shape(column) != (n,):  # would broadcast to all environments
                 raise ValueError(f"{name} has shape {np.shape(column)}, not ({n},)")
         self._write(observations, out.obs, (n,))
         np.logical_not(self._done, out=out.valid)
@@ -126,7 +125,7 @@ class BatchBackend(Backend):
             read_infos(info, self.spec.info_metrics, out.info, self._warn)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the plain state: of the simulator itself where it can be taken."""
+        """Return the state as plain values, with the simulator's if it can be saved."""
         idle = self._cut or not self._starts
         return {
             "backend_kind": "batch",
@@ -139,8 +138,8 @@ class BatchBackend(Backend):
     def restore(
         self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
-        """Put a snapshot back; where there is none all start anew."""
-        # Of a backend that knows its environments one by one only the seed is of use.
+        """Restore a snapshot; without the simulator's state all environments reset."""
+        # Of a snapshot made by a per-environment backend only the seed can be used.
         state, n = Saved(saved, "backend"), self.spec.num_envs
         known = backend_kind(state) == "batch" or "starts" in state
         self._seed = state.whole("seed", 0, LARGEST_SEED)
@@ -151,5 +150,5 @@ class BatchBackend(Backend):
         return np.full(self.spec.num_envs, not self._cut)
 
     def force_reset(self, env: int) -> None:
-        """Let the next row of all environments be a reset: one alone cannot be."""
+        """Make the next step of all environments a reset: one alone cannot be reset."""
         self._cut = True

@@ -1,4 +1,4 @@
-"""EnvPool's C++ environments, for those who have installed it."""
+"""EnvPool's C++ environments (extra `envpool`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEED_LIMIT = 2**31 - 1
 
 
 class EnvPoolBackend(BatchBackend):
-    """N environments of EnvPool; it is seeded when built, so every start builds it anew."""
+    """N environments of EnvPool, which is seeded at construction: every start rebuilds it."""
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._settings = settings
@@ -31,7 +31,7 @@ class EnvPoolBackend(BatchBackend):
         self._decode = decoder.decode
 
     def close(self) -> None:
-        """End the threads; safe to call twice and after a failure."""
+        """Stop the threads; may be called twice and after a failure."""
         env, self._env = self._env, None
         if env is not None:
             env.close()
@@ -41,7 +41,7 @@ class EnvPoolBackend(BatchBackend):
 
         self.close()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Gymnasium's, about the precision of bounds
+            warnings.simplefilter("ignore")  # Gymnasium's warning about the precision of bounds
             self._env = envpool.make(
                 self._settings.id,
                 env_type="gymnasium",
@@ -59,7 +59,7 @@ class EnvPoolBackend(BatchBackend):
 
 
 def _kwargs(settings: EnvSettings) -> dict[str, Any]:
-    """Return EnvPool's keywords; one frame a row where the game offers stacks."""
+    """Return EnvPool's keyword arguments, with its own frame stacking switched off."""
     import envpool
 
     config = envpool.make_spec(settings.id).config._fields

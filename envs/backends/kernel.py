@@ -1,4 +1,4 @@
-"""N environments of which one compiled function makes every row."""
+"""Backend of kernel environments: one compiled function steps all N environments."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from steadyrl.envs.vector import Backend
 
 
 class KernelBackend(Backend):
-    """A thin wrapper around the arrays that a kernel works on, which are saved as they are.
+    """Holds the arrays that a kernel works on; snapshots are copies of them.
 
-    Episodes have the seeds that `sync` gives them, so that both make the same rows.
+    Episodes have the same seeds as with `sync`, so both backends return the same steps.
     """
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
@@ -57,7 +57,7 @@ class KernelBackend(Backend):
         self.action: NDArray[Any] = np.zeros((settings.num_envs, *shape), dtype)
 
     def buffers(self) -> tuple[StepBuffer, StepBuffer]:
-        """Return the two rows that are filled in turn."""
+        """Return the two step buffers, which are filled alternately."""
         rows = super().buffers()
         one, two = (
             Outcome(out.obs, out.reward, out.terminated, out.truncated, out.valid) for out in rows
@@ -66,26 +66,26 @@ class KernelBackend(Backend):
         return rows
 
     def address(self) -> int:
-        """Return where the kernel's machine code is; 0 if it is none."""
+        """Return the address of the kernel's machine code; 0 if it is not compiled."""
         if self._address is None:
             self._address = address_of(self.kernel.step, self.sim, self.action, self.outcomes[0])
         return self._address or 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: kernels hold no resources."""
 
     def start(self, out: StepBuffer) -> None:
-        """Start every environment anew; the row holds their first frames."""
+        """Reset every environment and write the first frames into `out`."""
         self.sim.clock[:, NEEDS_RESET] = True
         self.action[:] = 0
         self.step_wait(out)
 
     def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
-        """Keep the actions [N, …] of a step until it is collected."""
+        """Store the actions [N, …]; the step is computed in `step_wait`."""
         self.action[:] = action
 
     def step_wait(self, out: StepBuffer) -> None:
-        """Make the next row of every environment."""
+        """Step every environment and fill `out`."""
         action = self.action
         try:
             if self._num_actions is not None and not valid_actions(action, self._num_actions):
@@ -95,7 +95,7 @@ class KernelBackend(Backend):
             self.faults.give_up(self.spec.id, error)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the plain state: what `sync` would say, and the arrays of the simulation."""
+        """Return the state as plain values: what `sync` saves, and the simulation's arrays."""
         sim = self.sim
         return {
             "backend_kind": "kernel",
@@ -113,12 +113,12 @@ class KernelBackend(Backend):
     def restore(
         self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
-        """Put a snapshot back; where another backend made it, all start their next episodes."""
+        """Restore a snapshot; one of another backend makes all environments reset."""
         state = Saved(saved, "backend")
         whole = backend_kind(state) == "kernel" or "simulation" in state
         seed = state.whole("seed", 0, LARGEST_SEED)
         progress = load_progress(saved, self.spec.num_envs)
-        if whole:  # looked at before anything is changed
+        if whole:  # checked before anything is changed
             arrays = self._arrays_in(state.inside("simulation"), progress)
         self._seed = seed
         self.sim = sim = self.sim._replace(seed=seed_words(seed))
@@ -130,7 +130,7 @@ class KernelBackend(Backend):
         return np.full(self.spec.num_envs, whole)
 
     def _arrays_in(self, saved: Saved, progress: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-        """Return the saved arrays of the simulation, if its code cannot be led astray by them."""
+        """Return the saved simulation arrays, checked: kernels do not check indices."""
         sim, limit = self.sim, int(self.sim.clock[0, LIMIT])
         float_state, int_state, elapsed, generators = (
             saved.tensor(name, array.shape, dtype).numpy()
@@ -141,7 +141,7 @@ class KernelBackend(Backend):
                 ("generators", sim.generators, "int64"),
             )
         )
-        # What has not begun yet is zeros, which need not be any state of an episode.
+        # Before its first episode an environment's state is zeros, which may be out of range.
         new = (progress[:, 1] > 0) & ~int_state.any(axis=1) & ~float_state.any(axis=1)
         _check_limits("float_state", float_state[~new], self.kernel.float_ranges)
         _check_limits("int_state", int_state[~new], self.kernel.int_ranges)
@@ -156,7 +156,7 @@ class KernelBackend(Backend):
         return float_state, int_state, elapsed, generators
 
     def force_reset(self, env: int) -> None:
-        """Let the next row of an environment be a reset."""
+        """Make the next step of an environment a reset."""
         self.sim.clock[env, NEEDS_RESET] = True
 
 
@@ -166,7 +166,7 @@ def _spec(settings: EnvSettings, kernel: Kernel) -> EnvSpec:
 
 
 def _check_limits(name: str, numbers: NDArray[Any], ranges: Sequence[Range]) -> None:
-    """Refuse numbers [N, R] outside of their ranges."""
+    """Raise ValueError for numbers [N, R] out of range."""
     least, most = np.array(ranges, numbers.dtype).reshape(-1, 2).T
     wrong = np.argwhere((numbers < least) | (numbers > most))
     if len(wrong):
@@ -176,4 +176,4 @@ def _check_limits(name: str, numbers: NDArray[Any], ranges: Sequence[Range]) -> 
 
 
 def _write_nothing(*_: Any) -> None:
-    """Write nothing: kernels write frames themselves."""
+    """Do nothing: kernels write frames themselves."""

@@ -1,4 +1,4 @@
-"""Rows of a kernel made by compiled code, with the bookkeeping that `VectorEnv` does of each."""
+"""Fused rollouts: compiled code steps a kernel many times, including `VectorEnv`'s bookkeeping."""
 
 from __future__ import annotations
 
@@ -24,35 +24,37 @@ from steadyrl.envs.types import (
 )
 from steadyrl.envs.vector import VectorEnv
 
-# Of the counters, after those that agents know.
+# Further entries of the counters, after those in `envs/types.py`.
 TIMESTEPS, TIMESTEPS_LEFT, STEPS, STEPS_LEFT, EPISODES, COUNTERS = range(
     NON_FINITE + 1, NON_FINITE + 7
 )
-AT_STEP, ENV, RETURN, LENGTH = range(4)  # columns of the episodes that ended
+AT_STEP, ENV, RETURN, LENGTH = range(4)  # columns of `BlockContext.episodes`
 
-MAX_SECONDS = 0.02  # seconds of a stretch, about: signals, saves and watchers wait for its end
-FIRST_BLOCK = 64  # of a stretch, before any was timed
+MAX_SECONDS = 0.02  # target duration of a block: signals and checkpoints wait for its end
+FIRST_BLOCK = 64  # timesteps of the first block, before any was timed
 
 
 class BlockContext(NamedTuple):
-    """What compiled code needs to make the next row of the timeline."""
+    """Arguments of `advance`, boxed for compiled code."""
 
-    step: int  # address of the kernel
+    step: int  # address of the kernel's machine code
     sim: Simulation
-    action: NDArray[Any]  # [N, …] what the kernel reads
-    flat_action: NDArray[Any]  # [N, A] the same, for who decides
-    outcomes: tuple[Outcome, Outcome]  # filled in turn
-    observations: tuple[NDArray[Any], NDArray[Any]]  # [N, D] what is decided on, in turn
-    frame_size: int  # numbers of the newest frame in it
-    returns: NDArray[np.float64]  # [N] of the episodes under way
-    episode_begin: NDArray[np.int64]  # [N] rows before them
-    episodes: NDArray[np.float64]  # [M, 4] that ended
+    action: NDArray[Any]  # [N, …] input of the kernel
+    flat_action: NDArray[Any]  # [N, A] the same memory; the policy writes its actions here
+    outcomes: tuple[Outcome, Outcome]  # filled alternately
+    observations: tuple[
+        NDArray[Any], NDArray[Any]
+    ]  # [N, D] stacked observations, filled alternately
+    frame_size: int  # elements of one frame
+    returns: NDArray[np.float64]  # [N] of running episodes
+    episode_begin: NDArray[np.int64]  # [N] timesteps before they began
+    episodes: NDArray[np.float64]  # [M, 4] finished episodes
     counters: NDArray[np.int64]
 
 
 @compiled
 def advance(context: BlockContext) -> None:
-    """Make a row with the actions that were sent, look at it, and count it."""
+    """Step the kernel with the current actions; update observations, statistics and counters."""
     counters, returns = context.counters, context.returns
     counters[STEP_SLOT] = 1 - counters[STEP_SLOT]
     outcome = context.outcomes[counters[STEP_SLOT]]
@@ -89,7 +91,7 @@ def advance(context: BlockContext) -> None:
 
 @compiled
 def _finite(numbers: Any) -> bool:
-    """Tell whether numbers [F] are finite: what is not stays so when it is taken from itself."""
+    """Return whether numbers [F] are finite: x - x is 0 for finite x, NaN otherwise."""
     total = numbers.dtype.type(0)
     for number in numbers:
         total += abs(number - number)
@@ -109,12 +111,12 @@ def _push(before: Any, frames: Any, valid: Any, stack: Any) -> None:
 
 @compiled
 def box(context: Any) -> Any:
-    """Hand over what rows are made on."""
+    """Box the context for compiled code."""
     return Held(context)
 
 
 class KernelVectorEnv(VectorEnv):
-    """Kernels whose rows other compiled code may make many at a time."""
+    """Vector environment of kernels that supports `step_many`."""
 
     def __init__(
         self, backend: KernelBackend, *, frame_stack: int = 1, check_pixel_range: bool = False
@@ -129,11 +131,11 @@ class KernelVectorEnv(VectorEnv):
         self._counters = np.zeros(COUNTERS, np.int64)
         self._ended = np.zeros((max(64, 2 * n), 4))
         self._max_timesteps = FIRST_BLOCK
-        # Compiling takes longer than most runs gain by it: only what is kept is compiled.
+        # Compiling takes longer than most runs gain from it: used only if the code is cached.
         self._can_fuse = is_kept(advance) and bool(backend.address())
         self._advance = 0  # the address of `advance`
-        self._boxed_context: Any = None  # the stage
-        self._boxed_sim: Any = None  # what it is a stage for
+        self._boxed_context: Any = None  # the context
+        self._boxed_sim: Any = None  # the simulation it was built for
 
     @property
     @override
@@ -175,7 +177,7 @@ class KernelVectorEnv(VectorEnv):
         return rows
 
     def _sync_from_block(self, before: int) -> tuple[int, BlockResult]:
-        """Go on where compiled code stopped; return how many rows it made, and their sum."""
+        """Update this object after a block; return its number of timesteps, and its result."""
         observations, self._slot, _, broken, rows, _, steps, _, episodes = self._counters.tolist()
         self._awaiting_receive = False
         if self._stack is not None:

@@ -1,4 +1,4 @@
-"""What a kernel's generators can consist of: compiled code looks their words up unchecked."""
+"""Validation of saved random generators of kernels, whose code does not check indices."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ WORD_32 = 2**32 - 1
 
 
 def check_twisters(twisters: NDArray[np.uint64]) -> None:
-    """Refuse Mersenne twisters [N, 625] whose next word is none of theirs."""
+    """Raise ValueError for invalid states of Mersenne twisters [N, 625]."""
     for env, twister in enumerate(twisters):
-        begun = bool(twister.any())  # not before the first episode
+        begun = bool(twister.any())  # zeros before the first episode
         if twister[PLACE] > LENGTH:
             raise ValueError(
                 f"generators: the next word of environment {env} is {int(twister[PLACE])}, it can "
                 f"be 0 to {LENGTH}"
             )
         if twister.max() > WORD_32 or (begun and not twister[:LENGTH].any()):
-            raise ValueError(f"generators: the words of environment {env} are no twister's")
+            raise ValueError(f"generators: environment {env} has no valid Mersenne twister state")
 
 
 def check_generators(generators: NDArray[np.uint64]) -> None:
-    """Refuse NumPy's default generators [N, 6] that could not have come to these words."""
+    """Raise ValueError for impossible states of NumPy's default generator [N, 6]."""
     for env, words in enumerate(generators):
         begun = bool(words.any())
         if words[KEPT] > 1 or words[HALF] > WORD_32 or (begun and not words[INC_LOW] % 2):

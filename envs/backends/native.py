@@ -1,4 +1,4 @@
-"""Environments that Gymnasium itself steps as one batch."""
+"""Gymnasium's own vector environments, which step as one batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from steadyrl.envs.settings import EnvSettings
 
 
 class NativeBackend(BatchBackend):
-    """A vector environment of Gymnasium's own, with one generator for all N."""
+    """A vector environment of Gymnasium, with one random generator for all N."""
 
-    steps_in_background = False  # its whole step is made where it is received
+    steps_in_background = False  # the step is computed in `_receive`
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         self._env = env = _make(settings)
@@ -39,7 +39,7 @@ class NativeBackend(BatchBackend):
         self._to_do: NDArray[Any] = np.zeros(0)
 
     def close(self) -> None:
-        """Close the environment; safe to call twice and after a failure."""
+        """Close the environment; may be called twice and after a failure."""
         self._env.close()
 
     def _reset(self, seeds: list[int]) -> Any:
@@ -52,7 +52,7 @@ class NativeBackend(BatchBackend):
         self._fill(out, *self._env.step(self._to_do))
 
     def _save(self) -> dict[str, Any] | None:
-        """Return numbers, arrays and generator of a simulator that consists of nothing else."""
+        """Return the simulator's attributes if all are numbers, arrays or generators; else None."""
         import torch
 
         values: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class NativeBackend(BatchBackend):
         return values
 
     def _load(self, saved: dict[str, Any]) -> bool:
-        self._env.reset(seed=0)  # makes the generator that the snapshot is put into
+        self._env.reset(seed=0)  # creates the generator whose state is restored
         env = self._env.unwrapped
         state = Saved(saved, "simulator")
         for name, current in vars(env).items():
@@ -81,9 +81,9 @@ class NativeBackend(BatchBackend):
 
 
 def _taken(current: Any, saved: Any) -> Any:
-    """Return a saved value that can stand where one of a simulator's stands."""
+    """Return the saved value after checking that it fits the current one."""
     if isinstance(current, np.ndarray) and hasattr(saved, "numpy"):
-        # Between a reset and a step a simulator may keep numbers of other types and shapes.
+        # dtype and trailing shape may differ between a reset and a step.
         if saved.ndim != current.ndim or len(saved) != len(current):
             raise ValueError(f"saved with shape {list(saved.shape)}, not {list(current.shape)}")
         check_limits(saved, FINITE)

@@ -1,7 +1,7 @@
-"""One environment on the timeline: seeded episodes, encoded frames, decoded actions.
+"""One environment: seeded episodes, next-step autoreset, encoded frames, decoded actions.
 
-Its first steps are checked against Gymnasium's interface. What it does wrong but we can live with
-is remarked in one line; what nobody can is an error that building it anew would not mend.
+Its first steps are checked against Gymnasium's API. Tolerable violations are logged once as a
+warning; others raise an EnvironmentFailedError, which rebuilding would not fix.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ log = logging.getLogger("steadyrl")
 Warn = Callable[[str], None]
 
 FIRST_STEPS = 10
-MAX_WARNINGS = 20  # a text with a changing number in it would be a new one every time
-GYM_WRAPPERS = (OrderEnforcing, TimeLimit, FreshStickyAction)  # what making an environment adds
+MAX_WARNINGS = 20  # a message with a changing number in it would be logged at every step
+GYM_WRAPPERS = (OrderEnforcing, TimeLimit, FreshStickyAction)  # added by make_env
 STEP_RESULT = "(observation, reward, terminated, truncated, info)"
 
 
 def episode_seed(seed: int, env: int, episode: int) -> int:
-    """Derive the seed of one episode of one environment, so that it can be started on its own."""
+    """Derive the seed of one episode of one environment, so that it can be replayed alone."""
     return int(np.random.SeedSequence([seed, env, episode]).generate_state(1)[0])
 
 
 class SingleEnv:
-    """One environment of N: it can be built, started, stepped, replayed and built again."""
+    """One of N environments; can be rebuilt after a failure and replayed after a resume."""
 
     def __init__(
         self, settings: EnvSettings, *, seed: int, index: int, warn: Warn | None = None
     ) -> None:
         self.seed = seed
         self.index = index
-        self.episode = -1  # the episode under way
-        self.needs_reset = True  # the next row is a reset
+        self.episode = -1  # number of the running episode
+        self.needs_reset = True  # the next step is a reset
         self._settings = settings
-        self._warn = warn  # takes remarks on its first steps, which are then checked
+        self._warn = warn  # if given, first steps are checked and warnings go here
         self._env: gym.Env[Any, Any] | None = None
 
     def build(self) -> None:
-        """Make the environment, after closing the one there was."""
+        """Build the environment, closing the previous one."""
         self.close()
         settings = self._settings
         env = (
@@ -91,17 +91,17 @@ class SingleEnv:
         require_masks(settings, self.spec())
 
     def spec(self) -> EnvSpec:
-        """Say what the environment offers."""
+        """Return the environment's spec."""
         settings = self._settings
         return EnvSpec.of(settings, self.encoder, self.decoder.spec)
 
     def force_reset(self, episode: int) -> None:
-        """Let the next row be a reset that starts the episode after this one."""
+        """Make the next step a reset that starts the episode after `episode`."""
         self.episode = episode
         self.needs_reset = True
 
     def start(self, frame: NDArray[Any]) -> None:
-        """Begin the next episode and write its first frame."""
+        """Start the next episode and write its first frame."""
         if self._env is None:
             raise RuntimeError("the environment is closed")
         self.episode += 1
@@ -111,7 +111,7 @@ class SingleEnv:
         self.needs_reset = False
 
     def advance(self, action: Any, out: StepBuffer) -> None:
-        """Write this environment's next row: a step with a decoded action, or a reset."""
+        """Step with a decoded action, or reset if the episode has ended; write the outcome."""
         index = self.index
         frame = out.frames[index]
         if self.needs_reset:
@@ -126,7 +126,7 @@ class SingleEnv:
             if names := self._settings.info_metrics:
                 read_info(info, names, out.info[index], self._warn or _nothing)
         try:
-            out.reward[index] = reward + 0.0  # of text NumPy would make a number, of None a NaN
+            out.reward[index] = reward + 0.0  # NumPy would convert text to a number and None to NaN
         except (TypeError, ValueError):
             kind = type(reward).__name__
             raise TypeError(f"its reward is {reward!r}, a {kind}, not a number") from None
@@ -135,13 +135,13 @@ class SingleEnv:
         out.valid[index] = True
 
     def replay(self, episode: int, actions: NDArray[Any], frame: NDArray[Any]) -> None:
-        """Start an episode again, do its actions [T, …] and write the frame they lead to."""
+        """Restart an episode, repeat its actions [T, …] and write the resulting frame."""
         self.force_reset(episode - 1)
         self.start(frame)
         self.apply_actions(actions, frame)
 
     def apply_actions(self, actions: NDArray[Any], frame: NDArray[Any]) -> None:
-        """Do more known actions [T, …] of an episode again."""
+        """Repeat known actions [T, …] of the running episode and write the resulting frame."""
         for action in self.decoder.decode(actions):
             if self.needs_reset:
                 raise RuntimeError("the episode ended earlier than it did before")
@@ -150,7 +150,7 @@ class SingleEnv:
             self.needs_reset = bool(terminated or truncated)
 
     def close(self) -> None:
-        """Close the environment; what it raises while closing changes nothing any more."""
+        """Close the environment; exceptions while closing are only logged."""
         env, self._env = self._env, None
         if env is not None:
             try:
@@ -162,7 +162,7 @@ class SingleEnv:
 
 
 def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:
-    """Return how an environment's observations are read: a kernel says itself how its axes lie."""
+    """Return the image settings of an environment; kernels declare their own axes in metadata."""
     images, bare = settings.images, env.unwrapped
     error_summary = bare.metadata.get("image_axes")
     if (
@@ -175,25 +175,25 @@ def images_of(env: gym.Env[Any, Any], settings: EnvSettings) -> ImageSettings:
 
 
 def _nothing(_: str) -> None:
-    """Say nothing: another environment of these does."""
+    """Discard a warning: environment 0 logs it."""
 
 
 class WarnOnce:
-    """Write each remark about an environment into the log once."""
+    """Logs each distinct warning about an environment once."""
 
     def __init__(self, env_id: str) -> None:
         self._env_id = env_id
         self._seen: set[str] = set()
 
     def __call__(self, remark: str) -> None:
-        """Say it, unless it is empty, was said, or too much was said."""
+        """Log the message unless it is empty, a repetition, or beyond MAX_WARNINGS."""
         if remark and remark not in self._seen and len(self._seen) < MAX_WARNINGS:
             self._seen.add(remark)
             log.warning("%s: %s", self._env_id, remark)
 
 
 def check_first_steps(env: gym.Env[Any, Any], warn: Warn) -> gym.Env[Any, Any]:
-    """Let the first steps be checked, right around what the user wrote, below Gymnasium's own."""
+    """Insert the checks of first steps between the user's environment and Gymnasium's wrappers."""
     outer: Any = None
     inner = env
     while type(inner) in GYM_WRAPPERS:
@@ -205,7 +205,7 @@ def check_first_steps(env: gym.Env[Any, Any], warn: Warn) -> gym.Env[Any, Any]:
 
 
 class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
-    """Look at what the first calls return; then `outer` calls the environment itself."""
+    """Checks the first calls' results, then removes itself from between `outer` and `env`."""
 
     def __init__(self, env: gym.Env[Any, Any], warn: Warn, outer: Any) -> None:
         super().__init__(env)
@@ -241,7 +241,7 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def _check(self, checker: Callable[..., Any], *arguments: Any, **methods: Any) -> None:
-        """Show a checker what was returned, without calling the environment again."""
+        """Pass a result to Gymnasium's passive checker, without calling the environment again."""
         shown = SimpleNamespace(observation_space=self.observation_space, **methods)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -249,7 +249,7 @@ class _FirstSteps(gym.Wrapper[Any, Any, Any, Any]):
                 checker(shown, *arguments)
             except AssertionError as error:
                 raise EnvironmentFailedError(one_line(str(error))) from None
-            except Exception as error:  # the numbers themselves are judged elsewhere
+            except Exception as error:  # values are validated elsewhere
                 self._warn(f"cannot be checked: {describe(error)}")
         for warning in caught:
             self._warn(_strip_style(str(warning.message)))
@@ -261,5 +261,5 @@ def _describe_result(result: Any) -> str:
 
 
 def _strip_style(text: str) -> str:
-    """Take Gymnasium's colours and its label off."""
+    """Remove Gymnasium's colour codes and label."""
     return one_line(re.sub(r"\x1b\[\d*m", "", text)).removeprefix("WARN: ")

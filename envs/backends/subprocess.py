@@ -1,4 +1,4 @@
-"""N environments, each in a process of its own, which can be timed out, killed and replaced."""
+"""N environments in N worker processes, which can time out, be killed and be replaced."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.envs.vector import Backend
 
-REPLAY_ACTIONS = 64  # replayed per message, so that the time limit can stay that of a step
+REPLAY_ACTIONS = 64  # replayed actions per message: keeps replies within the step timeout
 
 
 class ProcessBackend(Backend):
-    """N environments in N processes; rows and actions travel through shared memory."""
+    """N environments in N processes; steps and actions are exchanged through shared memory."""
 
     supports_replay = True
     steps_in_background = True
-    max_timeouts = 2  # the first of which ends with another process in the place of one that hangs
+    max_timeouts = 2  # a hanging process is replaced after the first
 
     def __init__(self, settings: EnvSettings, *, seed: int) -> None:
         if not imports_module(settings.id):
-            find_spec(settings.id)  # what registers it is loaded once, not in every process
+            find_spec(settings.id)  # imports the provider once, before forking
         self.faults = Faults(settings.max_restarts, settings.role)
         self._settings, self._seed = settings, seed
         self._warn = WarnOnce(settings.id)
@@ -65,28 +65,28 @@ class ProcessBackend(Backend):
             raise
 
     def buffers(self) -> tuple[StepBuffer, StepBuffer]:
-        """Return the two rows, in the memory that the processes share."""
+        """Return the two step buffers in shared memory."""
         return self._shared.buffers
 
     def close(self) -> None:
-        """End every process, by force if need be; safe to call twice and after a failure."""
+        """End every process, by force if necessary; may be called twice and after a failure."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.quit()
         kill_all(workers, CLOSE_SECONDS)
 
-    # Workers: hired, waited for, replaced.
+    # Workers.
 
     def _describe(self) -> Description:
-        """Let a first process say what the spaces are: this one never makes an environment."""
+        """Get the spaces from a first process: this process never builds an environment."""
         while True:
             try:
                 return read_description(query_subprocess(self._settings), self._settings)
-            except WorkerError as error:  # trying again is the point
+            except WorkerError as error:  # retried until the restart budget is spent
                 self.faults.handle_failure(0, error)
 
     def _spawn(self, index: int) -> WorkerHandle:
-        """Start a process and put it in its place, both or neither: else nobody would end it."""
+        """Start a worker process and register it, atomically: else a signal could orphan it."""
         episode = int(self._shared.progress[index, 0])
         config = WorkerConfig(self._settings, self._seed, index, episode, self.spec, self._memory)
         with signals_blocked():
@@ -95,9 +95,9 @@ class ProcessBackend(Backend):
         return worker
 
     def _recv_all(self, out: StepBuffer | None = None) -> None:
-        """Wait for one answer of every worker, replacing those that give none; no row: they start.
+        """Receive one reply of every worker and replace those that fail; out=None: startup replies.
 
-        A process is replaced when its error has been handled, or the next would tell of it as well.
+        Each failure is handled before the next reply is read, so it is reported once.
         """
         deadline_at = deadline(self._settings, starting=out is None)
         for index, worker in enumerate(self._workers):
@@ -108,7 +108,7 @@ class ProcessBackend(Backend):
     def _recv(
         self, worker: WorkerHandle, deadline_at: float, *, starting: bool = False
     ) -> Exception | None:
-        """Take its spaces at the start, then remarks on its steps; return what broke instead."""
+        """Receive a reply: spaces at startup, else warnings to log; return the failure if any."""
         self.responses += 1
         try:
             error_summary = worker.recv(deadline_at)
@@ -124,7 +124,7 @@ class ProcessBackend(Backend):
         return None
 
     def _replace(self, index: int, error: Exception, out: StepBuffer | None = None) -> None:
-        """Put a new process in the place of a broken one and, given a row, start an episode."""
+        """Replace a failed worker by a new process; with `out`, also start an episode."""
         failure: Exception | None = error
         while failure is not None:
             self.faults.handle_failure(index, failure)
@@ -136,34 +136,34 @@ class ProcessBackend(Backend):
                 failure = self._recv(worker, deadline(self._settings))
                 out.set_reset(index)
 
-    # The timeline.
+    # Stepping.
 
     def start(self, out: StepBuffer) -> None:
-        """Start every environment anew; the row holds their first frames."""
+        """Reset every environment and write the first frames into `out`."""
         for index, worker in enumerate(self._workers):
             self.force_reset(index)
             worker.send(STEP + bytes([out.slot]))
         self._recv_all(out)
 
     def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
-        """Begin a step [N, …] whose outcome this row will hold."""
+        """Start a step with actions [N, …]; its outcome goes into `out`."""
         self._shared.actions[...] = action
         message = STEP + bytes([out.slot])
         for worker in self._workers:
             worker.send(message)
 
     def step_wait(self, out: StepBuffer) -> None:
-        """Wait until every process has filled its part of the row."""
+        """Wait until every process has filled its part of `out`."""
         self._recv_all(out)
 
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
-        """Replace an environment whose numbers are no numbers; its row becomes a reset."""
+        """Replace an environment that returned NaN or infinity; its step becomes a reset."""
         self._replace(env, error, out)
 
     # Saved state.
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the plain state: seeds and episodes, which their actions lead to again."""
+        """Return seeds and episode numbers; replaying the actions restores the rest."""
         episode, over = self._shared.progress.T
         known = {"episode": episode.tolist(), "needs_reset": (over > 0).tolist()}
         return {"backend_kind": "single", "seed": self._seed, **known}
@@ -171,7 +171,7 @@ class ProcessBackend(Backend):
     def restore(
         self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
-        """Play the episodes under way again; return whose goes on [N]."""
+        """Replay the running episodes; return which of them continue [N]."""
         self._seed = Saved(saved, "backend").whole("seed", 0, LARGEST_SEED)
         progress = load_progress(saved, len(past_actions))
         replayed = np.array([actions is not None for actions in past_actions])
@@ -191,7 +191,7 @@ class ProcessBackend(Backend):
         return replayed
 
     def _request(self, messages: list[bytes], replayed: NDArray[np.bool_]) -> None:
-        """Send each able worker its message, if it has one; who breaks is able no more."""
+        """Send messages to workers still replaying; one that fails is replaced and left out."""
         asked = [env for env, message in enumerate(messages) if message and replayed[env]]
         for env in asked:
             self._workers[env].send(messages[env])
@@ -203,7 +203,7 @@ class ProcessBackend(Backend):
                 self._replace(env, failure)
 
     def force_reset(self, env: int) -> None:
-        """Let the next row of an environment be a reset."""
+        """Make the next step of an environment a reset."""
         self._begin_after(env, int(self._shared.progress[env, 0]))
         self._shared.progress[env, 1] = True
 

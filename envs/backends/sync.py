@@ -1,4 +1,4 @@
-"""N environments one after the other in this process: the leanest way to run cheap ones."""
+"""N environments stepped sequentially in this process: the fastest backend for cheap ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("steadyrl")
 
 
 class SyncBackend(Backend):
-    """N environments stepped in a plain loop."""
+    """N environments stepped in a Python loop."""
 
     supports_replay = True
 
@@ -28,8 +28,8 @@ class SyncBackend(Backend):
         self.faults = Faults(settings.max_restarts, settings.role)
         self._seed = seed
         self._envs: list[SingleEnv] = []
-        self._spaces = ""  # of all of them, once there is one
-        self._actions: list[Any] = []  # decoded, of the step under way
+        self._spaces = ""  # the same for all
+        self._actions: list[Any] = []  # decoded actions of the running step
         try:
             for index in range(settings.num_envs):
                 warn = WarnOnce(settings.id) if settings.checked and index == 0 else None
@@ -45,12 +45,12 @@ class SyncBackend(Backend):
         self._rebuild(env, self._try(env))
 
     def close(self) -> None:
-        """Close every environment; safe to call twice and after a failure."""
+        """Close every environment; may be called twice and after a failure."""
         for env in self._envs:
             env.close()
 
     def start(self, out: StepBuffer) -> None:
-        """Start every environment anew; the row holds their first frames."""
+        """Reset every environment and write the first frames into `out`."""
         for index, env in enumerate(self._envs):
             try:
                 env.start(out.frames[index])
@@ -59,11 +59,11 @@ class SyncBackend(Backend):
             self.responses += 1
 
     def step_async(self, action: NDArray[Any], out: StepBuffer) -> None:
-        """Keep the decoded actions of a step until it is collected."""
+        """Store the decoded actions; the step is computed in `step_wait`."""
         self._actions = self._decode(action)
 
     def step_wait(self, out: StepBuffer) -> None:
-        """Step every environment and fill the row."""
+        """Step every environment and fill `out`."""
         for env, action in zip(self._envs, self._actions, strict=True):
             try:
                 env.advance(action, out)
@@ -72,24 +72,24 @@ class SyncBackend(Backend):
             self.responses += 1
 
     def handle_non_finite(self, env: int, error: NonFiniteError, out: StepBuffer) -> None:
-        """Replace an environment whose numbers are no numbers; its row becomes a reset."""
+        """Rebuild an environment that returned NaN or infinity; its step becomes a reset."""
         self._recover(self._envs[env], error, out)
 
     def _recover(self, env: SingleEnv, error: BaseException, out: StepBuffer) -> None:
-        """Rebuild an environment that broke, or give up; its row becomes a reset."""
+        """Rebuild an environment that failed, or raise; its step becomes a reset."""
         self._rebuild(env, error, out.frames[env.index])
         out.set_reset(env.index)
 
     def _rebuild(
         self, env: SingleEnv, failure: BaseException | None, frame: NDArray[Any] | None = None
     ) -> None:
-        """Build an environment anew until it stands, and starts if there is a frame for it."""
+        """Rebuild an environment until that succeeds; with `frame`, also start an episode."""
         while failure is not None:
             self.faults.handle_failure(env.index, failure)
             failure = self._try(env, frame)
 
     def _try(self, env: SingleEnv, frame: NDArray[Any] | None = None) -> BaseException | None:
-        """Build an environment, start it if there is a frame for it, and return what broke."""
+        """Build an environment, with `frame` also start an episode; return the exception if any."""
         try:
             self._build(env)
             if frame is not None:
@@ -104,7 +104,7 @@ class SyncBackend(Backend):
         validate_same_spaces(self._spaces, env.spaces)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the plain state: seeds and episodes, which their actions lead to again."""
+        """Return seeds and episode numbers; replaying the actions restores the rest."""
         return {
             "backend_kind": "single",
             "seed": self._seed,
@@ -115,7 +115,7 @@ class SyncBackend(Backend):
     def restore(
         self, saved: dict[str, Any], past_actions: list[NDArray[Any] | None], out: StepBuffer
     ) -> NDArray[np.bool_]:
-        """Play the episodes under way again; return whose goes on [N]."""
+        """Replay the running episodes; return which of them continue [N]."""
         self._seed = Saved(saved, "backend").whole("seed", 0, LARGEST_SEED)
         replayed = np.zeros(len(self._envs), np.bool_)
         progress = load_progress(saved, len(self._envs)).tolist()
@@ -144,5 +144,5 @@ class SyncBackend(Backend):
         return True
 
     def force_reset(self, env: int) -> None:
-        """Let the next row of an environment be a reset."""
+        """Make the next step of an environment a reset."""
         self._envs[env].force_reset(self._envs[env].episode)

@@ -1,4 +1,4 @@
-"""The process of one environment: it obeys one-letter commands and dies with its parent."""
+"""Worker process of one environment: executes one-letter commands, dies with its parent."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from steadyrl.envs.faults import error_summary
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError, EnvSpec
 
-BUILD = b"b"  # what a worker begins with, by itself
-# Commands. STEP and REPLAY name the row to write to (0 or 1) and are answered.
+BUILD = b"b"  # executed at startup, without being sent
+# Commands. STEP and REPLAY name the buffer to write to (0 or 1) and are replied to.
 STEP = b"s"
-REPLAY = b"r"  # + row + actions: do them again
+REPLAY = b"r"  # + buffer + actions: repeat them
 FORCE_RESET = b"c"  # + [seed, episode]: the next step starts the episode after this one
 QUIT = b"q"
-# Answers.
+# Replies.
 OK, FAILED = b"d", b"b"
 
 PR_SET_PDEATHSIG = 1
@@ -44,24 +44,23 @@ BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # while a proc
 
 
 class WorkerConfig(NamedTuple):
-    """All that a worker needs to know; without `memory` it only describes the spaces."""
+    """Arguments of a worker; without `memory` it only describes its spaces and ends."""
 
     settings: EnvSettings
     seed: int
     env: int
-    episode: int  # the first reset starts the one after it
+    episode: int  # the first reset starts the episode after this one
     spec: EnvSpec | None
     memory: Any
-    trial: bool = False  # without `memory`: measure a step instead of describing the spaces
+    trial: bool = False  # without `memory`: measure the step time instead
 
 
 def run_worker(
     config: WorkerConfig, pipe: Connection, inherited: Sequence[Connection], mark: int, flush: bool
 ) -> None:
-    """Run one environment until told to quit, until it breaks or until the parent is gone.
+    """Run one environment until QUIT, a failure, or the end of the parent process.
 
-    What it starts bears the `mark`; it computes as its parent does, which a forked process does by
-    itself: `flush` says whether subnormal numbers count as 0.
+    Processes it starts inherit the `mark`; `flush`: subnormal numbers count as 0, as in the parent.
     """
     _detach(inherited)
     bear(mark)
@@ -76,19 +75,19 @@ def run_worker(
             if handle[:1] == FAILED:
                 return
             message = pipe.recv_bytes()
-    except (EOFError, OSError):  # of the pipe, as answers let no error out: the parent is gone
+    except (EOFError, OSError):  # the pipe broke: the parent is gone
         return
     finally:
         worker.env.close()
 
 
 def _detach(inherited: Sequence[Connection]) -> None:
-    """Leave Ctrl-C to the parent, die with it, and hold none of its other pipes open.
+    """Ignore Ctrl-C, die with the parent, and close inherited pipes of other workers.
 
-    A session of its own: whatever the environment starts can be ended together with it.
+    The worker gets its own session, so that the environment's child processes can be killed too.
     """
     os.setsid()
-    multiprocessing.current_process().daemon = False  # it may have children, and they end with it
+    multiprocessing.current_process().daemon = False  # daemonic processes may not have children
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in BLOCKED_SIGNALS - {signal.SIGINT}:
         signal.signal(number, signal.SIG_DFL)
@@ -98,17 +97,17 @@ def _detach(inherited: Sequence[Connection]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is None or os.getppid() != parent.pid:  # it died before we could ask to be told
+    if parent is None or os.getppid() != parent.pid:  # it died before prctl
         os._exit(0)
-    gc.freeze()  # what came with the fork stays shared as long as nobody writes to it
+    gc.freeze()  # keep forked pages shared: the collector would write to them
 
 
 class _Worker:
-    """Carry commands out."""
+    """Executes commands."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._remarks: list[str] = []  # to be sent with the next answer
+        self._remarks: list[str] = []  # sent with the next reply
         checked = config.settings.checked and config.env == 0 and config.spec is not None
         warn = self._remarks.append if checked else None
         self.env = SingleEnv(config.settings, seed=config.seed, index=config.env, warn=warn)
@@ -117,7 +116,7 @@ class _Worker:
             self._progress = self._shared.progress[config.env]
 
     def handle(self, message: bytes) -> bytes:
-        """Return what the parent is told: nothing where it does not wait."""
+        """Execute a message and return the reply; empty: the parent does not wait for one."""
         try:
             return self._execute(message[:1], message[1:])
         except BaseException as error:
@@ -145,7 +144,7 @@ class _Worker:
             known = np.frombuffer(rest, actions.dtype).reshape(-1, *actions.shape[1:])
             env.apply_actions(known, out.frames[env.index])
         elif env.needs_reset:
-            # Told before it is tried: an episode whose reset breaks is not tried again.
+            # Published before the attempt: an episode whose reset fails is not tried again.
             self._progress[0] = env.episode + 1
             env.advance(None, out)
         else:
@@ -154,7 +153,7 @@ class _Worker:
 
 
 def _report(error: BaseException) -> bytes:
-    """Write down what broke, as text: the exception itself may not survive the journey."""
+    """Serialise an exception as text: the object itself may not be picklable."""
     trace = "".join(traceback.format_exception(error))
     refused = None
     if isinstance(error, SettingError):
@@ -171,14 +170,14 @@ def _printable(line: str) -> str:
 
 
 def describe(env: SingleEnv) -> bytes:
-    """Write down what the environment's spaces are, for `read_description`."""
+    """Serialise the environment's spaces, for `read_description`."""
     encoder, action = env.encoder, env.decoder.spec
     said = [encoder.shape, encoder.dtype, type(action).__name__, vars(action)]
     return json.dumps([*said, encoder.mask, encoder.limits, env.spaces]).encode()
 
 
 def step_time(env: SingleEnv) -> bytes:
-    """Measure what one step of a built environment takes, in seconds."""
+    """Return the median seconds per step of a built environment, as text."""
     times: list[float] = []
     out = StepBuffer(env.spec(), 0)
     end = time.perf_counter() + TRIAL_SECONDS

@@ -1,4 +1,4 @@
-"""The parent's end of a worker: start it, talk to it, wait for it with a limit, kill it."""
+"""Parent side of a worker process: start it, send and receive with a timeout, kill it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from steadyrl.envs.types import ActionSpec, EnvironmentFailedError, EnvSpec
 log = logging.getLogger("steadyrl")
 ACTION_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
 KILL_SECONDS = 5.0
-POLL_SECONDS = 0.2  # how often a long wait looks whether it is in vain
+POLL_SECONDS = 0.2  # how often a long wait checks that the process lives
 CLOSE_SECONDS = 2.0
-SPAWN_SECONDS = 30.0  # a spawned process loads its modules first
+SPAWN_SECONDS = 30.0  # additional startup time of a spawned process
 
 
 class WorkerHandle:
-    """One worker process and the pipe to it."""
+    """A worker process and the pipe to it."""
 
     def __init__(self, config: WorkerConfig, others: Sequence[Connection] = ()) -> None:
         self.config = config
@@ -57,15 +57,15 @@ class WorkerHandle:
         self._ready.register(self.pipe.fileno(), select.POLLIN)
 
     def send(self, message: bytes) -> None:
-        """Send a command; that nobody is there any more is noticed when its answer is due."""
+        """Send a command; a dead worker is noticed by `recv`."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send_bytes(message)
 
     def recv(self, deadline: float) -> bytes:
-        """Wait for the answer to a command; raise WorkerError when none comes in time."""
+        """Wait for the reply to a command; raise WorkerError if none comes before the deadline."""
         left = deadline - time.monotonic()
         while not self._ready.poll(1000 * max(0.0, min(left, POLL_SECONDS))):
-            # A child of the environment may hold the pipe of a dead process open.
+            # A child process of the environment may keep a dead worker's pipe open.
             if self._process.exitcode is not None and not self._ready.poll(0):
                 raise WorkerError(self._death())
             left = deadline - time.monotonic()
@@ -94,11 +94,11 @@ class WorkerHandle:
         return f"its process exited with code {code}"
 
     def quit(self) -> None:
-        """Ask the worker to close its environment and end."""
+        """Tell the worker to close its environment and exit."""
         self.send(QUIT)
 
     def kill(self, grace: float = 0.0) -> None:
-        """End the process and all it has started, by force once the grace period is over."""
+        """End the process and all it has started, by force after the grace period."""
         kill_all([self], grace)
 
     def _kill(self, grace: float) -> None:
@@ -114,7 +114,7 @@ class WorkerHandle:
         self.pipe.close()
         try:
             self._process.close()
-        except ValueError:  # not even SIGKILL ends a process that waits for a broken device
+        except ValueError:  # a process in uninterruptible sleep survives SIGKILL
             log.error("the process of environment %d cannot be ended", self.config.env)
 
 
@@ -129,23 +129,23 @@ def kill_all(workers: Sequence[WorkerHandle], grace: float) -> None:
 
 
 def _kill_group(leader: int, *, ended: bool) -> None:
-    """Kill what is left of a worker's session: its own children, and itself.
+    """Kill what is left of a worker's session: the worker and its children.
 
-    The number of a process that has ended may be another's by now, but only if its group is gone.
+    The pid of an ended process may have been reused, but only if its process group is gone.
     """
     try:
         group = os.getpgid(leader)
     except ProcessLookupError:
         ours = ended
     else:
-        ours = not ended and group == leader  # else it has not come to have a session of its own
+        ours = not ended and group == leader  # else it has not created its session yet
     if ours:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
 
 
 def _start(config: WorkerConfig, child: Connection, inherited: list[Connection], mark: int) -> Any:
-    """Start the process by the first method that works."""
+    """Start the process with the first start method that works."""
     methods, flush = start_methods(), flushes_subnormals()
     for method in methods:
         context: Any = multiprocessing.get_context(method)
@@ -154,20 +154,20 @@ def _start(config: WorkerConfig, child: Connection, inherited: list[Connection],
             target=run_worker, args=arguments, daemon=True, name=f"environment-{config.env}"
         )
         try:
-            with warnings.catch_warnings():  # forking beside threads is what we mean
+            with warnings.catch_warnings():  # forking a multi-threaded process is intended
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             return process
         except OSError as error:
             if error.errno != errno.ENOMEM or method == methods[-1]:
                 raise no_process(config.env, error) from error
-            # There is no memory for a copy of this process, but perhaps for a fresh one.
+            # Out of memory for a fork; a spawned process may fit.
             log.warning("cannot %s a process for environment %d: %s", method, config.env, error)
-    raise AssertionError("there is a way to start a process")
+    raise AssertionError("at least one start method is available")
 
 
 def no_process(env: int, error: OSError) -> EnvironmentFailedError:
-    """Name the limit for which an environment cannot have its process."""
+    """Return the error for a failed process start, naming the limit that was hit."""
     limits = {
         errno.EMFILE: ("files open", "-n", resource.RLIMIT_NOFILE),
         errno.EAGAIN: ("processes", "-u", resource.RLIMIT_NPROC),
@@ -183,24 +183,24 @@ def no_process(env: int, error: OSError) -> EnvironmentFailedError:
 
 
 def no_shared_memory(error: OSError) -> EnvironmentFailedError:
-    """Name the directory in which environments' processes cannot share their rows."""
+    """Return the error for failed shared memory, naming its directory."""
     if error.filename is None or error.errno in (errno.EMFILE, errno.ENFILE):
         return no_process(0, error)
     where, reason = os.path.dirname(error.filename), error.strerror or str(error)
     return EnvironmentFailedError(
-        f"the processes of environments can share no memory in {where}: {reason}; let it be "
-        "written to, or use env.backend=sync"
+        f"cannot create shared memory for environments in {where}: {reason}; make it writable, "
+        "or use env.backend=sync"
     )
 
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Hold signals back until a process has started, minds its own and is in its owner's hands."""
+    """Delay signals until a new process has set its own handlers and its handle is stored."""
     received: list[int] = []
     with contextlib.ExitStack() as restored:
         restored.callback(_raise, received)
         if threading.current_thread() is threading.main_thread():
-            # Another thread may be given the signal all the same, and this one then handles it.
+            # The kernel may deliver to another thread, but Python runs the handler in this one.
             for number in BLOCKED_SIGNALS:
                 if callable(handler := signal.getsignal(number)):
                     restored.callback(signal.signal, number, handler)
@@ -216,9 +216,9 @@ def _raise(signals: list[int]) -> None:
 
 
 def start_methods() -> tuple[str, ...]:
-    """Return the ways to start a process, the fastest safe one first.
+    """Return the multiprocessing start methods to try, the fastest safe one first.
 
-    What is forked from a process that works on a GPU holds it: its memory would stay taken.
+    Never fork a process that has initialised CUDA: the child would keep GPU memory allocated.
     """
     available = multiprocessing.get_all_start_methods()
     torch = sys.modules.get("torch")
@@ -229,15 +229,15 @@ def start_methods() -> tuple[str, ...]:
 
 
 def deadline(settings: EnvSettings, *, starting: bool = False) -> float:
-    """Return when an answer is late; of a process that starts now when `starting`."""
+    """Return the time by which a reply must arrive; `starting`: from a process that starts now."""
     slow = starting and start_methods()[0] != "fork"
     return time.monotonic() + settings.step_timeout + (SPAWN_SECONDS if slow else 0.0)
 
 
 def query_subprocess(settings: EnvSettings, *, trial: bool = False) -> bytes:
-    """Let a process of its own make an environment and say what its spaces are, or its speed.
+    """Build an environment in a separate process; return its spaces, or with `trial` its step time.
 
-    So nothing an environment does can harm this process; WorkerError says what it did.
+    Nothing the environment does can harm this process; failures raise WorkerError.
     """
     config = WorkerConfig(settings, 0, 0, -1, None, None, trial)
     with contextlib.ExitStack() as ended:
@@ -251,15 +251,15 @@ def query_subprocess(settings: EnvSettings, *, trial: bool = False) -> bytes:
 
 
 class Description(NamedTuple):
-    """What a worker says of its environment."""
+    """A worker's description of its environment."""
 
     spec: EnvSpec
     limits: tuple[float, float] | None  # as `Encoder.limits`
-    spaces: str  # what its own are called
+    spaces: str  # repr of its Gymnasium spaces
 
 
 def read_description(text: bytes, settings: EnvSettings) -> Description:
-    """Read what a worker said of its environment."""
+    """Parse the description that a worker sent."""
     shape, dtype, kind, values, mask, limits, spaces = json.loads(text)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     action = ACTION_KINDS[kind](**values)

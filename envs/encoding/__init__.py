@@ -1,1 +1,1 @@
-"""From an environment's observations and actions to arrays, and back. Read `spaces.py` first."""
+"""Encoding of observations and actions as arrays, episode statistics. Read `spaces.py` first."""

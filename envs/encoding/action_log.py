@@ -1,4 +1,4 @@
-"""The actions of the episodes under way, kept so that a resumed run can play them again."""
+"""Log of the running episodes' actions, so that a resumed run can replay them."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ MAX_BYTES = 32 * 2**20
 
 
 class ActionLog:
-    """Rows of actions [rows, N, …] back to the start of the oldest running episode.
+    """Actions [T, N, …] since the start of the oldest running episode.
 
-    It grows by doubling to `max_bytes`; past that the oldest half is dropped, and an episode that
+    The array doubles up to `max_bytes`; beyond that the oldest half is dropped, and an episode that
     began in it cannot be replayed.
     """
 
     def __init__(self, num_envs: int, max_bytes: int = MAX_BYTES) -> None:
         self._actions = np.zeros((0, num_envs))
         self._size = 0
-        self._start = [0] * num_envs  # first row of each environment's episode; negative: dropped
+        self._start = [0] * num_envs  # index of each episode's first action; negative: dropped
         self._max_bytes = max_bytes
 
     def append(self, action: NDArray[Any]) -> None:
-        """Keep one action per environment."""
+        """Append one action per environment."""
         if self._size == len(self._actions):
             self._grow(action)
         self._actions[self._size] = action
         self._size += 1
 
     def begin_episode(self, env: int) -> None:
-        """Say that the next action is the first of a new episode."""
+        """Mark the next action as the first of a new episode."""
         self._start[env] = self._size
 
     def clear(self) -> None:
-        """Forget every action: all episodes begin now."""
+        """Drop all actions: every episode starts now."""
         self._size = 0
         self._start = [0] * len(self._start)
 
     def load(self, episodes: list[NDArray[Any] | None]) -> None:
-        """Take the actions of every episode under way; None marks one that cannot be replayed."""
+        """Load the actions of every running episode; None: cannot be replayed."""
         self.clear()
         known = [actions for actions in episodes if actions is not None]
         if not known:
@@ -56,7 +56,7 @@ class ActionLog:
                 self._actions[self._start[env] :, env] = actions
 
     def episode(self, env: int) -> NDArray[Any] | None:
-        """Return a copy of the actions of the episode under way, None when some were dropped."""
+        """Return a copy of the running episode's actions; None if some were dropped."""
         start = self._start[env]
         return None if start < 0 else self._actions[start : self._size, env].copy()
 

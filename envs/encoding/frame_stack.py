@@ -1,4 +1,4 @@
-"""Stack the last frames of each environment."""
+"""Frame stacking for N environments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from steadyrl.envs.types import EnvSpec
 
 
 class FrameStack:
-    """Concatenate the last k frames of an episode along axis 0, oldest first.
+    """Concatenates the last k frames of an episode along axis 0, oldest first.
 
-    Before an episode's first frame the first frame is repeated.
+    At an episode's start its first frame is repeated.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -24,11 +24,11 @@ class FrameStack:
 
     @property
     def current(self) -> NDArray[Any]:
-        """The stacks [N, k·C, …] that end with the last row's frames."""
+        """Current frame stacks [N, k·C, …]."""
         return self.stacks[self.slot]
 
     def push(self, frames: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[Any]:
-        """Take one more row of frames [N, C, …]; rows that are not valid begin an episode."""
+        """Append frames [N, C, …] and return the stacks; where not valid, an episode starts."""
         before = self.current
         self.slot = 1 - self.slot
         stack = self.current

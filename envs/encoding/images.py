@@ -1,4 +1,4 @@
-"""Images of any whole or real numbers become bytes from 0 to 255, channels first."""
+"""Encoder of image observations of any dtype: uint8, 0 to 255, channels first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from steadyrl.envs.settings import ImageSettings
 from steadyrl.envs.types import Encoder
 
 LEVELS = 256
-SMALLEST_SIDE = 8  # below it three axes of other things than bytes are a table, not a picture
-WIDE = ("int32", "int64", "uint32", "uint64")  # whose own limits stand for "no bounds"
-EXACT = 2**53  # the numbers up to here are exact as float64
-# Beyond these ranges 256 levels lose what observations say. Cameras of depth give 16 bits.
+SMALLEST_SIDE = 8  # smaller 3-D arrays that are not uint8 are treated as vectors
+WIDE = ("int32", "int64", "uint32", "uint64")  # their dtype limits mean "unbounded"
+EXACT = 2**53  # integers up to here are exact in float64
+# Wider ranges lose too much in 256 levels. Depth cameras have 16 bits.
 WIDEST_REAL, WIDEST_WHOLE = 512, 65_535
 AS_DECLARED = ImageSettings()
 
@@ -24,7 +24,7 @@ Axes = Literal["hwc", "chw"]
 
 
 def is_image(space: spaces.Box, settings: ImageSettings = AS_DECLARED) -> bool:
-    """Tell pictures from vectors: three axes, or two of bytes, each channel within one range."""
+    """Return whether a box is an image: 3-D, or 2-D uint8, with one range per channel."""
     if (
         settings.axes == "vector"
         or len(space.shape) not in (2, 3)
@@ -45,12 +45,12 @@ def is_image(space: spaces.Box, settings: ImageSettings = AS_DECLARED) -> bool:
 
 
 def has_image_shape(space: spaces.Box) -> bool:
-    """Tell whether a box has an image's shape, whatever its bounds are."""
+    """Return whether a box has the shape of an image, regardless of its bounds."""
     return len(space.shape) == 3 and sorted(space.shape)[1] >= SMALLEST_SIDE
 
 
 def scaling_error(space: spaces.Box) -> str:
-    """Say what is wrong with a box's bounds for its numbers to become bytes; "" for nothing."""
+    """Return why a box's bounds do not allow scaling to uint8; "" if they do."""
     if not is_bounded(space):
         return "have no finite bounds"
     low, high = _number(space.low), _number(space.high)
@@ -61,7 +61,7 @@ def scaling_error(space: spaces.Box) -> str:
 
 
 def has_bounds(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which elements of a box have a smallest number, and which a largest one."""
+    """Return which elements of a box have a lower bound, and which an upper bound."""
     below, above = space.bounded_below, space.bounded_above
     if space.dtype.name in WIDE:
         limits = np.iinfo(space.dtype.name)
@@ -71,7 +71,7 @@ def has_bounds(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
 
 def is_bounded(space: spaces.Box) -> bool:
-    """Tell whether a box says what its smallest and largest numbers are."""
+    """Return whether all elements of a box have finite bounds on both sides."""
     if not all(np.all(said) for said in has_bounds(space)):
         return False
     wide = space.dtype.name in WIDE
@@ -82,10 +82,11 @@ def is_bounded(space: spaces.Box) -> bool:
 
 
 def choose_axes(shape: tuple[int, ...]) -> tuple[Axes, bool]:
-    """Return which end of three axes is the channels, and whether that is clear.
+    """Return whether the channels come first or last in a 3-D shape, and whether that is certain.
 
-    Two equal neighbours are the picture. Else it is clear where an end is at most half as long as
-    both other axes; where it is not, the two that differ least are the picture.
+    Two equal neighbouring axes are height and width. Otherwise it is certain if the first or last
+    axis is at most half as long as both others; if not, the two axes that differ least are taken as
+    height and width.
     """
     first, middle, last = shape
     if (first == middle) != (middle == last):
@@ -100,9 +101,9 @@ def choose_axes(shape: tuple[int, ...]) -> tuple[Axes, bool]:
 
 
 class _Scale(NamedTuple):
-    """What takes an image's numbers to 0…255: (x - low) / span · 255."""
+    """Maps pixel values to 0…255: (x - low) / span · 255."""
 
-    low: Any  # a number, or one for each element, channels first
+    low: Any  # a number, or an array of one per element, channels first
     span: Any
 
     def __call__(self, image: NDArray[Any]) -> NDArray[np.uint8]:
@@ -112,15 +113,15 @@ class _Scale(NamedTuple):
 
 
 def image_encoder(space: spaces.Box, settings: ImageSettings = AS_DECLARED) -> Encoder:
-    """Scale by the range asked for, or the space's bounds, so that order is kept.
+    """Return the encoder that scales by `env.image_range` or the space's bounds to uint8.
 
-    Up to 256 values stay distinct, more are rounded to 256 levels. What lies outside the bounds is
-    clipped to them.
+    Up to 256 distinct values stay distinct, more are rounded to 256 levels. Values out of bounds
+    are clipped.
     """
     shape, dtype = space.shape, space.dtype
     last = len(shape) == 3 and _axes_of(shape, settings) == "hwc"
     out_shape = (shape[2], *shape[:2]) if last else (1, *shape)[-3:]
-    whole = dtype.kind in "iub"  # other whole numbers mean the same
+    whole = dtype.kind in "iub"  # any integer dtype is accepted
     low, high = (space.low, space.high) if settings.range is None else map(np.array, settings.range)
     scale = _scale(_number(low), _number(high), last=last)
     table = _table(scale, dtype)
@@ -155,13 +156,13 @@ def _axes_of(shape: tuple[int, ...], settings: ImageSettings) -> Axes:
 
 
 def _channels_first(image: NDArray[Any]) -> NDArray[Any]:
-    """Turn [..., H, W, C] into [..., C, H, W]."""
+    """Transpose [..., H, W, C] to [..., C, H, W]."""
     turned: NDArray[Any] = image.swapaxes(-1, -3).swapaxes(-1, -2)
     return turned
 
 
 def _scale(low: NDArray[np.float64], high: NDArray[np.float64], *, last: bool) -> _Scale:
-    span = np.where(high > low, high - low, 1.0)  # what never changes is 0
+    span = np.where(high > low, high - low, 1.0)  # constant elements become 0
     if np.ptp(low) == 0 and np.ptp(span) == 0:
         return _Scale(float(low.flat[0]), float(span.flat[0]))
     if last:
@@ -170,7 +171,7 @@ def _scale(low: NDArray[np.float64], high: NDArray[np.float64], *, last: bool) -
 
 
 def _table(scale: _Scale, dtype: np.dtype[Any]) -> NDArray[np.uint8] | None:
-    """Return what each byte becomes, where images are bytes of one range."""
+    """Return the lookup table [256] for 1-byte dtypes with one range; None otherwise."""
     if dtype.itemsize != 1 or not isinstance(scale.span, float):
         return None
     if dtype == np.bool_:
@@ -187,8 +188,8 @@ def _remark_on_axes(shape: tuple[int, ...], seen: tuple[int, ...], settings: Ima
         return ""
     channels, height, width = seen
     return (
-        f"images of shape {shape} are seen as {channels} channels of {height}x{width}: if that is"
-        " wrong, say env.image_axes=hwc, chw or vector"
+        f"images of shape {shape} are read as {channels} channels of {height}x{width}: if that is"
+        " wrong, set env.image_axes=hwc, chw or vector"
     )
 
 

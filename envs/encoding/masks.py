@@ -1,6 +1,6 @@
-"""Which actions an environment allows: asked after every step, kept in bits behind what is seen.
+"""Action masks: read from the environment after every step, packed into bits of the observation.
 
-So whatever carries observations carries with each of them the mask of what may be done on it.
+So replay, rollout and workers carry each observation's mask without further fields.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import MASK_BITS, DiscreteActions, Encoder, EnvSpec
 
-MASK_KEY, OBS_KEY = "action_mask", "observation"  # in `info`, and in observations that hold both
+MASK_KEY, OBS_KEY = "action_mask", "observation"  # keys in `info` and in Dict observations
 METHOD = "action_masks"
 ReadMask = Callable[[Any, Mapping[str, Any]], Any]
 
 
 def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
-    """Return an environment with what asks it for masks around it; None where it gives none.
+    """Wrap an environment that provides action masks; return None for others.
 
-    `auto` has to reset it once to see its `info`; nothing else does.
+    Only `env.action_masks=auto` may have to reset the environment once, to look into `info`.
     """
     wanted, actions = settings.action_masks, env.action_space
     if wanted == "false" or not isinstance(actions, spaces.Discrete):
@@ -50,26 +50,26 @@ def find_masks(env: gym.Env[Any, Any], settings: EnvSettings) -> Masked | None:
 def _first_info(env: gym.Env[Any, Any]) -> Mapping[str, Any]:
     try:
         _, info = env.reset(seed=0)
-    except (Exception, SystemExit):  # said where it is reset to be played
+    except (Exception, SystemExit):  # reported by the first reset of training
         return {}
     return info if isinstance(info, Mapping) else {}
 
 
 def require_masks(settings: EnvSettings, spec: EnvSpec) -> None:
-    """Refuse an environment that should give masks and gives none."""
+    """Raise SettingError for env.action_masks=true if the environment provides none."""
     if settings.action_masks != "true" or spec.mask:
         return
     reason = (
-        f"{spec.id} gives none: neither info[{MASK_KEY!r}], nor such an observation, nor {METHOD}()"
+        f"{spec.id} provides none: no info[{MASK_KEY!r}], no such observation key, no {METHOD}()"
     )
     if not isinstance(spec.action, DiscreteActions):
         kind = type(spec.action).__name__.removesuffix("Actions")
-        reason = f"masks are for one choice out of many, but {spec.id} has {kind} actions"
+        reason = f"masks need Discrete actions, but {spec.id} has {kind} actions"
     raise SettingError("action_masks", "true", reason)
 
 
 class Masked(gym.Wrapper[Any, Any, Any, Any]):
-    """Observations are pairs: what is seen, and which actions [A] are allowed."""
+    """Wrapper whose observations are pairs (observation, mask [A] of allowed actions)."""
 
     def __init__(
         self,
@@ -89,18 +89,18 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
             self.observation_space = seen
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset, and ask."""
+        """Reset and read the mask."""
         observation, info = self.env.reset(**kwargs)
         return self._with_mask(observation, info), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and ask; not after a termination, where nothing is decided and nothing follows."""
+        """Step and read the mask; after a termination all actions count as allowed."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         pair = self._with_mask(observation, info, over=bool(terminated))
         return pair, reward, terminated, truncated, info
 
     def sample_action(self) -> Any:
-        """Draw an allowed action."""
+        """Sample an allowed action."""
         return self._space.sample(self._allowed.astype(np.int8))
 
     def _with_mask(
@@ -110,11 +110,11 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
         return observation[OBS_KEY] if self._splits_observation else observation, self._allowed
 
     def _read_mask(self, observation: Any, info: Mapping[str, Any]) -> NDArray[np.bool_]:
-        """Return the mask [A], if it is one."""
+        """Return the mask [A]; raise ValueError if it is invalid."""
         try:
             given = np.asarray(self._read(observation, info))
         except KeyError:
-            raise ValueError(f"there is no {self.source}: which actions are allowed?") from None
+            raise ValueError(f"{self.source} is missing: a mask is needed every step") from None
         if given.shape != self._all_allowed.shape:
             raise ValueError(
                 f"{self.source} has shape {given.shape}, there are {self.actions} actions"
@@ -128,10 +128,10 @@ class Masked(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def mask_encoder(encoder: Encoder, actions: int) -> Encoder:
-    """Return an encoder of pairs, which writes masks of so many actions behind what is seen.
+    """Return an encoder of (observation, mask [actions]) that appends the mask as packed bits.
 
-    Behind a vector stand numbers, below an image rows; the first action is the lowest bit of the
-    first of them.
+    The bits follow a vector's elements, or an image's last row. The first action is the lowest bit
+    of the first appended element.
     """
     bits = MASK_BITS[encoder.dtype]
     powers = np.exp2(np.arange(bits)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Whether images use the range that their space declares: a network hardly sees 0 and 1 of 255."""
+"""Warn if images use little of their declared range: 0 and 1 of 255 look alike to a network."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from steadyrl.envs.types import EnvSpec
 log = logging.getLogger("steadyrl")
 
 FIRST_TIMESTEPS = 100
-FEW_LEVELS = 32  # of 256 levels
+FEW_LEVELS = 32  # of 256
 
 
 class PixelRangeCheck:
-    """Note the levels of the first rows; then say once if they are few, and what scales them."""
+    """Track the pixel range of the first timesteps; then warn once if it is narrow."""
 
     def __init__(self, spec: EnvSpec, limits: tuple[float, float]) -> None:
         self._id = spec.id
         self._limits = limits
-        self._height = spec.unmasked.frame_shape[1]  # below it lie masks
+        self._height = spec.unmasked.frame_shape[1]  # action masks follow below
         self._timesteps = 0
         self._darkest, self._brightest = 255, 0
 
     def check(self, frames: NDArray[Any], timesteps: int = 1) -> bool:
-        """Look at the last frames [N, C, H, W] of so many rows; return whether that was enough."""
+        """Track frames [N, C, H, W], the newest of `timesteps`; return whether it is done."""
         images = frames[:, :, : self._height]
         self._darkest = min(self._darkest, int(images.min()))
         self._brightest = max(self._brightest, int(images.max()))
         self._timesteps += timesteps
         if self._timesteps < FIRST_TIMESTEPS:
             return False
-        # Where all is of one level nothing was seen yet that could be scaled.
+        # A constant image says nothing about the range.
         if 0 < self._brightest - self._darkest < FEW_LEVELS:
             self._warn()
         return True
@@ -44,6 +44,6 @@ class PixelRangeCheck:
             low + level * (high - low) / 255 for level in (self._darkest, self._brightest)
         )
         log.warning(
-            "%s: what is seen uses %g…%g of %g…%g: env.image_range=[%g,%g] scales it",
+            "%s: observations use %g…%g of %g…%g: env.image_range=[%g,%g] would scale them",
             *(self._id, least, most, low, high, least, most),
         )

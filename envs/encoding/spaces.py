@@ -1,4 +1,4 @@
-"""Translate between Gymnasium's spaces and the rows of the timeline."""
+"""Encoders of Gymnasium observation spaces and decoders of action spaces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ACTIONS = "Discrete, MultiDiscrete, MultiBinary and Box"
 
 
 class Decoder(NamedTuple):
-    """What an agent may send, and how a batch [N, …] of it becomes N environment actions."""
+    """The agent's action space; `decode` turns its actions [N, …] into N environment actions."""
 
     spec: ActionSpec
     decode: Callable[[NDArray[Any]], list[Any]]
@@ -53,7 +53,7 @@ def encoders(
     actions: spaces.Space[Any],
     images: ImageSettings = AS_DECLARED,
 ) -> tuple[Encoder, Decoder]:
-    """Build both translators of one environment, or refuse it naming the space at fault."""
+    """Build observation encoder and action decoder; SettingError for an unsupported space."""
     try:
         return observation_encoder(observations, images), action_decoder(actions)
     except ValueError as error:
@@ -61,7 +61,7 @@ def encoders(
 
 
 def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DECLARED) -> Encoder:
-    """Build the encoder of an observation space, or refuse the space by name."""
+    """Build the encoder of an observation space; ValueError if it is not supported."""
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
     if images.declared:
@@ -73,16 +73,16 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
 
 
 def _refuse_image(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
-    """Say why observations cannot be the images that somebody says they are."""
+    """Return the error for observations that the settings declare as images but are not."""
     if images.range is not None:
         field, value = "image_range", f"[{','.join(f'{each:g}' for each in images.range)}]"
     else:
         field, value = "image_axes", str(images.axes)
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
         kind = f"of shape {space.shape}" if isinstance(space, spaces.Box) else type(space).__name__
-        return SettingError(field, value, f"its observations are no images: {kind}")
-    wrong = scaling_error(space) or "have other bounds in each place of a channel"
-    reason = f"its observations {wrong}: env.image_range=[low,high] says how to scale them"
+        return SettingError(field, value, f"its observations are not images: {kind}")
+    wrong = scaling_error(space) or "have different bounds within a channel"
+    reason = f"its observations {wrong}: set env.image_range=[low,high] to scale them"
     return SettingError(field, value, reason)
 
 
@@ -115,13 +115,13 @@ def _box_encoder(space: spaces.Box, images: ImageSettings) -> Encoder:
     wrong = scaling_error(space)
     return encoder._replace(
         remark=wrong
-        and f"observations of shape {space.shape} {wrong}: they are seen as vectors of float32; "
-        "declare the bounds, or env.image_range=[low,high], to have them seen as images"
+        and f"observations of shape {space.shape} {wrong}: they are read as float32 vectors; "
+        "declare bounds, or set env.image_range=[low,high], to read them as images"
     )
 
 
 def _array_encoder(shape: tuple[int, ...], *, scale: float | None) -> Encoder:
-    """Flatten numbers to float32; bytes that span 0..255 are scaled to [0, 1]."""
+    """Return the encoder that flattens to float32; `scale` (uint8 of 0..255) maps to [0, 1]."""
     flat = len(shape) == 1
 
     def write(observation: Any, out: NDArray[Any], lead: tuple[int, ...] = ()) -> None:
@@ -174,7 +174,7 @@ def _composite_encoder(
     end = 0
     for key, part in parts:
         if isinstance(part, spaces.Box) and is_image(part, images):
-            found = f"an image {key!r} among its parts (a vector with env.image_axes=vector)"
+            found = f"an image {key!r} among its parts (env.image_axes=vector makes it a vector)"
             raise _refuse("observation", found, OBSERVATIONS)
         encoder = _vector_encoder(part, images)
         encoders.append((key, slice(end, end + encoder.shape[0]), encoder))
@@ -193,7 +193,7 @@ def _composite_encoder(
 
 
 def action_decoder(space: spaces.Space[Any]) -> Decoder:
-    """Build the decoder of an action space, or refuse the space by name."""
+    """Build the decoder of an action space; ValueError if it is not supported."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         actions = DiscreteActions(int(space.n))
@@ -242,7 +242,7 @@ def _box_decoder(space: spaces.Box) -> Decoder:
 
 
 def _inside(bound: NDArray[Any], inwards: float) -> NDArray[np.float64]:
-    """Return whole bounds as floats that lie on their inner side, where none lies on them."""
+    """Return integer bounds as float64, rounded towards the inside where not representable."""
     near = bound.astype(np.float64)
     beyond = [
         (int(rounded) - int(exact)) * inwards < 0

@@ -1,4 +1,4 @@
-"""Numbers that environments report in `info` where their episodes end."""
+"""Episode returns and lengths, and numbers from `info` at episode ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_info(
     out: NDArray[np.float32],
     warn: Callable[[str], None],
 ) -> None:
-    """Write the named numbers [M] of one environment's info; NaN for what is none."""
+    """Write the named values [M] of one environment's info; NaN: not a number."""
     for index, name in enumerate(names):
         out[index] = _number(info.get(name))
     _warn_missing(info, names, warn)
@@ -36,7 +36,7 @@ def read_infos(
     out: NDArray[np.float32],
     warn: Callable[[str], None],
 ) -> None:
-    """Write the named numbers [N, M] of a batch's info, which has arrays [N] and masks `_name`."""
+    """Write the named values [N, M] of a batched info, which has arrays [N] and masks `_name`."""
     for index, name in enumerate(names):
         out[:, index] = np.where(infos.get(f"_{name}", True), _numbers(infos.get(name)), math.nan)
     _warn_missing(infos, names, warn)
@@ -52,7 +52,7 @@ def _numbers(values: Any) -> NDArray[np.float32]:
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except Exception:  # of a number too large, of foreign code: what is told here costs no episode
+    except Exception:  # overflow, or an exception of user code: must not fail the episode
         return math.nan
 
 
@@ -62,11 +62,11 @@ def _warn_missing(
     for name in names:
         if name not in info:
             known = ", ".join(sorted(str(key) for key in info if str(key)[:1] != "_")) or "nothing"
-            warn(f"its info has no {name} where an episode ends: it has {known}")
+            warn(f"its info has no {name} at an episode's end: it has {known}")
 
 
 class EpisodeStatistics(Stateful):
-    """Running return and length of each environment's episode, of valid rows only."""
+    """Return and length of each environment's running episode, over valid steps only."""
 
     state_names = ("_return", "timesteps", "_begin")
     state_limits: ClassVar[Mapping[str, Limits]] = {"timesteps": COUNT, "_begin": COUNT}
@@ -74,29 +74,31 @@ class EpisodeStatistics(Stateful):
     def __init__(self, num_envs: int, info_metrics: Sequence[str] = ()) -> None:
         self._names = info_metrics
         self._return = np.zeros(num_envs)
-        self.timesteps = 0  # rows recorded
-        self._begin = np.zeros(num_envs, np.int64)  # rows recorded before the episode's first
+        self.timesteps = 0  # timesteps recorded
+        self._begin = np.zeros(
+            num_envs, np.int64
+        )  # timesteps recorded before each episode's first step
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         if (self._begin > self.timesteps).any():
-            raise ValueError(f"begin: an episode begins after all {self.timesteps} rows")
+            raise ValueError(f"begin: an episode begins after all {self.timesteps} timesteps")
 
     @property
     def running(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return, and rows before it, of each environment's episode; sharing memory."""
+        """Running returns [N], and timesteps before each episode [N]; sharing memory."""
         return self._return, self._begin
 
     def clear(self) -> None:
-        """Forget the episodes under way."""
+        """Reset all running episodes."""
         self._return[:] = 0.0
         self._begin[:] = self.timesteps
 
     def record(self, out: StepBuffer) -> tuple[Episode, ...]:
-        """Count one row and return the episodes it ended.
+        """Record one timestep and return the episodes that ended with it.
 
-        An invalid row starts an episode; what an environment had collected before a cut is dropped.
+        An invalid step starts an episode; an episode ended by a forced reset is not reported.
         """
         self.timesteps += 1
         if out.score_boundaries is not None:

@@ -1,4 +1,4 @@
-"""Rows of the timeline: the arrays they are written into, and the scores that add up over them."""
+"""Step buffers: the arrays into which a backend writes one timestep of N environments."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from steadyrl.envs.types import (
 
 MOST_EPISODES = 2**62
 
-PER_ENV = ("kernel", "single")  # backends that know their environments one by one
+PER_ENV = ("kernel", "single")  # backends whose snapshots have one state per environment
 
 
 class ScoreBoundaries(NamedTuple):
-    """What one row means for the score, where that is not what it means for the learner."""
+    """One step as counted for scores, where that differs from what the learner gets."""
 
-    reward: NDArray[Any]  # [N] of rows that reset it is zero
-    begun: NDArray[np.bool_]  # [N] episodes that begin after this row
-    ended: NDArray[np.bool_]  # [N] episodes that end with this row
-    skipped: NDArray[np.bool_]  # [N] rows that count for the reward only
+    reward: NDArray[Any]  # [N] 0 where the environment was reset
+    begun: NDArray[np.bool_]  # [N] an episode begins after this step
+    ended: NDArray[np.bool_]  # [N] an episode ends with this step
+    skipped: NDArray[np.bool_]  # [N] the step counts for the return but not for the length
 
 
 def load_progress(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
-    """Return each environment's episode, and whether it is over [N, 2], of any backend's snapshot.
+    """Return each environment's episode number and whether it has ended [N, 2] from a snapshot.
 
-    Where it knows of a batch only, all begin anew.
+    A snapshot of a batch backend has no such state: all environments start new episodes.
     """
     progress = np.array([[-1, 1]] * envs)
     state = Saved(saved, "backend")
@@ -44,35 +44,35 @@ def load_progress(saved: Mapping[str, Any], envs: int) -> NDArray[np.int64]:
             state.wholes("episode", envs, -1, MOST_EPISODES),
             state.booleans("needs_reset", envs),
         )
-    elif "progress" in state:  # of earlier versions
+    elif "progress" in state:  # saved by earlier versions
         progress[:] = state.tensor("progress", (envs, 2), "int64", -1, MOST_EPISODES).numpy()
     new = progress[:, 0] < 0
     if new.any() and not (new.all() and progress[:, 1].all()):
-        raise ValueError("backend.episode: is -1 of one environment, others have begun")
+        raise ValueError("backend.episode: is -1 for one environment, others have started")
     return progress
 
 
 def backend_kind(saved: Saved) -> str | None:
-    """Return the kind of backend that gave a snapshot; None of earlier versions."""
+    """Return the kind of backend that made a snapshot; None: an earlier version."""
     found = saved.raw("backend_kind") if "backend_kind" in saved else None
     if found not in (None, *PER_ENV, "batch"):
-        raise ValueError("backend.made_by: no backend is called so")
+        raise ValueError("backend.made_by: unknown kind of backend")
     name: str | None = found
     return name
 
 
 class StepBuffer:
-    """One row in all N environments, in one preallocated block of memory.
+    """One timestep of N environments in one preallocated block of memory.
 
-    The block is floats, then flags, then bytes, so that one product tells whether all floats are
-    finite and one comparison tells whether the row is an ordinary one.
+    The block holds floats, then flags, then uint8 images, so that one dot product checks that all
+    floats are finite and one comparison checks that no environment ended or reset.
     """
 
     def __init__(self, spec: EnvSpec, slot: int, block: NDArray[np.uint8] | None = None) -> None:
         n, size = spec.num_envs, math.prod(spec.frame_shape)
-        self.slot = slot  # rows alternate: 0, 1, 0, …
+        self.slot = slot  # 0 or 1: which of the two alternating buffers
         self.score_boundaries: ScoreBoundaries | None = (
-            None  # where scores go by other ends than the learner's
+            None  # set if scores have other episode ends than the learner
         )
         block = np.zeros(buffer_bytes(spec), np.uint8) if block is None else block
         shape = (n, *spec.frame_shape)
@@ -80,7 +80,7 @@ class StepBuffer:
         self._floats = block[: 4 * (n + of_floats)].view(np.float32)
         block = block[self._floats.nbytes :]
         names = len(spec.info_metrics)
-        # Where an episode ends: what its environment reports, and NaN where it does not.
+        # [N, M] values of `env.info_metrics` at episode ends; NaN: not reported.
         self.info = block[: 4 * n * names].view(np.float32).reshape(n, names)
         block = block[self.info.nbytes :]
         self.reward = self._floats[:n]
@@ -93,31 +93,30 @@ class StepBuffer:
         self._ordinary = bytes(2 * n) + b"\1" * n
 
     def set_reset(self, env: int) -> None:
-        """Mark the row of one environment as a reset; its frame is written by others."""
+        """Mark one environment's step as a reset; the caller writes its frame."""
         self.reward[env] = 0.0
         self.terminated[env] = self.truncated[env] = self.valid[env] = False
 
     def set_all_reset(self) -> None:
-        """Mark the row of every environment as a reset."""
+        """Mark every environment's step as a reset."""
         self.score_boundaries = None
         self.reward[:] = 0.0
         self._flags[:] = False
 
     def is_plain_step(self) -> bool:
-        """Tell whether every environment made a step and no episode ended."""
+        """Return whether every environment stepped and no episode ended."""
         return self._flags.tobytes() == self._ordinary
 
     def is_finite(self) -> bool:
-        """Tell whether rewards and observations are finite.
+        """Return whether rewards and observations are finite.
 
-        One product answers it for all ordinary numbers; only where their squares overflow, or
-        something is wrong, each is looked at.
+        One dot product decides it unless squares overflow; only then each element is checked.
         """
         floats = self._floats
         return math.isfinite(floats.dot(floats)) or bool(np.isfinite(floats).all())
 
     def first_non_finite(self) -> tuple[str, int, str]:
-        """Name the first array and environment that are not finite, and the number in words."""
+        """Return array name, environment and a description of the first non-finite element."""
         for name, array in (("reward", self.reward), ("observation", self.obs)):
             finite = np.isfinite(array)
             if not finite.all():
@@ -129,15 +128,15 @@ class StepBuffer:
 
 
 def buffer_bytes(spec: EnvSpec) -> int:
-    """Return how many bytes the block of one row takes."""
+    """Return the bytes of one step buffer."""
     frame = math.prod(spec.frame_shape) * (4 if spec.dtype == "float32" else 1)
     return spec.num_envs * (frame + 4 + 4 * len(spec.info_metrics) + 3)
 
 
 class SharedStepBuffers:
-    """Memory that processes share: two rows, one action per environment, and each one's progress.
+    """Shared memory of worker processes: two step buffers, actions, and each worker's progress.
 
-    Progress [N, 2] is the number of the episode and whether it is over.
+    progress [N, 2]: number of the episode, and whether it has ended.
     """
 
     def __init__(self, spec: EnvSpec, memory: Any) -> None:
@@ -152,7 +151,7 @@ class SharedStepBuffers:
 
     @staticmethod
     def size(spec: EnvSpec) -> int:
-        """Return the bytes that all of it takes."""
+        """Return the bytes of the shared memory."""
         dtype, shape = action_layout(spec.action)
         action = math.prod(shape) * dtype.itemsize
         return 2 * _aligned(buffer_bytes(spec)) + spec.num_envs * (16 + action)
@@ -163,7 +162,7 @@ def _aligned(size: int) -> int:
 
 
 def action_layout(spec: ActionSpec) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype and the shape of one action as agents send it."""
+    """Return dtype and shape of one action as agents send it."""
     if isinstance(spec, BoxActions):
         return np.dtype(np.float32), (len(spec.low),)
     if isinstance(spec, MultiDiscreteActions):

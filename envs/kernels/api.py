@@ -1,4 +1,4 @@
-"""What a kernel is, and which environments have one; nothing here needs the compiler."""
+"""Registry of kernel environments; imports no compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from steadyrl.envs.settings import EnvSettings
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """What a kernel is registered with Gymnasium as: it makes single environments of it, too.
+    """Entry point for registering a kernel with Gymnasium; also makes single environments of it.
 
     `make` takes the environment's keyword arguments and returns a `Kernel`.
     """
@@ -35,22 +35,22 @@ class KernelEntry:
     make: Callable[..., Kernel]
 
     def __call__(self, **kwargs: Any) -> Env[Any, Any]:
-        """Make one ordinary environment, for every other backend."""
+        """Make one ordinary Gymnasium environment, for every other backend."""
         from steadyrl.envs.kernels.single import KernelEnv
 
         return KernelEnv(self.make(**kwargs))
 
 
 class BuiltinKernel(NamedTuple):
-    """Where the kernel of an environment of Gymnasium's is, and which keywords it knows."""
+    """The built-in kernel of a Gymnasium environment, and the keyword arguments it supports."""
 
     module: str
     name: str
     keywords: tuple[str, ...] = ()
-    masks: bool = False  # the environment says which actions it allows, which no kernel does
+    masks: bool = False  # the original environment provides action masks; kernels do not
 
     def make(self, **kwargs: Any) -> Kernel:
-        """Import the kernel, and with it the compiler."""
+        """Import and build the kernel (imports Numba)."""
         kernel: Kernel = getattr(importlib.import_module(self.module), self.name)(**kwargs)
         return kernel
 
@@ -59,7 +59,7 @@ CLASSIC = "gymnasium.envs.classic_control."
 
 TABLES = "gymnasium.envs.toy_text."
 
-# By entry point and not by id: who registers something else under an id does not get our kernel.
+# By entry point, not by id: another environment registered under the same id gets no kernel.
 BUILTIN_KERNELS = {
     f"{CLASSIC}cartpole:CartPoleEnv": BuiltinKernel(
         "steadyrl.envs.kernels.cartpole", "cartpole", ("sutton_barto_reward",)
@@ -96,7 +96,7 @@ OTHERS = "use env.backend=sync"
 
 
 class UserKernel(NamedTuple):
-    """The kernel of an environment that is registered as one."""
+    """The kernel of an environment registered with a `KernelEntry`."""
 
     make: Callable[..., Kernel]
     keywords: Collection[str]
@@ -104,21 +104,21 @@ class UserKernel(NamedTuple):
 
 
 class KernelChoice(NamedTuple):
-    """The kernel that settings ask for, not yet imported."""
+    """The kernel for given settings, not imported yet."""
 
     make: Callable[[], Kernel]
-    limit: int  # of steps in an episode; 0 is none
+    limit: int  # steps per episode; 0: no limit
     masks: bool = False  # as `BuiltinKernel.masks`
 
 
 def find_kernel(settings: EnvSettings) -> KernelChoice:
-    """Find the kernel of an environment, or refuse settings that it does not run under."""
+    """Return the kernel of an environment; SettingError if there is none for these settings."""
     spec = find_spec(settings.id)
     kernel = _kernel_of(spec)
     if kernel is None or spec.additional_wrappers:
         raise SettingError("backend", "kernel", f"{settings.id} has no kernel; use sync")
     if settings.info_metrics:
-        what = f"kernels report no numbers in info; {OTHERS}"
+        what = f"kernels have no info; {OTHERS}"
         raise SettingError("info_metrics", list(settings.info_metrics), what)
     _refuse_other_images(settings, spec)
     kwargs = {**spec.kwargs, **settings.kwargs}
@@ -128,15 +128,15 @@ def find_kernel(settings: EnvSettings) -> KernelChoice:
     if changed := changed_source(settings):
         raise SettingError("backend", "kernel", f"{changed}; {OTHERS}")
     for key in kwargs:
-        # Without a value FrozenLake draws a map, another one for each environment.
+        # With desc=None FrozenLake generates a random map per environment.
         if key not in kernel.keywords or kwargs[key] is None:
-            what = f"the kernel of {settings.id} does not take this; {OTHERS}"
+            what = f"the kernel of {settings.id} does not support this; {OTHERS}"
             raise SettingError(f"kwargs.{key}", kwargs[key], what)
     return KernelChoice(lambda: kernel.make(**kwargs), max(limit, 0), kernel.masks)
 
 
 def changed_source(settings: EnvSettings) -> str | None:
-    """Say that an environment has a kernel, but is another than the kernel was made after."""
+    """Return a message if the installed environment's code differs from the kernel's original."""
     spec = find_spec(settings.id)
     entry = spec.entry_point
     if not isinstance(entry, str) or entry not in BUILTIN_KERNELS:
@@ -144,11 +144,11 @@ def changed_source(settings: EnvSettings) -> str | None:
     changed = changed_module(_sources(spec, entry.partition(":")[0], settings))
     if changed is None:
         return None
-    return f"the kernel of {settings.id} was made after other code than the installed {changed}"
+    return f"the kernel of {settings.id} reproduces another version than the installed {changed}"
 
 
 def _sources(spec: GymSpec, module: str, settings: EnvSettings) -> tuple[str, ...]:
-    """Return the modules that decide what an environment does."""
+    """Return the modules that define an environment's behaviour."""
     if spec.entry_point == MINATAR:
         game = {**spec.kwargs, **settings.kwargs}.get("game")
         games = [f"minatar.environments.{game}"] if game in MINATAR_GAMES.values() else []
@@ -158,11 +158,11 @@ def _sources(spec: GymSpec, module: str, settings: EnvSettings) -> tuple[str, ..
 
 
 def _refuse_other_images(settings: EnvSettings, spec: GymSpec) -> None:
-    """Refuse to read observations otherwise than kernels write them."""
+    """Raise SettingError for image settings other than the kernel's own encoding."""
     images, written = settings.images, {"auto"}
     if isinstance(spec.entry_point, str):
         written.add("hwc" if spec.entry_point == MINATAR else "vector")
-    what = f"the kernel of {settings.id} writes what is seen in its own way; {OTHERS}"
+    what = f"the kernel of {settings.id} has a fixed encoding of observations; {OTHERS}"
     if images.axes not in written:
         raise SettingError("image_axes", images.axes, what)
     if images.range is not None:
@@ -170,7 +170,7 @@ def _refuse_other_images(settings: EnvSettings, spec: GymSpec) -> None:
 
 
 def _kernel_of(spec: GymSpec) -> BuiltinKernel | UserKernel | None:
-    """Return what makes the kernel, and the keywords that it takes."""
+    """Return the kernel of a Gymnasium spec; None: it has none."""
     entry = spec.entry_point
     if isinstance(entry, KernelEntry):
         return UserKernel(entry.make, inspect.signature(entry.make).parameters)

@@ -1,4 +1,4 @@
-"""What a compiled environment (kernel) consists of."""
+"""Definition of a kernel: an environment compiled to machine code."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-# The least and the most that a number of a kernel's state can be.
+# Smallest and largest value of one number of a kernel's state.
 Range = tuple[float, float]
 
-ANY_REAL: Range = (-math.inf, math.inf)  # but none that is not finite
+ANY_REAL: Range = (-math.inf, math.inf)  # any finite value
 
 ANY_WHOLE: Range = (-(2**63), 2**63 - 1)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled function that steps N environments, and the sizes of what it works on.
+    """A compiled function that steps N environments, and the layout of its state.
 
     `step(sim, action, outcome)` is described in `envs/kernels/state.py`. State is loaded from
     files, and compiled code does not check indices: a number used as an index must declare its
@@ -29,20 +29,20 @@ class Kernel:
     """
 
     step: Callable[..., None]
-    frame: tuple[int, ...]  # shape of an observation: a vector of float32, or an image
+    frame: tuple[int, ...]  # shape of an observation: float32 vector, or uint8 image (C, H, W)
     action: spaces.Discrete | spaces.Box
-    float_state: int | Sequence[Range] = 0  # numbers of its state that are real
-    int_state: int | Sequence[Range] = 0  # and that are whole
-    constants: Sequence[float] | NDArray[np.float64] = ()  # what its keywords decide
-    images: bool = False  # frames are bytes, channels first
+    float_state: int | Sequence[Range] = 0  # float64 state per environment: ranges, or a count
+    int_state: int | Sequence[Range] = 0  # int64 state per environment: ranges, or a count
+    constants: Sequence[float] | NDArray[np.float64] = ()  # parameters set by keyword arguments
+    images: bool = False  # frames are uint8, channels first
     generator_words: int = 6
     validate: Callable[[NDArray[np.float64], NDArray[np.int64]], None] | None = None
 
     def __post_init__(self) -> None:
         axes = 3 if self.images else 1
         if len(self.frame) != axes or min(self.frame) < 1:
-            needs = "[channels, height, width]" if self.images else "[numbers] as vectors are"
-            raise ValueError(f"a kernel's frame is {needs}, not {self.frame}")
+            needs = "[channels, height, width]" if self.images else "[size]"
+            raise ValueError(f"a kernel's frame must be {needs}, not {self.frame}")
 
         for least, most in (*self.float_ranges, *self.int_ranges):
             if not least <= most:
@@ -50,7 +50,7 @@ class Kernel:
 
     @property
     def float_ranges(self) -> Sequence[Range]:
-        """What each real number can be."""
+        """Range of each number of `float_state`."""
         return (
             (ANY_REAL,) * self.float_state
             if isinstance(self.float_state, int)
@@ -59,10 +59,10 @@ class Kernel:
 
     @property
     def int_ranges(self) -> Sequence[Range]:
-        """What each whole number can be."""
+        """Range of each number of `int_state`."""
         return (ANY_WHOLE,) * self.int_state if isinstance(self.int_state, int) else self.int_state
 
     @property
     def dtype(self) -> str:
-        """The type of its frames."""
+        """dtype of frames."""
         return "uint8" if self.images else "float32"

@@ -1,4 +1,4 @@
-"""One ordinary environment of Gymnasium's, made of a kernel: for every other backend."""
+"""A kernel as an ordinary Gymnasium environment, for every other backend."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, new_simulation
 
 
 class KernelEnv(gym.Env[Any, Any]):
-    """A kernel of one environment; Gymnasium sets its seeds and its limit of steps."""
+    """A kernel with N = 1; Gymnasium sets seeds and time limit."""
 
     def __init__(self, kernel: Kernel) -> None:
-        if kernel.images and kernel.frame[0] >= min(kernel.frame[1:]):  # not to be told apart
+        if kernel.images and kernel.frame[0] >= min(kernel.frame[1:]):  # axes would be ambiguous
             reason = f"{kernel.frame} has not fewer channels than rows and columns"
             raise ValueError(f"a kernel's frame {reason}")
         if kernel.images:
@@ -34,7 +34,7 @@ class KernelEnv(gym.Env[Any, Any]):
         flags = (np.zeros(1, np.bool_) for _ in range(3))
         obs = np.zeros((1, *kernel.frame), kernel.dtype)
         self._outcome = Outcome(obs, np.zeros(1, np.float32), *flags)
-        # A kernel's choices are numbered from 0, and its boxes flat.
+        # Kernels number discrete actions from 0 and flatten boxes.
         self._first = 0
         self._none: NDArray[Any]  # no action yet
         if isinstance(kernel.action, spaces.Discrete):
@@ -46,7 +46,7 @@ class KernelEnv(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Start an episode; without a seed the generator goes on."""
+        """Start an episode; without a seed the generator continues."""
         super().reset(seed=seed)
         if seed is not None or self._unseeded:
             self._sim.generators[0] = words_of(self.np_random)

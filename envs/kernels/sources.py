@@ -1,8 +1,7 @@
-"""Which code of others the kernels were made after: the same rows are promised for that alone.
+"""Hashes of the original environments' source files that kernels are verified against.
 
-A release that touches an environment may change what it does. What is installed is compared by a
-hash of its files, of which these were played beside the kernels by
-`tests/envs/kernels/test_kernels.py`.
+A new release may change an environment. A kernel is used only if the installed files have one of
+these hashes, whose steps were compared with the kernel's by `tests/envs/kernels/test_kernels.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
-DIGITS = 16  # of a hash
-# The files of Gymnasium 1.3.0 and 1.4.0, which differ in what they draw, and of MinAtar 1.0.15.
+DIGITS = 16  # hexadecimal digits of a hash
+# Gymnasium 1.3.0 and 1.4.0 (which differ in rendering only) and MinAtar 1.0.15.
 KNOWN: dict[str, tuple[str, ...]] = {
     "gymnasium.envs.classic_control.cartpole": ("ebc780f261233490", "8c034275500ff9c6"),
     "gymnasium.envs.classic_control.acrobot": ("81ac9d2a2f7866ac", "4ea2699f41516c61"),

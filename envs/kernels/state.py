@@ -1,4 +1,4 @@
-"""What every kernel is made of: the arrays of N environments, and where episodes begin and end.
+"""State arrays of kernels, and the functions that begin episodes and record steps.
 
 A kernel is one compiled function, `step(sim, action, outcome)`, that advances all N environments by
 one step. It is called from Python and from other compiled functions alike.
@@ -15,22 +15,22 @@ from steadyrl.core.jit import compiled
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import episode_seed, seed_generator
 
-NEEDS_RESET, LIMIT, ELAPSED, EPISODE = range(4)  # the columns of the clock; a limit of 0 is none
+NEEDS_RESET, LIMIT, ELAPSED, EPISODE = range(4)  # columns of `Simulation.clock`; LIMIT 0: none
 
 
 class Simulation(NamedTuple):
-    """The whole state of N environments."""
+    """The complete state of N environments."""
 
     float_state: NDArray[Any]  # [N, R] float64
     int_state: NDArray[Any]  # [N, W] int64
-    constants: NDArray[Any]  # [C] float64, the same for all
-    clock: NDArray[Any]  # [N, 4] int64: is the episode over, step limit, steps, number of episode
+    constants: NDArray[Any]  # [C] float64, shared by all environments
+    clock: NDArray[Any]  # [N, 4] int64: needs reset, step limit, elapsed steps, episode number
     generators: NDArray[Any]  # [N, G] uint64
-    seed: NDArray[Any]  # [S] uint64: the run's seed in words of 32 bits, or none
+    seed: NDArray[Any]  # [S] uint64: the run's seed in 32-bit words; empty: none
 
 
 class Outcome(NamedTuple):
-    """One row of the timeline, which a kernel fills."""
+    """The outcome of one timestep, written by a kernel."""
 
     obs: NDArray[Any]  # [N, *frame] float32, or uint8 where frames are images
     reward: NDArray[Any]  # [N] float32
@@ -40,9 +40,9 @@ class Outcome(NamedTuple):
 
 
 def new_simulation(kernel: Kernel, num_envs: int, limit: int, seed: int | None) -> Simulation:
-    """Return the arrays of N environments, whose next row begins their first episodes.
+    """Return the arrays of N environments that begin their first episodes in the next step.
 
-    Without a seed their generators go on from one episode to the next.
+    Without a seed, generators are not reseeded at an episode's start.
     """
     clock = np.zeros((num_envs, 4), np.int64)
     clock[:] = (True, limit, 0, -1)
@@ -57,10 +57,10 @@ def new_simulation(kernel: Kernel, num_envs: int, limit: int, seed: int | None) 
 
 
 def seed_words(seed: int | None) -> NDArray[np.uint64]:
-    """Return a seed in words of 32 bits, the lowest first, as `np.random.SeedSequence` does."""
+    """Return a seed in 32-bit words, lowest first, as `np.random.SeedSequence` splits it."""
     if seed is None:
         return np.zeros(0, np.uint64)
-    if seed < 0:  # out of a file: its bits have no end
+    if seed < 0:  # from a file: the loop below would not end
         raise ValueError(f"a seed is 0 or more, not {seed}")
     words = [seed & 0xFFFFFFFF]
     while seed := seed >> 32:
@@ -70,7 +70,7 @@ def seed_words(seed: int | None) -> NDArray[np.uint64]:
 
 @compiled
 def begin_episode(sim: Simulation, outcome: Outcome, env: int) -> None:
-    """Begin the next episode of an environment, whose generator is seeded for it."""
+    """Begin the next episode of an environment: seed its generator, mark the step as a reset."""
     reset_episode(sim.clock, outcome, env)
     if len(sim.seed):
         seed_generator(sim.generators[env], episode_seed(sim.seed, env, sim.clock[env, EPISODE]))
@@ -78,7 +78,7 @@ def begin_episode(sim: Simulation, outcome: Outcome, env: int) -> None:
 
 @compiled
 def reset_episode(clock: NDArray[Any], outcome: Outcome, env: int) -> None:
-    """Begin the next episode of an environment, whose row is then a reset."""
+    """Begin the next episode of an environment without reseeding: mark the step as a reset."""
     clock[env, NEEDS_RESET] = False
     clock[env, ELAPSED] = 0
     clock[env, EPISODE] += 1
@@ -92,7 +92,7 @@ def reset_episode(clock: NDArray[Any], outcome: Outcome, env: int) -> None:
 def record_step(
     sim: Simulation, outcome: Outcome, env: int, reward: float, terminated: bool
 ) -> None:
-    """Write what a step came to, and count it against the limit of steps."""
+    """Write a step's reward and end, and truncate the episode at the step limit."""
     clock = sim.clock
     clock[env, ELAPSED] += 1
     truncated = clock[env, LIMIT] > 0 and clock[env, ELAPSED] >= clock[env, LIMIT]
@@ -105,7 +105,7 @@ def record_step(
 
 @compiled
 def valid_actions(action: NDArray[Any], choices: int) -> bool:
-    """Tell whether all actions [N] are one of 0…choices-1: a kernel looks its state up by them."""
+    """Return whether all actions [N] are in 0…choices-1: kernels use them as indices, unchecked."""
     for choice in action:  # noqa: SIM110 - a loop is what compiles to one
         if choice < 0 or choice >= choices:
             return False

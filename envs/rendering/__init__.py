@@ -1,1 +1,1 @@
-"""Pictures and films of environments. Read `render.py` first."""
+"""Rendering environments in a window or to video files. Read `render.py` first."""

@@ -1,4 +1,4 @@
-"""One Atari game in colours: what the agent sees, and beside it what people see."""
+"""One Atari game with both the agent's observations and a full-size colour screen."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from steadyrl.envs.registration import ATARI, find_spec, unknown_keyword
 from steadyrl.envs.settings import EnvSettings
 
 SEED_LIMIT = 2**31 - 1  # a larger seed turns negative in C++ and is then ignored
-# What the timeline decides, so that nobody else may.
+# ALE's keyword arguments that conflict with this backend → what to use instead.
 RESERVED_KWARGS = {
     "stack_num": "use env.frame_stack",
     "reward_clipping": "the learner clips rewards, the score stays raw",
     "life_loss_info": "use episodic_life",
     "autoreset_mode": "environments reset on the step after an episode's end",
-    "batch_size": "every row holds all environments",
+    "batch_size": "every step has all environments",
     "continuous": "actions are the buttons",
 }
 SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False}
-NTSC = 60  # pictures a second
+NTSC = 60  # frames per second
 
 
 class AtariGame(gym.Env[NDArray[np.uint8], Any]):
-    """The game that evaluation plays, and the same game in lockstep on a screen of full size.
+    """The evaluation game and a copy in lockstep that renders the full-size screen.
 
-    ALE's vector environment gives either. Seeds and actions are the same, so the games are.
+    ALE's vector environment offers one or the other. Same seeds and actions: the same game.
     """
 
     render_mode = "rgb_array"
@@ -51,14 +51,14 @@ class AtariGame(gym.Env[NDArray[np.uint8], Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Start the game that this seed begins."""
+        """Reset both copies with this seed."""
         seeds = np.array([(seed or 0) % SEED_LIMIT])
         (seen, _), (shown, _) = (game.reset(seed=seeds) for game in self._games)
         self._screen = shown[0, 0]
         return seen[0, 0], {}
 
     def step(self, action: Any) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """Press the same button in both."""
+        """Step both copies with the same action."""
         seen, shown = (game.step(np.array([action])) for game in self._games)
         self._screen = shown[0][0, 0]
         return seen[0][0, 0], float(seen[1][0]), bool(seen[2][0]), bool(seen[3][0]), {}
@@ -69,10 +69,10 @@ class AtariGame(gym.Env[NDArray[np.uint8], Any]):
 
 
 def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> Any:
-    """Make ALE's vector environment of one frame a row and raw scores."""
+    """Make ALE's vector environment without frame stacking and reward clipping."""
     spec = find_spec(settings.id)
     if spec.entry_point != ATARI:
-        raise SettingError("backend", settings.backend, f"{settings.id} is no Atari game")
+        raise SettingError("backend", settings.backend, f"{settings.id} is not an Atari game")
     for key, reason in RESERVED_KWARGS.items():
         if key in kwargs:
             raise SettingError(f"kwargs.{key}", kwargs[key], f"cannot be set: {reason}")
@@ -83,7 +83,7 @@ def make_ale(settings: EnvSettings, kwargs: dict[str, Any], num_envs: int) -> An
             spec.kwargs["game"], num_envs, stack_num=1, reward_clipping=False, **kwargs
         )
     except TypeError as error:
-        if "incompatible function arguments" in str(error):  # and then all of C++'s signature
-            reason = "one of the values is not of the kind that ALE takes"
+        if "incompatible function arguments" in str(error):  # followed by the C++ signature
+            reason = "one of the values has a type that ALE does not accept"
             raise SettingError("kwargs", settings.kwargs, reason) from None
         raise unknown_keyword(settings, error) or error from None

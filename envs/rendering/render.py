@@ -1,4 +1,4 @@
-"""Environments that are looked at: in their own window, or filmed."""
+"""Environments that render: in their own window, or recorded to a file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from steadyrl.envs.rendering.atari import AtariGame
 from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter
 from steadyrl.envs.settings import RenderSettings
 
-# How the libraries are told to draw without a screen, unless somebody has told them otherwise.
+# Environment variables for rendering without a display; the user's own values take precedence.
 HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "MUJOCO_GL": "egl"}
-FPS = 30  # of environments that do not say
+FPS = 30  # of environments without render_fps
 Result = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 def make_render_env(settings: RenderSettings) -> gym.Env[Any, Any]:
-    """Make one environment that shows itself in a window, or one whose pictures are filmed.
+    """Make one environment that renders to a window, or is recorded to a video file.
 
-    It is called in a process that has nothing else to do: what draws there needs no display.
+    Runs in a process of its own, whose environment variables select headless rendering.
     """
     if settings.video is None:
         return WindowedEnv(_drawing(settings, "human"), settings.id)
@@ -43,11 +43,11 @@ def _drawing(settings: RenderSettings, mode: str) -> gym.Env[Any, Any]:
     except (TypeError, gym.error.Error) as error:
         if "render" not in str(error):
             raise
-        raise SettingError("id", settings.id, "draws no pictures of itself") from error
+        raise SettingError("id", settings.id, "cannot render") from error
 
 
 class WindowedEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Refuse an environment that cannot open its window, when it should first show something."""
+    """Raises SettingError at the first reset if the environment cannot open its window."""
 
     def __init__(self, env: gym.Env[Any, Any], env_id: str) -> None:
         super().__init__(env)
@@ -55,13 +55,13 @@ class WindowedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._open = False
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset, which draws the first picture."""
+        """Reset and render the first frame."""
         if self._open:
             return self.env.reset(**kwargs)
         try:
             result = self.env.reset(**kwargs)
             self.env.render()
-        except Exception as error:  # of SDL, GLFW, GL: each has its own
+        except Exception as error:  # SDL, GLFW and GL have their own exceptions
             raise SettingError("id", self._id, f"opens no window: {with_place(error)}") from error
         if no_display():
             raise SettingError("id", self._id, "opens no window: the display does not answer")
@@ -70,7 +70,7 @@ class WindowedEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def no_display() -> bool:
-    """Tell whether SDL, which draws most windows, fell back to drawing nowhere, unasked."""
+    """Return whether SDL fell back to a driver without a window although none was requested."""
     pygame: Any = sys.modules.get("pygame")
     if pygame is None or not pygame.display.get_init() or "SDL_VIDEODRIVER" in os.environ:
         return False
@@ -78,9 +78,9 @@ def no_display() -> bool:
 
 
 class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Film the first episodes, a picture for every observation; the file is whole after the last.
+    """Records the first episodes, one frame per observation; the file is complete after the last.
 
-    An episode is over when it ends, or after `max_episode_steps`.
+    An episode counts as ended when it ends, or after `max_episode_steps`.
     """
 
     def __init__(self, env: gym.Env[Any, Any], settings: RenderSettings) -> None:
@@ -95,14 +95,14 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._steps = 0
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset and film the first picture."""
+        """Reset and record the first frame."""
         result = self.env.reset(**kwargs)
         self._steps = 0
         self._capture()
         return result
 
     def step(self, action: Any) -> Result:
-        """Step and film; close the film after its last episode."""
+        """Step and record a frame; close the file after the last episode."""
         result = self.env.step(action)
         self._steps += 1
         self._capture()
@@ -116,7 +116,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
         if self._left > 0:
             picture = self.env.render()
             if picture is None:
-                raise SettingError("id", self._id, "draws no pictures of itself")
+                raise SettingError("id", self._id, "cannot render")
             for film in self._writers:
                 film.add(picture)
 
@@ -126,7 +126,7 @@ class RecordedEnv(gym.Wrapper[Any, Any, Any, Any]):
                 closed.callback(film.close)
 
     def close(self) -> None:
-        """Close the film, if it is not yet, and the environment."""
+        """Close the file and the environment."""
         try:
             self._finish()
         finally:

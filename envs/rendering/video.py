@@ -1,4 +1,4 @@
-"""Films: pictures go to an encoder one by one, so that their number costs no memory."""
+"""Video files: frames are encoded one by one, so memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 from steadyrl.core.errors import SettingError
 
 FORMATS = (".mp4", ".gif")
-SMALLEST = 240  # pixels: smaller pictures are enlarged by a whole factor
-FASTEST_GIF = 50  # pictures a second, which browsers show as they are
-UNFINISHED = ".unfinished-"  # what the name of a film begins with until it is whole
+SMALLEST = 240  # pixels: smaller frames are enlarged by an integer factor
+FASTEST_GIF = 50  # frames per second; browsers slow faster GIFs down
+UNFINISHED = ".unfinished-"  # prefix of a video's name until it is complete
 MISSING = 'needs av to write videos, install it with: pip install -e ".[video]"'
 
 
 def video_encoder_missing() -> bool:
-    """Tell whether the package that encodes is not installed."""
+    """Return whether PyAV is not installed."""
     return importlib.util.find_spec("av") is None
 
 
 def _av() -> Any:
-    """Import the encoder, in the process that encodes."""
+    """Import PyAV, only in the process that encodes."""
     return importlib.import_module("av")
 
 
 def validate_video_path(key: str, path: Path) -> None:
-    """Refuse a file that cannot be written, before anything slow."""
+    """Raise SettingError for a video file that cannot be written, before anything slow starts."""
     if path.suffix.lower() not in FORMATS:
         raise SettingError(key, path, f"must end in {' or '.join(FORMATS)}")
     if path.is_dir():
@@ -62,7 +62,7 @@ def remove_unfinished(folder: Path, name: str = "*") -> None:
 
 
 class VideoWriter:
-    """A video file, which has its name once it is whole."""
+    """Writes a video file (mp4 or gif); it gets its name when it is complete."""
 
     def __init__(self, path: str, *, fps: float) -> None:
         self._path = Path(path)
@@ -70,21 +70,21 @@ class VideoWriter:
         self._lock = -1  # held while this process lives: else what it has filmed may be removed
         most = FASTEST_GIF if self._path.suffix.lower() == ".gif" else math.inf
         self._fps = Fraction(min(fps, most)).limit_denominator(1000)
-        self._container: Any = None  # opened by the first picture, which has its size
+        self._container: Any = None  # opened by the first frame, whose size it takes
         self._closed = False
 
     @property
     def size(self) -> int:
-        """Return how many bytes are in the file so far."""
+        """Bytes written so far."""
         return 0 if self._container is None else self._unfinished.stat().st_size
 
     def add(self, picture: Any) -> None:
-        """Encode one picture [H, W, 3]."""
+        """Encode one frame [H, W, 3]."""
         pixels = as_pixels(picture)
         if self._container is None:
             self._open(*pixels.shape[:2])
         if pixels.shape[:2] != self._size:
-            raise ValueError(f"a picture of {pixels.shape[:2]} follows one of {self._size} pixels")
+            raise ValueError(f"a frame of {pixels.shape[:2]} follows one of {self._size} pixels")
         frame = _av().VideoFrame.from_ndarray(pixels, format="rgb24")
         frame.pts, frame.time_base = self._count, 1 / self._fps
         self._count += 1
@@ -123,7 +123,7 @@ class VideoWriter:
         os.close(self._lock)
 
     def _palettes(self, stream: Any) -> Any:
-        """Return the filter that gives every picture a palette of its own."""
+        """Return the filter graph that computes a palette per frame."""
         graph = importlib.import_module("av.filter").Graph()
         height, width = self._size
         source = graph.add_buffer(
@@ -148,7 +148,7 @@ class VideoWriter:
 
     def _drain(self, graph: Any) -> None:
         error = _av().error
-        with suppress(error.BlockingIOError, error.EOFError):  # it waits for more
+        with suppress(error.BlockingIOError, error.EOFError):  # needs more input
             while True:
                 self._write(graph.pull())
 
@@ -157,7 +157,7 @@ class VideoWriter:
             self._container.mux(packet)
 
     def close(self) -> None:
-        """Write what is still held and give the file its name; safe to call twice."""
+        """Flush the encoder and rename the file; may be called twice."""
         if self._container is None or self._closed:
             return
         self._closed = True
@@ -175,17 +175,17 @@ class VideoWriter:
 
 
 class PreviewWriter:
-    """A small film of the first pictures, as a GIF: what fits into a page of TensorBoard."""
+    """Writes a small GIF of the first frames, for TensorBoard."""
 
-    EVERY = 2  # pictures of which one is shown
-    LARGEST = 2_000_000  # bytes, from which on no picture is added
+    EVERY = 2  # every second frame is written
+    LARGEST = 2_000_000  # bytes; no frames are added beyond
 
     def __init__(self, path: str, *, fps: float) -> None:
         self._film = VideoWriter(path, fps=min(fps, FASTEST_GIF) / self.EVERY)
         self._count = 0
 
     def add(self, picture: Any) -> None:
-        """Encode one picture [H, W, 3], if it is its turn and there is room."""
+        """Encode every second frame [H, W, 3] until the file is too large."""
         turn = self._count % self.EVERY == 0
         self._count += 1
         if turn and self._film.size < self.LARGEST:
@@ -194,15 +194,15 @@ class PreviewWriter:
             self._film.add(pixels[::skip, ::skip])
 
     def close(self) -> None:
-        """Write what is still held and give the file its name; safe to call twice."""
+        """Flush the encoder and rename the file; may be called twice."""
         self._film.close()
 
 
 def as_pixels(picture: Any) -> NDArray[np.uint8]:
-    """Return a picture as bytes [H, W, 3], large enough to see and even for the encoder."""
+    """Return a frame as uint8 [H, W, 3], enlarged to SMALLEST and padded to even sides."""
     pixels = np.asarray(picture)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
-        raise ValueError(f"a picture of shape {pixels.shape} is none of [height, width, 3]")
+        raise ValueError(f"a frame of shape {pixels.shape} is not [height, width, 3]")
     if pixels.dtype.kind == "f":  # colours between 0 and 1
         pixels = np.rint(pixels * 255)
     pixels = np.clip(pixels, 0, 255).astype(np.uint8)

@@ -40,7 +40,7 @@ class Soak(NamedTuple):
     exit_code: int
     samples: list[Sample]
     logged: list[dict[str, float]]  # the lines of metrics.jsonl
-    restarts: int = 0  # environments built anew, those of evaluations included
+    restarts: int = 0  # rebuilt environments, those of evaluations included
 
 
 def soak(title: str, overrides: Sequence[str], run_dir: Path, every_seconds: float) -> Soak:
@@ -66,11 +66,11 @@ def soak(title: str, overrides: Sequence[str], run_dir: Path, every_seconds: flo
 
 
 def count_restarts(log: Path) -> int:
-    """Count the environments that were built anew."""
+    """Count the rebuilt environments."""
     if not log.exists():
         return 0
     with log.open() as lines:
-        return sum("it is built anew" in line for line in lines)
+        return sum("; rebuilding it" in line for line in lines)
 
 
 def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | None:

@@ -13,7 +13,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from algorithms import NAMES, small
+from algorithms import NAMES, known, small
 from documented import ROOT, commands, read, shown
 from opened import job
 from written_runs import write_run
@@ -40,7 +40,7 @@ NOT_RUN = {
 }
 # Hours, or nobody's time: that their arguments are read is enough here.
 LONG = ("benchmark.py", "soak.py", "tune.py", "population.py")
-SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100", "agent.compile=false")
+SHORT = ("device=cpu", "threads=1", "eval.every=0", "log.every=100")
 MINE = {
     "my_package/__init__.py": "",
     "my_package/envs.py": 'import gymnasium as gym\ngym.register("MyEnv-v0", '
@@ -57,9 +57,12 @@ MINE = {
 def little(text):
     """Return what makes a command's run short: a sweep over agents has no keys of one."""
     agents = set(re.findall(rf"(?<=[=_,])(?:{'|'.join(NAMES)})\b", text)) or {NAMES[0]}
-    few = small(agents.pop()).short if len(agents) == 1 else ()
+    if len(agents) > 1:
+        return ("total_steps=600",)
+    name = agents.pop()
     # A network of the command's own: its weights may have to fit those of another run.
-    return ("total_steps=600", *(each for each in few if not each.startswith("agent.hidden")))
+    few = [each for each in small(name).short if not each.startswith("agent.hidden")]
+    return ("total_steps=600", *known(name, "agent.compile=false"), *few)
 
 
 def why_not(command):

@@ -135,7 +135,7 @@ def test_a_state_of_another_number_of_environments_is_refused():
     with (
         build_env(settings(num_envs=2), seed=0) as two,
         build_env(settings(num_envs=3), seed=0) as three,
-        pytest.raises(ValueError, match="2 environments, there are 3"),
+        pytest.raises(ValueError, match="2 environments, here are 3"),
     ):
         three.load_state_dict(two.state_dict())
 

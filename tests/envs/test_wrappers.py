@@ -108,15 +108,15 @@ def test_atari_games_are_not_wrapped():
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("TimeLimi", "wrappers=TimeLimi: no wrapper of Gymnasium's; did you mean TimeLimit?"),
+        ("TimeLimi", "wrappers=TimeLimi: not in gymnasium.wrappers; did you mean TimeLimit?"),
         ("Autoreset", "cannot be used: environments reset on the step after"),
         ("NormalizeObservation", "use agent.normalize_obs"),
         ({"TimeLimit": {"steps": 3}}, "unexpected keyword argument 'steps'"),
         ("TransformReward", "missing 1 required positional argument"),
         ("nowhere:Class", "cannot import nowhere"),
         ("own_wrappers:Nothing", "own_wrappers has no class Nothing"),
-        ("own_wrappers:nothing", "made a NoneType, no gym.Env"),
-        ("own wrappers:Scaled", "before the colon stands a module"),
+        ("own_wrappers:nothing", "returned a NoneType, not a gym.Env"),
+        ("own wrappers:Scaled", "must be module:name"),
         ("", "write a name, or"),
         ({}, "write a name, or"),
         ({"TimeLimit": 3}, "write a name, or"),

@@ -32,6 +32,7 @@ class Small:
     # A run whose buffers hold 150 MB or more of 4 x 16 KB observations, with its `total_steps`.
     large: Overrides
     # {switch: {value: overrides}} that all go together; the first value of each is the default.
+    # Those for every algorithm are in tests/test_every_pair.py: a value named as there replaces it.
     switches: Mapping[str, Mapping[str, Overrides]] = field(default_factory=dict)
     # Pairs of (switch, value) that the program refuses, of these and of those for every algorithm.
     refused: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()

@@ -32,7 +32,7 @@ class Loop:
 
     def __init__(self, agent, **episodes):
         self.agent, self.env = agent, Episodes(**{"scale": 2.0, "mean_length": 4} | episodes)
-        self.obs, self.episode_starts = self.env.reset(), np.ones(len(self.env.over), bool)
+        self.obs, self.episode_starts = self.env.reset(), np.ones(len(self.env.needs_reset), bool)
         self.rows = []
 
     def row(self):
@@ -301,7 +301,7 @@ def test_a_row_that_was_cut_short_is_stored_with_its_carry():
     kept.content = decision, loop.env.step()
     document, tensors = to_document(kept.state_dict())
     other.load_state_dict(from_document(document, tensors))
-    agent.observe(*other.row)
+    agent.observe(*other.content)
     assert decision.hidden_state.any()
     assert torch.equal(agent._rollout.hidden_state[1], decision.hidden_state)
 

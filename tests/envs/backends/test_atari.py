@@ -170,9 +170,9 @@ def test_threads_end_with_the_environment():
         ({"backend": "sync"}, "backend", "ale or envpool"),
         ({"kwargs": {"stack_num": 4}}, "kwargs.stack_num", "env.frame_stack"),
         ({"kwargs": {"reward_clipping": True}}, "kwargs.reward_clipping", "score stays raw"),
-        ({"kwargs": {"sticky": 1}}, "kwargs.sticky", "no such keyword"),
+        ({"kwargs": {"sticky": 1}}, "kwargs.sticky", "no such keyword argument"),
         ({"env_id": "ALE/Breakot-v5"}, "id", "did you mean ALE/Breakout-v5"),
-        ({"env_id": "CartPole-v1"}, "backend", "no Atari game"),
+        ({"env_id": "CartPole-v1"}, "backend", "not an Atari game"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, field, reason):
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_refused(changes, field, reason):
 
 
 def test_a_keyword_of_another_kind_is_refused_without_a_signature():
-    with pytest.raises(SettingError, match="not of the kind that ALE takes") as caught:
+    with pytest.raises(SettingError, match="a type that ALE does not accept") as caught:
         probe(settings("ALE/Pong-v5", backend="ale", kwargs={"noop_max": "abc"}))
     assert caught.value.field == "kwargs"
 

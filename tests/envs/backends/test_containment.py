@@ -41,19 +41,19 @@ def told(folder, *overrides, code):
 @pytest.mark.parametrize("harm", ["SystemExit", *PROCESSES])
 def test_a_constructor_in_a_process_cannot_end_the_trainer(tmp_path, harm):
     text = told(tmp_path, *hostile("constructor", harm), "env.backend=async", code=4)
-    assert "hostile_envs:Hostile-v0 cannot be made" in text
+    assert "hostile_envs:Hostile-v0 cannot be built" in text
 
 
 @pytest.mark.skipif(usable_cores() == 1, reason="auto uses no processes on one core")
 @pytest.mark.parametrize("harm", PROCESSES)
 def test_what_may_get_processes_is_tried_in_one(tmp_path, harm):
     many = ("env.backend=auto", "env.num_envs=2")
-    assert "cannot be made" in told(tmp_path, *hostile("constructor", harm), *many, code=4)
+    assert "cannot be built" in told(tmp_path, *hostile("constructor", harm), *many, code=4)
 
 
 def test_a_constructor_in_the_trainer_that_exits_is_a_failure(tmp_path):
     text = told(tmp_path, *hostile("constructor", "SystemExit"), code=4)
-    assert "hostile_envs:Hostile-v0 cannot be made: SystemExit: 0" in text
+    assert "hostile_envs:Hostile-v0 cannot be built: SystemExit: 0" in text
 
 
 def test_what_no_memory_is_large_enough_to_see_is_refused_for_that(tmp_path):
@@ -66,7 +66,7 @@ def test_what_no_memory_is_large_enough_to_see_is_refused_for_that(tmp_path):
 def test_a_constructor_that_raises_is_a_wrong_setting_on_any_backend(tmp_path, backend):
     raising = hostile("constructor", "KeyError", f"env.backend={backend}")
     text = told(tmp_path, *raising, code=2)
-    assert "env.id=hostile_envs:Hostile-v0: cannot be made: KeyError: 'a level'" in text
+    assert "env.id=hostile_envs:Hostile-v0: cannot be built: KeyError: 'a level'" in text
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
@@ -156,7 +156,7 @@ def test_a_directory_of_shared_memory_that_cannot_be_written_to_is_named(monkeyp
         raise OSError(code, os.strerror(code), "/dev/shm/pym-1-abc")
 
     monkeypatch.setattr(multiprocessing, "RawArray", refuse)
-    said = rf"share no memory in /dev/shm: {os.strerror(code)}; .*env\.backend=sync"
+    said = rf"cannot create shared memory .* in /dev/shm: {os.strerror(code)}; .*env\.backend=sync"
     with pytest.raises(EnvironmentFailedError, match=said):
         build_env(settings("CartPole-v1", backend="async"), seed=0)
 

@@ -110,4 +110,4 @@ def test_what_the_encoder_remarks_is_said_once(kind, remark, backend, caplog):
             env.step(np.zeros(ENVS, np.int64))
     (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert remark in said
-    assert said.startswith("shown_spaces:Show-v0: ")
+    assert said.startswith("example_spaces:Show-v0: ")

@@ -12,7 +12,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.envs.encoding.pixel_range import FIRST_TIMESTEPS
 from steadyrl.envs.factory import build_env, choose_backend
 
-LINE = "what is seen uses 0…1 of 0…255: env.image_range=[0,1] scales it"
+LINE = "observations use 0…1 of 0…255: env.image_range=[0,1] would scale them"
 
 
 @pytest.fixture
@@ -80,5 +80,5 @@ def test_what_uses_its_range_and_evaluation_are_not_spoken_of(bright, said):
 def test_a_range_that_is_none_is_refused(limits):
     with pytest.raises(SettingError, match=r"image_range=.*lowest and the highest"):
         settings(image_range=limits)
-    with pytest.raises(SettingError, match="there are none"):
+    with pytest.raises(SettingError, match="treats them as vectors"):
         settings(image_range=(0.0, 1.0), image_axes="vector")

@@ -67,7 +67,7 @@ def test_a_name_that_is_not_there_is_said_once_with_those_that_are(backend, capl
         episodes = played(build_env(config, seed=0), 12)
     assert {tuple(episode.info) for episode in episodes} == {("steps",)}
     (said,) = [text for text in caplog.messages if "is_success" in text]
-    assert "its info has no is_success where an episode ends: it has" in said and "steps" in said
+    assert "its info has no is_success at an episode's end: it has" in said and "steps" in said
 
 
 class Broken:

@@ -185,7 +185,7 @@ def test_a_kernel_is_called_from_compiled_code():
         ("CartPole-v1", {"kwargs": {"max_episode_steps": -2}}, "must be a positive whole number"),
         ("CartPole-v1", {"kwargs": {"max_episode_steps": 0}}, "must be a positive whole number"),
         (COUNTED, {"kwargs": {"height": 3}}, "kwargs.height=3: the kernel of own_kernels"),
-        ("CartPole-v1", {"info_metrics": ("x",)}, "info_metrics=.'x'.: kernels report no numbers"),
+        ("CartPole-v1", {"info_metrics": ("x",)}, "info_metrics=.'x'.: kernels have no info"),
     ],
 )
 def test_what_a_kernel_cannot_do_is_refused(env_id, changes, reason):
@@ -238,7 +238,7 @@ def test_an_environment_that_is_another_than_the_kernels_is_no_kernel(
     )
     name, why = choose_backend(settings(env_id, backend="auto"))
     assert name == "sync"
-    assert why.endswith(f"was made after other code than the installed {module}")
+    assert why.endswith(f"reproduces another version than the installed {module}")
     assert "\n" not in why
     with pytest.raises(SettingError, match=f"installed {module}; use env.backend=sync"):
         choose_backend(settings(env_id, backend="kernel"))

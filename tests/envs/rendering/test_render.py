@@ -127,7 +127,7 @@ def test_small_and_odd_pictures_are_made_fit_to_be_seen():
     checks = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     assert np.array_equal(as_pixels(checks)[::120, ::120], checks)
     for wrong in (np.zeros((5, 5)), np.zeros((5, 5, 4)), np.zeros((0, 5, 3)), "text"):
-        with pytest.raises(ValueError, match="none of"):
+        with pytest.raises(ValueError, match=r"is not \[height"):
             as_pixels(wrong)
 
 
@@ -204,8 +204,8 @@ def test_a_keyword_for_pictures_is_no_hindrance(tmp_path):
 
 
 def test_what_draws_nothing_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="draw no pictures"):
+    with pytest.raises(SettingError, match="cannot render"):
         build_render_env(shown(settings(backend="envpool"), tmp_path / "a.mp4"), seed=0)
     given = settings("toy_environments:Counter-v0")
-    with pytest.raises((SettingError, EnvironmentFailedError), match="no pictures"):
+    with pytest.raises((SettingError, EnvironmentFailedError), match="cannot render"):
         build_render_env(shown(given, tmp_path / "a.mp4"), seed=0)

@@ -162,7 +162,7 @@ def test_a_hanging_process_of_a_rank_is_replaced(tmp_path):
     hangs = ("env.kwargs.after=100", "total_steps=300", "env.step_timeout=2", "env.backend=async")
     codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *hangs))
     assert codes == [0, 0], outputs
-    assert "no answer within 2 s; it is built anew" in outputs[0][0]
+    assert "no answer within 2 s; rebuilding it" in outputs[0][0]
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_the_extra_that_is_missing_is_one_warning(tmp_path, said, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"backend": "envpool"}, "draw no pictures"),
+        ({"backend": "envpool"}, "cannot render"),
         ({"env_id": "broken_envs:Broken-v0"}, "broken_envs"),
         ({"kwargs": {"g": 1}}, "no such keyword"),
     ],

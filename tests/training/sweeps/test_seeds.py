@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,14 +155,14 @@ def test_more_seeds_join_those_that_have_ended_and_longer_runs_go_on(
     assert not (many / "seed-8").exists()
 
 
-def pretended(job: Any) -> float:
+def pretended(job: Any) -> SimpleNamespace:
     """Leave what a run leaves that scored ten times its seed."""
     job.directory.mkdir(parents=True)
     (job.directory / "config.yaml").write_text(yaml.safe_dump(job.config))
     seed, steps = job.settings.run.seed, job.settings.run.total_steps
     left = {"status": "finished", "seed": seed, "steps": steps, "eval_return_mean": 10.0 * seed}
     (job.directory / "summary.json").write_text(json.dumps(left))
-    return 10.0 * seed
+    return SimpleNamespace(exit_code=0, score=10.0 * seed)
 
 
 def test_a_sweep_trains_all_seeds_of_each_job_and_leaves_out_what_is_done(tmp_path: Path) -> None:
