@@ -1,7 +1,7 @@
-"""A directory that is there whole or not at all: tensors, documents, and a manifest that proves it.
+"""Write and read a directory of parts (safetensors and JSON) atomically.
 
-Written under a temporary name, each file forced to the disk, the manifest last, then renamed to a
-name that was free before.
+Written under a temporary name, every file fsynced, the manifest last, then renamed to an unused
+name.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.checkpoints.plain import LONGEST_DOCUMENT, from_document, to_document
 
-LARGEST_HEADER = 10_000_000  # bytes of a tensor file's table of contents
-COPIES = 2  # of a file's bytes, which are in memory while its tensors are made
-WORTH_A_LOOK = 64_000_000  # bytes; looking at what is free takes longer than reading fewer
+LARGEST_HEADER = 10_000_000  # bytes of a safetensors header
+COPIES = 2  # of a file in memory while it is loaded
+WORTH_A_LOOK = 64_000_000  # bytes; below, reading is faster than asking for free memory
 TEMPORARY = ".writing-"
 
 
 class Existing(NamedTuple):
-    """A part that another archive holds already and that never changes."""
+    """A part stored in another archive, to be hard-linked."""
 
     archive: Path
     part: str
@@ -58,10 +58,9 @@ def write_archive(
 ) -> frozenset[str]:
     """Write parts (name, plain state) and `metadata` (plain) to the new directory `path`.
 
-    Return the files that are new, rather than another archive's too.
-
-    Parts are taken one by one, so that they need not all be in memory at once. Where `others`
-    write into it too, its temporary directory is there, and they are asked what they wrote.
+    Return the names of files that are not hard links. Parts are consumed one by one, so that they
+    need not fit into memory together. `others` returns the manifest entries that other ranks have
+    written into the temporary directory, which exists then.
     """
     temporary = path.with_name(TEMPORARY + path.name)
     try:
@@ -75,7 +74,7 @@ def write_archive(
         _complete(files, temporary, linked | written | entries, metadata)
         files.rename(temporary, path)
     except OSError:
-        with suppress(OSError):  # what is smaller may still fit on a disk that is full
+        with suppress(OSError):  # a smaller file may still fit on a full disk
             files.remove(temporary)
         raise
     files.sync_directory(path.parent)
@@ -85,7 +84,7 @@ def write_archive(
 def write_parts(
     files: Files, temporary: Path, parts: Iterable[tuple[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write parts into a directory; return the manifest's entries: what was linked, what is new."""
+    """Write parts into a directory; return manifest entries of linked and of new files."""
     linked: dict[str, Any] = {}
     written: dict[str, Any] = {}
     for part, state in parts:
@@ -144,7 +143,7 @@ def replace_archive(
 
 
 def finish_replacing(files: Files, path: Path) -> None:
-    """Give the archive that stands its name, and remove what is left of a killed writer."""
+    """Complete an interrupted replacement; remove partial writes."""
     there = recover_path(path)
     if there != path and (there / MANIFEST).is_file():
         files.remove(path)
@@ -155,15 +154,15 @@ def finish_replacing(files: Files, path: Path) -> None:
 
 
 def remove_unfinished(files: Files, directory: Path) -> None:
-    """Remove what a writer left behind that was killed."""
+    """Remove partial writes of a killed process."""
     for path in directory.glob(TEMPORARY + "*"):
         files.remove(path)
 
 
 def read_part(path: Path, part: str, *, most: int | None = None) -> Any:
-    """Return the state of one part; its files are checked before they are read.
+    """Verify and load one part.
 
-    One whose tensors take more than `most` bytes, or than there is memory for, is refused unread.
+    CheckpointError, before reading, if its tensors exceed `most` bytes or the free memory.
     """
     files = manifest_of(path)["files"]
     document = f"{part}.json"
@@ -204,7 +203,7 @@ def _tensors(path: Path, entry: Mapping[str, Any], most: int | None) -> dict[str
 
 
 def _refuse_empty(path: Path, header: bytes, size: int) -> None:
-    """Refuse a table of contents that does not say what all the bytes after it are."""
+    """Raise CheckpointError if a header does not cover all bytes after it."""
     try:
         table = from_json(header)
         table.pop("__metadata__", None)

@@ -1,7 +1,7 @@
-"""The format of what is saved."""
+"""The format version of checkpoints and policies."""
 
 from __future__ import annotations
 
-# Raised whenever a key of the configuration, or a part of what is saved, is added, renamed or read
-# otherwise. Other formats are refused (docs/RELIABILITY.md).
+# Raise it whenever a configuration key or a saved part is added, renamed or read differently.
+# Other versions are refused (docs/RELIABILITY.md).
 FORMAT = 3

@@ -1,7 +1,7 @@
-"""What proves a saved directory whole: a manifest with sizes and hashes, which are checked here.
+"""The manifest of a saved directory: sizes and SHA-256 of its files, verified on reading.
 
-Names first, then sizes, then hashes, so that a broken or foreign directory allocates nothing and
-runs nothing. Nothing slow is imported, because a configuration is read from here too.
+Names are checked first, then sizes, then hashes, so that a damaged or foreign directory allocates
+nothing and runs nothing. No torch here: `resume` reads configurations before torch is imported.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ LARGEST_MANIFEST, MOST_VALUES = 16_000_000, 1_000_000  # bytes, and values in it
 PART_FILE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}(\.[a-z]{1,12})?")
 CHECKPOINT = re.compile(r"step-(\d{12})(?:-(\d{1,4}))?")
 CHUNK = 1 << 20
-FRESH, OLD = ".new-", ".old-"  # what a directory is called while it is replaced
+FRESH, OLD = ".new-", ".old-"  # prefixes while a directory is replaced
 
 
 class CheckpointError(ExpectedError):
-    """What was saved cannot be used: which file, and why."""
+    """A saved file cannot be used; the message names file and reason."""
 
     exit_code = 3
 
 
 class FormatError(CheckpointError):
-    """What was saved is whole, but by another version: nothing else is taken in its place."""
+    """Written by another version; no older checkpoint is used instead."""
 
 
 class Saved(NamedTuple):
-    """A checkpoint that was written, in the order in which they were."""
+    """A checkpoint directory; sorts by step, then attempt."""
 
     step: int
     attempt: int
@@ -46,7 +46,7 @@ class Saved(NamedTuple):
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """Return in words what of these facts is another in what was saved; nothing if all agree."""
+    """Describe which of `keys` differ between saved and current metadata; empty if none."""
     return "; ".join(
         f"{key} is {there.get(key)} there and {here[key]} here"
         for key in keys
@@ -55,7 +55,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterabl
 
 
 def saved_below(directory: Path) -> list[Saved]:
-    """Return what checkpoints there are, newest first, whole or not."""
+    """List checkpoint directories, newest first, valid or not."""
     found = []
     for path in directory.glob("step-*"):
         match = CHECKPOINT.fullmatch(path.name)
@@ -65,26 +65,26 @@ def saved_below(directory: Path) -> list[Saved]:
 
 
 def recover_path(path: Path) -> Path:
-    """Return where the archive called `path` is, should its replacing have been interrupted."""
-    if not path.name:  # the root of all, which nobody replaces
+    """Return where the archive `path` is after an interrupted replacement."""
+    if not path.name:  # the root directory is never replaced
         return path
     candidates = (path, *(path.with_name(f"{kind}{path.name}") for kind in (FRESH, OLD)))
     return next((each for each in candidates if (each / MANIFEST).is_file()), path)
 
 
 def self_hash(manifest: Mapping[str, Any]) -> str:
-    """Return the hash that a manifest holds of itself."""
+    """Return the SHA-256 of a manifest without its own hash."""
     content = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def entry_of(data: bytes) -> dict[str, Any]:
-    """Return what a manifest says of a file."""
+    """Return a file's manifest entry."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """Return the manifest of a directory, if it is one of today's format and matches its hash."""
+    """Read a manifest; CheckpointError if its format, its names or its own hash are wrong."""
     source = path / MANIFEST
     text = _read(source, LARGEST_MANIFEST)
     try:
@@ -110,18 +110,18 @@ def manifest_of(path: Path) -> dict[str, Any]:
 
 
 def manifest_metadata(path: Path) -> dict[str, Any]:
-    """Return the facts in a manifest that is whole, without looking at the other files."""
+    """Return the metadata of a manifest without verifying the other files."""
     metadata: dict[str, Any] = manifest_of(path)["metadata"]
     return metadata
 
 
 def part_names(path: Path) -> frozenset[str]:
-    """Return the names of the parts that a directory says it holds."""
+    """Return the names of the parts listed in a manifest."""
     return frozenset(Path(name).stem for name in manifest_of(path)["files"])
 
 
 def verified_metadata(path: Path, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the facts in a manifest, once all sizes and hashes, or some, are found to be right."""
+    """Verify sizes and hashes of all files, or of `only` some; return the metadata."""
     manifest = manifest_of(path)
     for name, entry in manifest["files"].items():
         if only is None or name in only:
@@ -136,9 +136,9 @@ def _is_entry(entry: Mapping[str, Any]) -> bool:
 
 
 def check(path: Path, entry: Mapping[str, Any], *, keep: bool = False) -> bytes:
-    """Compare size and hash with the manifest's; return the content if it is to be kept.
+    """Verify a file's size and hash; return its content if `keep`.
 
-    What is kept is read whole: who asks for it has looked at its size in the manifest.
+    With `keep` it is read into memory: the caller has bounded its size.
     """
     digest, content = hashlib.sha256(), b""
     with open_saved(path) as file:
@@ -156,7 +156,7 @@ def check(path: Path, entry: Mapping[str, Any], *, keep: bool = False) -> bytes:
 
 
 def open_saved(path: Path) -> BinaryIO:
-    """Open a plain file to read it: no link, no pipe, no device."""
+    """Open a regular file for reading; links, pipes and devices are refused."""
     try:
         return os.fdopen(open_plain(path), "rb")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Nested plain state as one table of tensors and one JSON document, and back."""
+"""Convert nested plain state to one tensor table and one JSON document, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_DOCUMENT, MOST_VALUES = 64_000_000, 1_000_000  # bytes of JSON, and valu
 
 
 def to_document(state: Any) -> tuple[bytes, dict[str, Tensor]]:
-    """Return the JSON text of `state` and the tensors that it names."""
+    """Return `state` as JSON text and {name: tensor}."""
     tensors: dict[str, Tensor] = {}
     document = _outward(state, tensors, "")
     return json.dumps(document, allow_nan=False, indent=1).encode(), tensors
@@ -46,7 +46,7 @@ def _join(path: str, key: str) -> str:
 
 
 def from_document(text: bytes, tensors: dict[str, Tensor]) -> Any:
-    """Return the state that `to_document` took apart; ValueError for what it never wrote."""
+    """Inverse of `to_document`; ValueError for anything it would not write."""
     if len(text) > LONGEST_DOCUMENT:
         raise ValueError(f"holds {len(text):,} bytes of JSON")
     try:
@@ -81,7 +81,7 @@ def _inward(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
 
 
 def finite(tensors: dict[str, Tensor]) -> bool:
-    """Tell whether all floating-point tensors consist of numbers."""
+    """Return whether all floating-point tensors are finite."""
     return all(
         bool(torch.isfinite(tensor).all())
         for tensor in tensors.values()
@@ -90,7 +90,7 @@ def finite(tensors: dict[str, Tensor]) -> bool:
 
 
 def nbytes_of(state: Any) -> int:
-    """Return how many bytes the tensors in a state take."""
+    """Return the total bytes of the tensors in a nested state."""
     if isinstance(state, Tensor):
         return state.nbytes
     inside = state.values() if isinstance(state, dict) else state

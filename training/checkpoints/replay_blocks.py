@@ -1,8 +1,8 @@
-"""A replay as parts of a checkpoint: blocks of rows, which never change once they are complete.
+"""The replay in a checkpoint: blocks of timesteps, immutable once complete.
 
-A checkpoint links the blocks that the one before holds and writes those that are new, in a thread,
-from the replay's own memory. Training goes on meanwhile; only where it is about to overwrite a row
-that is not yet written does it wait for that block.
+A checkpoint hard-links the blocks of the previous one and writes new ones in a thread, from the
+replay's own memory. Training goes on meanwhile and blocks only if it is about to overwrite a
+timestep that is not yet written.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from steadyrl.training.checkpoints.manifest import CheckpointError, part_names
 from steadyrl.training.checkpoints.plain import nbytes_of
 
 BLOCK_BYTES = 8_000_000
-SPARE = 1_000_000  # bytes that a part may have grown by, besides being twice as large
+SPARE = 1_000_000  # additional bytes allowed when reading a part
 METADATA, TAIL = "replay", "replay-tail"
 
 
 def block_rows(replay: ReplayBuffer) -> int:
-    """Return how many rows a block has; a property of the replay alone."""
+    """Return the timesteps per block; depends on the replay only."""
     return max(1, BLOCK_BYTES // replay.timestep_nbytes)
 
 
 def block_name(number: int) -> str:
-    """Name the part that holds a complete block."""
+    """Return the part name of a complete block."""
     return f"replay-{number:09d}"
 
 
 class ReplaySave:
-    """One save of a replay: made between two rows, written by another thread."""
+    """One save of a replay: created between two timesteps, written by another thread."""
 
     def __init__(self, replay: ReplayBuffer, before: Path | None, prefix: str = "") -> None:
-        """Begin; names of parts get the `prefix`."""
+        """Record what to save; part names get the `prefix`."""
         self._replay, self._before, self._prefix = replay, before, prefix
         self._size = block_rows(replay)
         self._row = replay.timestep
@@ -52,7 +52,7 @@ class ReplaySave:
         self._over = False
 
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield the parts of the checkpoint, oldest rows first: those are overwritten first."""
+        """Yield parts, oldest timesteps first, because they are overwritten first."""
         try:
             known = part_names(self._before) if self._before else frozenset()
             first, last = self._oldest // self._size, self._row // self._size
@@ -74,7 +74,7 @@ class ReplaySave:
             self.close()
 
     def close(self) -> None:
-        """Hold nobody up any more, whatever became of the save."""
+        """Release a waiting trainer, whatever became of the save."""
         self._let_go(self._row + 1, over=True)
 
     def _rows(self, begin: int, end: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class ReplaySave:
             self._written.notify_all()
 
     def wait_for_overwrite(self) -> None:
-        """Wait until the row that comes next overwrites none that is still to be written."""
+        """Block until the next timestep overwrites none that is still to be written."""
         overwritten = self._replay.timestep + 1 - self._replay.ring_size
         if self._over or overwritten < self._safe:
             return
@@ -112,7 +112,7 @@ def saved_timesteps(path: Path, prefix: str, share: int, shares: int) -> Iterato
 
 
 def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
-    """Take back a replay from the checkpoint at `path`, one block at a time."""
+    """Load a replay from a checkpoint, one block at a time."""
     most = SPARE + 2 * nbytes_of(replay.metadata())
     metadata = read_part(path, prefix + METADATA, most=most)
     size = Saved(metadata, "replay").whole("block_rows", 1)
@@ -139,7 +139,7 @@ def load_replay(replay: ReplayBuffer, path: Path, prefix: str = "") -> None:
 
 
 class SavedTimestep(NamedTuple):
-    """A row as a replay holds it: what was seen, and what came of it."""
+    """One stored timestep of N environments."""
 
     frame: NDArray  # [N, *frame_shape]
     action: NDArray  # [N]

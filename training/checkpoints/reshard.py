@@ -1,4 +1,4 @@
-"""A run that goes on among another number of ranks than it was saved by."""
+"""Resume on another number of ranks than the checkpoint was saved by."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger("steadyrl")
 
 
 def prefix_of(rank: int) -> str:
-    """Return what the names of a rank's parts begin with; rank 0's are those of a run alone."""
+    """Return the prefix of a rank's part names; empty for rank 0, as without ranks."""
     return f"rank{rank:04d}-" if rank else ""
 
 
 def parts_of(path: Path, prefix: str) -> list[str]:
-    """Return the names of a checkpoint's parts that begin with a rank's prefix."""
-    others = re.compile(r"rank\d+-")  # with a number, and not rank 0's part called "ranks"
+    """List a checkpoint's parts of one rank."""
+    others = re.compile(r"rank\d+-")  # not rank 0's part "ranks"
     return sorted(
         name
         for name in part_names(path)
@@ -33,7 +33,7 @@ def parts_of(path: Path, prefix: str) -> list[str]:
 
 
 def saved_ranks(path: Path) -> int:
-    """Return how many ranks wrote a checkpoint."""
+    """Return the number of ranks that wrote a checkpoint."""
     ranks: int = manifest_metadata(path).get("ranks", 1)
     return ranks
 
@@ -41,10 +41,10 @@ def saved_ranks(path: Path) -> int:
 def reshard(
     path: Path, before: int, comm: Comm, run: Stateful, env: VectorEnv, agent: Agent
 ) -> None:
-    """Take back what has a meaning among another number of ranks, and say what has none.
+    """Load what is valid for another number of ranks; warn about the rest.
 
-    What all ranks have alike is kept: weights, optimiser, normalisers, counters. A rank that was
-    there goes on with its environments and generators; new ones begin.
+    Shared state is kept: weights, optimiser, normalisers, counters. Ranks that existed keep their
+    environments and generators; new ranks start with fresh ones.
     """
     rank, own = comm.rank, agent.state_dict()
     old = rank < before
@@ -66,17 +66,17 @@ def reshard(
     else:
         env.reset()
     log.warning(
-        "saved by %d rank%s, continued by %d: weights, optimiser, normalisers and counters are "
-        "kept, a replay is shared out anew without its priorities; lost are a rollout under way "
-        "and the environments of ranks that are no more: the run is not what it would have been",
-        before,
-        "" if before == 1 else "s",
+        "resumed on %d rank%s (saved on %d): weights, optimiser, normalisers and counters kept; "
+        "replay redistributed without priorities; partial rollout and environments of removed "
+        "ranks dropped. Results will differ from an uninterrupted run.",
         comm.size,
+        "" if comm.size == 1 else "s",
+        before,
     )
 
 
 def _redistribute_replay(path: Path, before: int, comm: Comm, agent: Agent) -> None:
-    """Give this rank's replay the rows of whole ranks, or a stretch of one's."""
+    """Fill this rank's replay with the timesteps of whole old ranks, or with a part of one's."""
     assert agent.replay is not None
     if METADATA not in part_names(path):
         agent.drop_replay()

@@ -1,4 +1,4 @@
-"""A directory of its own for every run, held by a lock while the run lives."""
+"""The run directory: created per run and locked while the run is alive."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import Files, write_whole
 
 LOCK = ".lock"
-CONFIG = "config.yaml"  # its presence says that a directory holds a run
-SUMMARY = "summary.json"  # how the run ended
+CONFIG = "config.yaml"  # marks a directory as a run's
+SUMMARY = "summary.json"  # result of the run
 LAST, BEST = "policy", "policy-best"  # directories of finished policies
-# What runs, their seeds and sweeps write to below a directory, by the names that these have there.
+# Names that runs, seeds and sweeps write to.
 FILES = re.compile(
     r"config\.yaml|summary\.json|metrics\.jsonl|train(-rank\d+)?\.log|\.lock|sweep\.json"
     r"|multirun\.yaml|out\.log|member\.json|events\.out\.tfevents.*"
@@ -33,19 +33,19 @@ HALF_WRITTEN = re.compile(rf"\.({re.escape(CONFIG)}|{re.escape(SUMMARY)})-[0-9a-
 
 
 class RunDirectoryInUseError(ExpectedError):
-    """Another process holds the run directory."""
+    """The run directory is locked by another process."""
 
     exit_code = 6
 
 
 class RunDirectoryLostError(ExpectedError):
-    """The run directory is no longer there: nothing of the run would be kept."""
+    """The run directory was deleted or moved during the run."""
 
     exit_code = 2
 
 
 def default_path(env: str, agent: str, seeds: int | Sequence[int]) -> Path:
-    """Name a directory that no other run has: microseconds, the seed or seeds, and a short id."""
+    """Return outputs/<env>/<agent>/<time>-<seed>-<short id>, unique per run."""
     of = f"s{seeds}" if isinstance(seeds, int) else f"{len(seeds)}seeds"
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in env)
@@ -53,9 +53,9 @@ def default_path(env: str, agent: str, seeds: int | Sequence[int]) -> Path:
 
 
 def absolute(path: Path, key: str = "run_dir") -> Path:
-    """Return the place that `path` names now, or refuse what can hold no run; `key` names it.
+    """Return `path` as an absolute path; SettingError of `key` if it cannot hold a run.
 
-    Environments may change the working directory later, and a refusal should not wait for torch.
+    Made absolute early: environments may change the working directory.
     """
     try:
         path = Path(os.path.abspath(path.expanduser()))
@@ -75,7 +75,7 @@ def _unusable(path: Path, error: Exception, key: str = "run_dir") -> SettingErro
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
-    """Return a run's summary.json; nothing where there is none that can be read."""
+    """Return a run's summary.json; empty if missing or unreadable."""
     try:
         found = read_json(directory / SUMMARY)
     except (OSError, ValueError):
@@ -83,8 +83,8 @@ def read_summary(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def refuse_in_use(path: Path) -> None:
-    """Raise RunDirectoryInUseError where a run holds this directory, before anything slow."""
+def validate_not_in_use(path: Path) -> None:
+    """Raise RunDirectoryInUseError if another run has locked this directory."""
     with suppress(OSError):  # what cannot hold a run is refused where it would be made
         handle = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         try:
@@ -93,10 +93,10 @@ def refuse_in_use(path: Path) -> None:
             os.close(handle)
 
 
-def refuse_links(path: Path) -> None:
-    """Refuse a directory in which what is written to is a link, a pipe, or anything but plain.
+def validate_no_links(path: Path) -> None:
+    """Raise SettingError if a file or folder that a run writes to is a link, pipe or device.
 
-    What such a link leads to would be overwritten, or pruned; a pipe may never answer.
+    The target of a link would be overwritten or pruned; a pipe may block for ever.
     """
     with suppress(OSError), os.scandir(path) as entries:  # one that is not there yet holds none
         for each in entries:
@@ -111,9 +111,9 @@ def refuse_links(path: Path) -> None:
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a run holds this directory."""
+    """Return whether a running run has locked this directory."""
     try:
-        refuse_in_use(path)
+        validate_not_in_use(path)
     except RunDirectoryInUseError:
         return True
     return False
@@ -121,7 +121,7 @@ def in_use(path: Path) -> bool:
 
 def _lock(handle: int, path: Path) -> None:
     try:
-        # lockf and not flock: a worker that outlives a killed run must not keep the lock.
+        # lockf, not flock: a forked worker that outlives the run must not keep the lock.
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -132,21 +132,21 @@ def _lock(handle: int, path: Path) -> None:
 
 
 class RunDirectory:
-    """A locked run directory; released when closed or when the process dies.
+    """A locked run directory; released on close or when the process dies.
 
-    It begins with `files` (name → text), or it is left as it was found. One that is `continued`
-    may hold a run; its files are renewed once there is something to continue with.
+    Created with `files` ({name: text}), or left as it was on failure. `continued`: it may hold a
+    run, whose files `renew` replaces once a checkpoint is loaded.
     """
 
     def __init__(
         self, path: Path, files: Mapping[str, str] | None = None, *, continued: bool = False
     ) -> None:
         self.path = path
-        self._made: list[Path] = []  # what was not there before, in the order it was made
+        self._made: list[Path] = []  # created here, in order, for undo
         self._lock = -1
         try:
             self._make(path)
-            refuse_links(path)
+            validate_no_links(path)
             self._take_lock()
             if self.holds_run and not continued:
                 raise SettingError(
@@ -165,11 +165,11 @@ class RunDirectory:
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether this directory holds a run."""
         return (self.path / CONFIG).exists()
 
     def renew(self, files: Mapping[str, str]) -> None:
-        """Write files anew; remove what a killed run had half written, and an end taken back."""
+        """Rewrite files; remove partial writes of a killed run and the old summary."""
         try:
             for path in self.path.glob(".*-????????"):
                 if HALF_WRITTEN.fullmatch(path.name):
@@ -177,14 +177,14 @@ class RunDirectory:
             for name, text in files.items():
                 self._make((self.path / name).parent)
                 write_whole(self.path / name, text)
-            # Should the run be killed now, nothing may say that it has finished.
+            # If the run is killed now, no summary may claim that it finished.
             (self.path / SUMMARY).unlink(missing_ok=True)
         except OSError as error:
             raise _unusable(self.path, error) from None
 
-    def refuse_lost(self) -> None:
-        """Raise RunDirectoryLostError where the directory was deleted, moved or replaced."""
-        with suppress(OSError):  # a disk that does not answer is not a directory that is gone
+    def validate_exists(self) -> None:
+        """Raise RunDirectoryLostError if the directory was deleted, moved or replaced."""
+        with suppress(OSError):  # an I/O error does not mean that it is gone
             if not self.holds_run:
                 raise RunDirectoryLostError(
                     f"run_dir={self.path}: was deleted or moved while the run was using it, "
@@ -192,7 +192,7 @@ class RunDirectory:
                 )
 
     def close(self) -> None:
-        """Let the directory go."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -206,7 +206,7 @@ class RunDirectory:
     def _make(self, path: Path) -> None:
         missing = [each for each in (path, *path.parents) if not each.exists()]
         for each in reversed(missing):
-            with suppress(FileExistsError):  # another run has just made it
+            with suppress(FileExistsError):  # created by another run meanwhile
                 Files().make_directory(each)
                 self._made.append(each)
                 Files().sync_directory(each.parent)
@@ -227,19 +227,19 @@ class RunDirectory:
 
     def _undo(self) -> None:
         for each in reversed(self._made):
-            with suppress(OSError):  # another run may have come in
+            with suppress(OSError):  # may be in use by another run now
                 each.rmdir() if each.is_dir() else each.unlink()
         self.close()
 
 
 class SeenDirectory(RunDirectory):
-    """The directory that rank 0 holds, as the other ranks see it."""
+    """The run directory on ranks > 0: rank 0 holds the lock and writes."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._lock = path, -1
 
     def renew(self, files: Mapping[str, str]) -> None:
-        """Leave it to rank 0."""
+        """No-op: done by rank 0."""
 
-    def refuse_lost(self) -> None:
-        """Leave it to rank 0."""
+    def validate_exists(self) -> None:
+        """No-op: done by rank 0."""

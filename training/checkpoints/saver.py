@@ -1,4 +1,4 @@
-"""When a run is saved, of what its checkpoints consist, and how one of them is continued."""
+"""Save and resume a run: when checkpoints are written, what they hold, how one is loaded."""
 
 from __future__ import annotations
 
@@ -43,49 +43,49 @@ from steadyrl.training.config.settings import CheckpointSettings
 
 log = logging.getLogger("steadyrl")
 
-# A saved state may be larger than that of an agent that has not learned yet: optimisers' moments.
-LARGER, SPARE = 8, 16_000_000  # times, and bytes besides
+# A saved agent may be larger than a new one (optimiser moments): limit on what is read.
+LARGER, SPARE = 8, 16_000_000  # factor, and additional bytes
 
 
 class SavedRun(Stateful):
-    """The part of a run that is saved besides its environments and agent: its counters."""
+    """The run's own part of a checkpoint: counters and histories."""
 
     @abstractmethod
     def check_consistency(self, step: int, env: VectorEnv) -> None:
-        """Refuse a state that contradicts the step of its checkpoint, or the environments'."""
+        """Raise ValueError if the state contradicts the checkpoint's step or the environments."""
 
 
 class CheckpointSchedule:
-    """When a run is saved: every so many steps, every so many seconds, or both."""
+    """Due every N steps, every S seconds, or both."""
 
     def __init__(self, settings: CheckpointSettings, clock: Callable[[], float]) -> None:
         self._seconds, self._clock = settings.seconds, clock
         self._steps = Interval(settings.every)
         self._next = float("inf")
-        self.begin_anew()
+        self.restart_timer()
 
     @property
     def next(self) -> int | None:
-        """The next step of those asked for."""
+        """The next multiple of `checkpoint.every`; None if it is 0."""
         return self._steps.next
 
     def due(self, step: int) -> bool:
-        """Return whether so many steps are made; true once."""
+        """Return whether a multiple was reached since the last call."""
         return self._steps.due(step)
 
     @property
     def overdue(self) -> bool:
-        """Whether so many seconds have passed."""
+        """Whether `checkpoint.seconds` have passed since the last save."""
         return self._clock() >= self._next
 
-    def begin_anew(self) -> None:
-        """Count seconds from now on."""
+    def restart_timer(self) -> None:
+        """Start the interval in seconds now."""
         if self._seconds:
             self._next = self._clock() + self._seconds
 
 
 class _Policy(NamedTuple):
-    """A policy to be written, and why it could not be."""
+    """A policy that could not be written yet, and the reason."""
 
     weights: dict[str, Tensor]
     metadata: dict[str, Any]
@@ -93,7 +93,7 @@ class _Policy(NamedTuple):
 
 
 class Saver:
-    """Saves a run between two rows, in a thread; takes it back when it is continued."""
+    """Writes a run's checkpoints in a background thread, and policies; restores it on resume."""
 
     def __init__(
         self,
@@ -110,48 +110,47 @@ class Saver:
         self._times = CheckpointSchedule(settings, clock)
         self._replay: ReplaySave | None = None
         self._comm: Comm = SINGLE_PROCESS
-        self._prefix = ""  # of the parts' names
-        self._foreign: Path | None = None  # continued by another number of ranks
+        self._prefix = ""  # of part names: set per rank
+        self._foreign: Path | None = None  # resumed checkpoint of another number of ranks
         self._saved = (-1, -1)  # steps and updates
-        self._unwritten: dict[str, _Policy] = {}  # by their names, to be tried again
+        self._unwritten: dict[str, _Policy] = {}  # by name, retried at the end of the run
         self._slow = False
 
     def attach(self, run: SavedRun, env: VectorEnv, agent: Agent) -> None:
-        """Say what there is to save."""
+        """Set the objects whose state is saved."""
         self._run, self._env, self._agent = run, env, agent
 
     def start(self) -> None:
-        """Save the very beginning, so that from here on there is something to continue from."""
+        """Save step 0, so that a run killed early can be resumed."""
         if self._enabled:
             self.save(0, None)
 
     def go_on(self, changes: Sequence[str], step: int) -> None:
-        """Save at once where settings were changed: what is killed now goes on with them.
+        """Save at once if a resumed run has changed settings, so that a kill does not lose them.
 
-        What it was continued from is the same state: its files are linked, and for its sake no
-        other one is removed.
+        The state equals the loaded checkpoint: its files are hard-linked, nothing is pruned.
         """
-        # A continued run stays in its directory, whichever one was asked for.
+        # A resumed run stays in its directory, whatever run_dir was given.
         if not self._enabled or all(change.startswith("run_dir=") for change in changes):
             return
         before = self.checkpoints.last
         if before is None or before == self._foreign:
             self.save(step, None)
             return
-        self.checkpoints.settle()  # all ranks, before any of them reads it
+        self.checkpoints.settle()  # on all ranks, before any of them reads it
         parts = [(name, Existing(before, name)) for name in parts_of(before, self._prefix)]
         metadata = {**manifest_metadata(before), **self._metadata}
         self.checkpoints.save(step, parts, metadata, prunes=False)
 
     @property
     def next(self) -> int | None:
-        """The step at which there is something to do; 0 while every row is to be looked at."""
+        """The next step to call `after_step` at; 0: every step, while a replay is saved."""
         return self._times.next if self._replay is None else 0
 
-    def after_row(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
-        """Save if it is time; let a save under way keep up with what is overwritten.
+    def after_step(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
+        """Save if due; block while the replay would overwrite timesteps not yet written.
 
-        What is `best` so far, or `asked` for, waits for the save under way.
+        A new `best` evaluation and a save `asked` for by signal wait for the save in progress.
         """
         if self._replay is not None:
             self._replay.wait_for_overwrite()
@@ -161,15 +160,15 @@ class Saver:
         if asked or (best and self._enabled):
             self.save(step, score)
         elif due and self.checkpoints.busy:
-            self._tell_of_slowness()
+            self._warn_disk_is_slow()
         elif due:
             self.save(step, score)
 
     def save(self, step: int, score: float | None) -> None:
-        """Copy the run's state and write it in a thread; refuse weights that are not numbers."""
-        # First, so that blocks are linked from what stays: a save under way removes older ones.
+        """Copy the state and write it in a thread; NonFiniteError if a weight is not finite."""
+        # First, because a save in progress prunes checkpoints whose blocks could be linked.
         self.checkpoints.settle()
-        self._times.begin_anew()
+        self._times.restart_timer()
         self._refuse_non_finite(step)
         state = self._agent.state_dict()
         parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
@@ -179,28 +178,28 @@ class Saver:
             state["replay"] = None
             if self._settings.replay:
                 self._replay = ReplaySave(replay, self._blocks_of, self._prefix)
-        # Some parts give views of memory that they go on writing to: what is written is a copy.
+        # Copied: some parts return views of memory that training goes on writing to.
         parts["agent"] = give(state)
         metadata = {**self._metadata, "eval_return_mean": score, "replay": self._replay is not None}
-        # The replay is let go of also by a save that fails before its first part.
+        # Also called if the save fails before its first part.
         release = bool if self._replay is None else self._replay.close
         self.checkpoints.save(step, self._parts(parts, self._replay), metadata, release)
         self._saved = step, self._agent.updates
         if self._replay is not None:
-            self._replay.wait_for_overwrite()  # the very next row may overwrite the oldest
+            self._replay.wait_for_overwrite()  # the next timestep may overwrite the oldest
 
     def _parts(self, parts: dict[str, Any], replay: ReplaySave | None) -> Iterator[tuple[str, Any]]:
-        # Its rows first: training waits for those that it is about to overwrite.
+        # The replay first: training blocks on timesteps it is about to overwrite.
         if replay is not None:
             yield from replay.parts()
         yield from ((self._prefix + name, part) for name, part in parts.items())
 
     def _more(self) -> dict[str, Any]:
-        """Return further parts of a checkpoint."""
+        """Return additional parts (several ranks)."""
         return {}
 
     def finish(self, step: int, score: float | None) -> None:
-        """Save the last state and wait until it is written; try again what failed before."""
+        """Save the final state and wait for it; retry policies that could not be written."""
         self.checkpoints.settle()
         is_saved = (step, self._agent.updates) == self._saved and self.checkpoints.failure is None
         if self._enabled and not is_saved:
@@ -212,7 +211,7 @@ class Saver:
 
     @property
     def lost(self) -> dict[str, str]:
-        """What of the run's end could not be written, and why."""
+        """{name: reason} of final files that could not be written."""
         lost = {f"{name}/": policy.reason for name, policy in self._unwritten.items()}
         if self._enabled and self.checkpoints.failure is not None:
             lost = {CHECKPOINT: self.checkpoints.failure, **lost}
@@ -220,7 +219,7 @@ class Saver:
 
     @property
     def continues(self) -> bool:
-        """Whether there is a checkpoint to continue from."""
+        """Whether there is a checkpoint to resume from."""
         return self.checkpoints.last is not None
 
     def _refuse_non_finite(self, step: int) -> None:
@@ -229,7 +228,7 @@ class Saver:
 
     @property
     def _blocks_of(self) -> Path | None:
-        """The checkpoint whose blocks are this replay's too."""
+        """The last checkpoint, if its replay blocks can be linked."""
         last = self.checkpoints.last
         whole = last is not None and last != self._foreign and last.is_dir()
         return last if whole else None
@@ -238,21 +237,21 @@ class Saver:
     def _enabled(self) -> bool:
         return bool(self._settings.every or self._settings.seconds)
 
-    def _tell_of_slowness(self) -> None:
+    def _warn_disk_is_slow(self) -> None:
         if not self._slow:
             log.warning(
-                "the disk takes longer to write a checkpoint than there is between two: "
-                "some are left out; raise checkpoint.every or checkpoint.seconds"
+                "writing a checkpoint takes longer than the interval between two: some are "
+                "skipped; raise checkpoint.every or checkpoint.seconds"
             )
         self._slow = True
 
     def resume(self) -> int:
-        """Take back the newest checkpoint that can be used; return its step."""
+        """Load the newest usable checkpoint; return its step."""
         checkpoints = self.checkpoints
         for saved in checkpoints.iter_valid(self._refuse):
             try:
                 self._load(saved)
-            except Exception as error:  # nobody knows what is in a file that only looks right
+            except Exception as error:  # its hashes are right, its content may be anything
                 if isinstance(error, ExpectedError) and not isinstance(
                     error, CheckpointError | NonFiniteError
                 ):
@@ -264,21 +263,21 @@ class Saver:
                 continue
             checkpoints.last = saved.path
             self._saved = saved.step, self._agent.updates
-            self._times.due(saved.step)  # has been saved: the next one comes an interval later
+            self._times.due(saved.step)  # already saved: next in one interval
             return saved.step
-        raise AssertionError("usable() yields or raises")
+        raise AssertionError("iter_valid() yields or raises")
 
     def remove_partial_writes(self) -> None:
-        """Remove what a killed run had half written."""
+        """Remove files that a killed run left half written."""
         try:
             self.checkpoints.open()
             for name in (LAST, BEST):
                 finish_replacing(self._files, self._directory / name)
         except OSError as error:
-            log.warning("what is half written cannot be removed: %s", error.strerror or error)
+            log.warning("cannot remove partial writes of a killed run: %s", error.strerror or error)
 
     def last_valid(self) -> Path | None:
-        """Return the newest whole checkpoint, once what is being written is."""
+        """Wait for a save in progress; return the newest valid checkpoint."""
         self.checkpoints.wait()
         return self.checkpoints.last
 
@@ -311,8 +310,8 @@ class Saver:
                 raise
             self._agent.drop_replay()
             log.warning(
-                "the checkpoint was written without the replay: the run is not what it would "
-                "have been, and learns again once enough is collected"
+                "the checkpoint has no replay: it starts empty, updates begin again after "
+                "agent.learning_starts steps; results will differ from an uninterrupted run"
             )
 
     def _refuse(self, metadata: Mapping[str, Any]) -> None:
@@ -321,10 +320,7 @@ class Saver:
             raise CheckpointError(f"{self._directory}: is of another run: {wrong}")
 
     def write_policy(self, name: str, step: int, score: float | None) -> None:
-        """Leave the weights of this moment where people look for them; a full disk is a warning.
-
-        Those that do not fit are kept, and tried again at the end.
-        """
+        """Write the current weights as a policy; on failure warn and retry at the end."""
         self._refuse_non_finite(step)
         metadata = {
             key: self._metadata[key] for key in ("agent", "spec", "weights", "versions", "config")
@@ -341,7 +337,7 @@ class Saver:
             replace_archive(self._files, self._directory / name, parts, policy.metadata)
         except OSError as error:
             reason = error.strerror or str(error)
-            if reason != policy.reason:  # else it was said
+            if reason != policy.reason:  # warned once per reason
                 log.warning("%s/ cannot be written: %s", name, reason)
             self._unwritten[name] = policy._replace(reason=reason)
             return False
@@ -351,16 +347,16 @@ class Saver:
 
 @contextmanager
 def _prefixed_by(part: str) -> Iterator[None]:
-    """Name the part whose state is refused."""
+    """Prefix a ValueError with the name of the part."""
     try:
         yield
     except ValueError as error:
-        told = str(error)
-        raise ValueError(told if told.startswith(f"{part}.") else f"{part}: {told}") from None
+        text = str(error)
+        raise ValueError(text if text.startswith(f"{part}.") else f"{part}: {text}") from None
 
 
 def _check_seed(saved: Any, own: Mapping[str, Any]) -> None:
-    """Refuse environments that were seeded for another run."""
+    """Raise ValueError if the saved environments belong to another seed."""
     theirs = SavedState(SavedState(saved, "env").raw("backend"), "env.backend")
     seed = own["backend"].get("seed")
     if "seed" in theirs and theirs.raw("seed") != seed:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written in a thread, verified, pruned; read newest first."""
+"""The checkpoint directory of a run: write in a thread, verify, prune, list newest first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("steadyrl")
 
 
 class Checkpoints:
-    """Checkpoints below one directory; the last `keep` of them stay, and the best evaluated one."""
+    """Checkpoints in one directory; keeps the last `keep` and the one with the best evaluation."""
 
     def __init__(self, directory: Path, *, keep: int, files: Files | None = None) -> None:
         self.directory = directory
@@ -34,19 +34,19 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._abandoned = False
         self._prunes = True
-        self.failure: str | None = None  # why the newest one could not be written
-        self.last: Path | None = None  # the newest one that is known to be whole
-        # Those that cannot be used, and why; they count for nothing.
+        self.failure: str | None = None  # reason why the last save failed
+        self.last: Path | None = None  # newest verified checkpoint
+        # Unusable checkpoints and the reason; they do not count towards `keep`.
         self.skipped: dict[Path, str] = {}
-        self.save_seconds = 0.0  # what the last save took
+        self.save_seconds = 0.0  # duration of the last save
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written at this moment."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def open(self) -> None:
-        """Make the directory, and remove what a killed writer left in it."""
+        """Create the directory; remove partial writes of a killed process."""
         if not self.directory.exists():
             self._files.make_directory(self.directory)
             self._files.sync_directory(self.directory.parent)
@@ -61,10 +61,9 @@ class Checkpoints:
         *,
         prunes: bool = True,
     ) -> None:
-        """Write a checkpoint in a thread, after the one under way; a failure is one warning.
+        """Write a checkpoint in a thread, after any save in progress; warn once on failure.
 
-        `after` is called there when it is over, also if no part was ever asked for. Older ones
-        are removed, if it `prunes`.
+        `after` is always called in the thread at the end. `prunes`: remove old checkpoints.
         """
         self.wait()
         self._prunes = prunes
@@ -77,21 +76,21 @@ class Checkpoints:
 
         share_one_heap()
         thread = threading.Thread(target=write, name="checkpoint", daemon=True)
-        thread.start()  # which fails where there may be no more of them
+        thread.start()  # RuntimeError if no thread can be started
         self._thread = thread
 
     def settle(self) -> None:
-        """Wait until it is certain which checkpoint is the newest."""
+        """Wait until `last` is final (on all ranks)."""
         self.wait()
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written."""
+        """Wait for a save in progress."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def abandon(self) -> None:
-        """Let a save under way end as it will: its memory is about to go."""
+        """Do not warn if the save in progress fails: its memory is about to be released."""
         self._abandoned = True
 
     def _save(
@@ -101,19 +100,19 @@ class Checkpoints:
         path = self._free_name(step)
         try:
             new = self._write(path, parts, metadata)
-            verified_metadata(path, only=new)  # what is linked was checked when it was new
-            self.skipped.pop(path, None)  # what had this name is gone
+            verified_metadata(path, only=new)  # linked files were verified when they were written
+            self.skipped.pop(path, None)  # a new directory of this name
             self.last, self.failure = path, None
             if self._prunes:
                 self._prune()
-        except Exception as error:  # whatever it is, training goes on
+        except Exception as error:  # training continues whatever it is
             if self.failure is None and not self._abandoned:
                 none = self.last is None
                 log.warning(
-                    "checkpoint at step %s cannot be written (%s): training goes on, %s",
+                    "cannot write the checkpoint of step %s (%s). Training continues; %s",
                     f"{step:,}",
                     describe(error),
-                    "there is none to continue from yet" if none else "the one before is kept",
+                    "there is none to resume from yet" if none else "the previous one is kept",
                 )
             self.failure = getattr(error, "strerror", None) or describe(error)
         self.save_seconds = time.perf_counter() - begin
@@ -121,12 +120,12 @@ class Checkpoints:
     def _write(
         self, path: Path, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
     ) -> frozenset[str]:
-        """Write a checkpoint; return its files that are new."""
+        """Write a checkpoint; return the files that are not hard links."""
         self.open()
         return write_archive(self._files, path, parts, metadata)
 
     def _free_name(self, step: int) -> Path:
-        """Name a directory that does not exist; one that is damaged may have the plain name."""
+        """Return an unused directory name; a damaged checkpoint may hold the plain one."""
         path = self.directory / f"step-{step:012d}"
         attempt = 2
         while path.exists():
@@ -135,14 +134,16 @@ class Checkpoints:
         return path
 
     def all(self) -> list[Saved]:
-        """Return what there is, newest first, whole or not."""
+        """List all checkpoints, newest first, valid or not."""
         return saved_below(self.directory)
 
     def _prune(self) -> None:
-        every = self.all()  # with one, at least, that was just written
+        every = self.all()  # at least the one just written
         whole = [each for each in every if each.path not in self.skipped]
         kept = {self._best(whole), *(each.path for each in whole[: self._keep])}
-        for each in every[every.index(whole[0]) :]:  # what lies ahead may be of use to somebody
+        for each in every[
+            every.index(whole[0]) :
+        ]:  # later steps, set aside by an earlier resume, stay
             if each.path not in kept:
                 self._files.remove(each.path)
 
@@ -158,9 +159,9 @@ class Checkpoints:
         return max(scores, key=lambda path: scores[path]) if scores else None
 
     def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
-        """Yield the checkpoints that are whole and that `refuse` lets pass, newest first.
+        """Yield checkpoints that verify and that `refuse` accepts, newest first.
 
-        `skipped` says why others were left out; that none is left is a CheckpointError.
+        `skipped` holds the reasons for the others; CheckpointError once none is left.
         """
         self.skipped = {}
         for each in self.all():

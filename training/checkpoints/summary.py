@@ -1,4 +1,4 @@
-"""`summary.json`: how a run ended, for people's scripts."""
+"""`summary.json`: the result of a run, for scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("steadyrl")
 class Summary(Stateful):
     """The keys of `summary.json`; unknown numbers are null."""
 
-    # What a run that goes on cannot find out again.
+    # Not recomputed on resume.
     state_names = (
         "episodes",
         "eval_return_mean",
@@ -62,13 +62,13 @@ class Summary(Stateful):
     weights_sha256: str | None = None
 
     def save(self, directory: Path) -> str | None:
-        """Write the file whole or not at all; return why it could not be, after a warning."""
+        """Write the file atomically; on failure warn and return the reason."""
         values = {k: _plain(v) for k, v in asdict(self).items()}
         try:
             write_whole(directory / SUMMARY, json.dumps(values, indent=2) + "\n")
         except OSError as error:
             reason = error.strerror or str(error)
-            log.warning("summary.json cannot be written: %s", reason)
+            log.warning("cannot write summary.json: %s", reason)
             return reason
         return None
 

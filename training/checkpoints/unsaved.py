@@ -1,4 +1,4 @@
-"""What of a run could not be written, where the room ran out, and what to do about it."""
+"""Exit code 9: final files that could not be written, the disk that is full, and what to do."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ CHECKPOINT = "the last checkpoint"
 
 
 class UnsavedError(ExpectedError):
-    """A run came to its end, and not all that it came to is on the disk."""
+    """The run ended, and its last checkpoint, policy or summary could not be written."""
 
     exit_code = 9
     together = True
 
 
 def explain(run: Path, step: int, lost: Mapping[str, str], continues: bool) -> str:
-    """Return in a line what is `lost` (name → reason), where, and how to go on."""
+    """Return one line: what is `lost` ({name: reason}), free disk space, and how to continue."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in lost.items():
         by_reason.setdefault(reason, []).append(name)
     what = "; ".join(f"{listed(names)}: {reason}" for reason, names in by_reason.items())
     again = f"continue it with resume={run}" if continues else "start it again in another directory"
-    return f"step {step:,} was reached, but not written: {what}; {room(run)}: make room and {again}"
+    space = disk_space(run)
+    return f"step {step:,} was reached, but not written: {what}; {space}: make room and {again}"
 
 
 def listed(names: list[str]) -> str:
-    """Return names as a sentence has them."""
+    """Join names: "a, b and c"."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def room(path: Path) -> str:
-    """Return how much room there is on the file system of `path`."""
+def disk_space(path: Path) -> str:
+    """Describe the free space of the file system of `path`."""
     try:
         found = os.statvfs(path)
     except OSError as error:

@@ -182,7 +182,7 @@ class RankSaver(Saver):
         self.late = False  # one of all still writes the one before
 
     @override
-    def after_row(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
+    def after_step(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
         """Save where all do: clocks and signals are one rank's, and heard with the next count."""
         if self._replay is not None:
             self._replay.wait_for_overwrite()
@@ -192,7 +192,7 @@ class RankSaver(Saver):
         if self.agreed or (best and self._enabled) or (due and not self.late):
             self.save(step, score)
         elif due:
-            self._tell_of_slowness()
+            self._warn_disk_is_slow()
         overdue = self._times.overdue and not self.checkpoints.busy
         self.agreed, self.wish = False, self.wish or asked or overdue
 

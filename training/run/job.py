@@ -23,8 +23,8 @@ from steadyrl.training.checkpoints.resume import load_stored_config
 from steadyrl.training.checkpoints.run_directory import (
     absolute,
     default_path,
-    refuse_in_use,
-    refuse_links,
+    validate_no_links,
+    validate_not_in_use,
 )
 from steadyrl.training.config.hints import CommandError, explain
 from steadyrl.training.config.overrides import AUTO
@@ -133,9 +133,9 @@ def accept(
         raise SettingError("seeds", show(settings.run.seeds), "are many runs, and this is one")
     # Resolved first: an environment's code may change the working directory.
     directory = absolute(_directory(settings, of_all_jobs))
-    refuse_links(directory)
+    validate_no_links(directory)
     if rank_info().rank == 0:
-        refuse_in_use(directory)
+        validate_not_in_use(directory)
     changes: tuple[str, ...] | None = None
     if settings.run.resume is not None:
         found = load_stored_config(settings.run.resume, directory, values, typed)

@@ -199,7 +199,7 @@ class Run(SavedRun):
             requested, signals.save_requested = True, False
         score = self.summary.best_eval_return_mean if self._is_best else self._score
         signals.saving = True  # which may take as long as the disk takes
-        self._services.saver.after_row(self.steps, score, best=self._is_best, asked=requested)
+        self._services.saver.after_step(self.steps, score, best=self._is_best, asked=requested)
         signals.saving = self._is_best = False
 
     def evaluate_and_log(self) -> None:
@@ -302,7 +302,7 @@ class Run(SavedRun):
         return min(step for step in (*upcoming, self._total) if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
-        self._services.directory.refuse_lost()
+        self._services.directory.validate_exists()
         seconds = self._stopwatch.seconds
         self._services.logger.write(self.steps, scalars, seconds, *self._episodes.pop_new())
         self.logged_step = self.steps

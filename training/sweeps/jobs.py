@@ -21,7 +21,7 @@ from typing import Any
 from steadyrl.core.documents import read_json, read_yaml
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.core.files import open_plain, write_whole
-from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, refuse_links
+from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, validate_no_links
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, set_key
 from steadyrl.training.config.settings import completed, load_settings
 from steadyrl.training.sweeps.subprocess_run import is_finished
@@ -143,7 +143,7 @@ class SweepDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        refuse_links(path)
+        validate_no_links(path)
         self._refuse_foreign()
 
     def _refuse_foreign(self) -> None:

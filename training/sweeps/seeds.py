@@ -30,7 +30,7 @@ from steadyrl.training.checkpoints.run_directory import (
     SUMMARY,
     absolute,
     read_summary,
-    refuse_links,
+    validate_no_links,
 )
 from steadyrl.training.config.overrides import AUTO, merge_overrides, overridden_keys
 from steadyrl.training.config.schema import show
@@ -65,7 +65,7 @@ def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
     try:
         write_whole(directory / SUMMARY, json.dumps(whole, indent=2) + "\n")
     except OSError as error:
-        say(f"warning: summary.json cannot be written: {error.strerror or error}")
+        say(f"warning: cannot write summary.json: {error.strerror or error}")
 
 
 def _status(told: Sequence[SweepJob]) -> str:
@@ -263,7 +263,7 @@ def accept_seeds(
         directory = absolute(_directory(settings, of_all_jobs))
     else:
         directory = Path(of_sweep.run_dir)
-    refuse_links(directory)
+    validate_no_links(directory)
     again = of_sweep is not None and of_sweep.begun
     configs = each_seed(config, settings.run, directory, _typed(), again=again)
     return directory, settings.run.seeds or (), [accept(each) for each in configs]

@@ -18,7 +18,11 @@ from steadyrl.training.analysis.past_runs import NoRunError, read_run
 from steadyrl.training.checkpoints.archive import read_part, write_archive
 from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, self_hash
 from steadyrl.training.checkpoints.plain import from_document
-from steadyrl.training.checkpoints.run_directory import RunDirectory, read_summary, refuse_links
+from steadyrl.training.checkpoints.run_directory import (
+    RunDirectory,
+    read_summary,
+    validate_no_links,
+)
 from steadyrl.training.cli.checkpoint import main as checkpoint
 from steadyrl.training.cli.compare import main as compare
 from steadyrl.training.cli.failures import holds_traceback
@@ -277,18 +281,18 @@ def test_a_directory_may_be_reached_by_a_link_and_hold_what_is_somebodys_own(tmp
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "notes").symlink_to("/etc/hosts")
     (tmp_path / "run").symlink_to("disk")
-    refuse_links(tmp_path / "run")
+    validate_no_links(tmp_path / "run")
     RunDirectory(tmp_path / "run", {"config.yaml": "seed: 0\n"}).close()
 
 
 def test_a_pipe_or_a_directory_in_the_place_of_a_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "train.log")
     with pytest.raises(SettingError, match=r"train\.log in it is no plain file"):
-        refuse_links(tmp_path)
+        validate_no_links(tmp_path)
     (tmp_path / "train.log").unlink()
     (tmp_path / "config.yaml").mkdir()
     with pytest.raises(SettingError, match=r"config\.yaml in it is no plain file"):
-        refuse_links(tmp_path)
+        validate_no_links(tmp_path)
 
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"

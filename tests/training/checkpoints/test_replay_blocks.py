@@ -203,10 +203,10 @@ def test_the_row_after_a_save_waits_too(tmp_path: Path) -> None:
     saved_row = replay.timestep
 
     def go_on() -> None:
-        saver.after_row(1, None, best=False, asked=False)
+        saver.after_step(1, None, best=False, asked=False)
         for row in traffic.timesteps(1):
             replay.add(*row)
-        saver.after_row(1, None, best=False, asked=False)
+        saver.after_step(1, None, best=False, asked=False)
 
     loop = threading.Thread(target=go_on, daemon=True)
     loop.start()
@@ -253,7 +253,7 @@ def test_a_save_that_fails_at_once_does_not_hold_the_loop_up(tmp_path: Path) -> 
 
     def go_on() -> None:
         for row in traffic.timesteps(60):
-            saver.after_row(0, None, best=False, asked=False)
+            saver.after_step(0, None, best=False, asked=False)
             replay.add(*row)
 
     loop = threading.Thread(target=go_on, daemon=True)

@@ -257,7 +257,7 @@ def test_a_first_checkpoint_that_fails_keeps_no_other(
     files.count, files.at = 0, 1
     save(checkpoints, 1)
     (message,) = (record.getMessage() for record in caplog.records)
-    end = "the one before is kept" if earlier else "there is none to continue from yet"
+    end = "the previous one is kept" if earlier else "there is none to resume from yet"
     assert message.endswith(end)
 
 

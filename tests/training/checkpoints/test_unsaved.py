@@ -20,7 +20,7 @@ from steadyrl.training.checkpoints import saver
 from steadyrl.training.checkpoints import summary as summary_file
 from steadyrl.training.checkpoints.manifest import manifest_of, saved_below
 from steadyrl.training.checkpoints.store import Checkpoints
-from steadyrl.training.checkpoints.unsaved import UnsavedError, room
+from steadyrl.training.checkpoints.unsaved import UnsavedError, disk_space
 from steadyrl.training.evaluation.evaluator import Evaluator
 from steadyrl.training.logging.sinks import JsonLines
 from steadyrl.training.run.run import Run
@@ -153,8 +153,8 @@ def test_a_disk_that_is_really_full_is_named_and_ends_the_command_with_9(small_d
 
 
 def test_a_disk_without_room_for_files_is_named_so(tmp_path: Path, small_disk: Path) -> None:
-    assert room(small_disk).endswith(f"are free on {small_disk}")
-    assert room(tmp_path / "gone").startswith(f"{tmp_path / 'gone'} cannot be looked at")
+    assert disk_space(small_disk).endswith(f"are free on {small_disk}")
+    assert disk_space(tmp_path / "gone").startswith(f"{tmp_path / 'gone'} cannot be looked at")
 
 
 def test_ranks_end_with_9_together_and_one_of_them_says_why(small_disk: Path) -> None:

@@ -133,12 +133,12 @@ def test_a_refusal_keeps_what_another_run_has_there(tmp_path):
 @pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
 def test_a_directory_that_is_gone_is_noticed(tmp_path, how):
     with RunDirectory(tmp_path / "run", FILES) as directory:
-        directory.refuse_lost()
+        directory.validate_exists()
         directory.path.rename(tmp_path / "moved")
         if how == "replaced":
             directory.path.mkdir()
         with pytest.raises(RunDirectoryLostError, match="deleted or moved"):
-            directory.refuse_lost()
+            directory.validate_exists()
 
 
 def test_a_run_whose_directory_is_deleted_ends_at_its_next_log(tmp_path):

@@ -87,7 +87,7 @@ def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path):
             Summary("finished", str(tmp_path), "dqn", "CartPole-v1", 0).save(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "summary.json cannot be written" in output.getvalue()
+    assert "cannot write summary.json" in output.getvalue()
     assert list(tmp_path.iterdir()) == []
 
 
