@@ -21,18 +21,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Where several processes share the tests file by file, these would be what the last one waits for.
+# The first two begin together: one has the machine code of most others made, one needs none of it.
 LONGEST = (
+    "agents/engine/graphs/test_trace.py",
+    "test_installed.py",
     "envs/backends/test_containment.py",
-    "test_cut_short.py",
     "test_fuzz.py",
     "test_fuzz_more.py",
     "test_growth_of_a_run.py",
-    "test_installed.py",
+    "test_cut_short.py",
     "test_presets.py",
     "test_release.py",
-    "agents/engine/graphs/test_trace.py",
+    "test_signals.py",
+    "test_evaluate.py",
 )
-
 
 # Far more than any test takes on a busy machine; slow ones have limits of their own.
 LIMIT_SECONDS = 900.0
@@ -59,7 +61,12 @@ def pytest_runtest_protocol(item):
 
 def pytest_collection_modifyitems(items):
     """Begin with what takes longest."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    items.sort(key=lambda item: place_of(item.path.as_posix()))
+
+
+def place_of(path):
+    """Return where a file stands among the longest; the others come after them as they are."""
+    return next((i for i, end in enumerate(LONGEST) if path.endswith(f"/{end}")), len(LONGEST))
 
 
 @pytest.fixture(autouse=True, scope="session")

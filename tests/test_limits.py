@@ -1,9 +1,11 @@
-"""A test that never ends has a limit, also where it waits in native code."""
+"""A test that never ends has a limit, also in native code, and the longest begin first."""
 
 import subprocess
 import sys
 
 from command import ROOT, environment
+
+from tests.conftest import LONGEST
 
 # `PyDLL` holds the interpreter, as a destructor that joins a thread does: no handler runs.
 ENDLESS = """
@@ -35,3 +37,8 @@ def test_a_test_that_never_ends_is_ended_and_named(tmp_path):
     )
     assert done.returncode == 1
     assert "Timeout" in done.stderr and "in test_that_never_ends" in done.stderr
+
+
+def test_each_of_the_longest_is_a_file():
+    """A file that has moved would come last, and one process would wait for it."""
+    assert [len(list(ROOT.glob(f"tests/**/{end}"))) for end in LONGEST] == [1] * len(LONGEST)

@@ -1,4 +1,4 @@
-"""A finished policy decides exactly as the agent it came from, without what only learning needs."""
+"""A saved policy acts exactly as its agent did, without the agent's training state."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def decisions(actor, shape, dtype, envs=7):
 
 
 def saved(agent):
-    """Return what a file would hold of the weights."""
+    """Return copies of the weights, as a file would hold them."""
     return {name: tensor.clone() for name, tensor in agent.weights().items()}
 
 
@@ -65,7 +65,7 @@ def test_ppo_on_images():
     assert torch.equal(decisions(actor, (2, 9, 9), "uint8"), mine)
 
 
-def test_it_does_not_move_with_the_agent():
+def test_a_saved_policy_does_not_change_with_the_agent():
     agent = build(learning_rate=0.1)
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     actor = finished_policy(SETTINGS, spec, agent.weights(), device=CPU)
@@ -76,7 +76,7 @@ def test_it_does_not_move_with_the_agent():
     assert act(agent, obs, explore=False).env_action.shape == (3,)
 
 
-def test_weights_of_another_network_are_refused_with_all_that_differs():
+def test_weights_of_another_network_are_rejected_with_every_difference():
     agent = build(hidden=(8,))
     weights = saved(agent)
     weights["extra"] = weights.pop("value.bias")

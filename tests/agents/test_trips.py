@@ -1,4 +1,4 @@
-"""How far data travels: the files that a call passes through, and how often it changes file."""
+"""Locality: the number of files that a call passes through, and of changes between files."""
 
 import gc
 import sys
@@ -18,7 +18,7 @@ FLOORS = ("agents/", "buffers/", "core/", "envs/", "memory/", "training/")
 
 
 def trip(call, *arguments):
-    """Return the files of ours whose functions a call calls, one after the other."""
+    """Return the project's files that a call enters, in order."""
     files = []
 
     def watch(frame, event, _):
@@ -40,7 +40,7 @@ def trip(call, *arguments):
     return files
 
 
-def test_what_lies_in_an_environment_within_the_checkout_is_not_ours(monkeypatch):
+def test_site_packages_within_the_checkout_are_not_counted(monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", "/checkout/steadyrl/")
     for file, ours in (
         ("/checkout/steadyrl/agents/dqn/agent.py", ["agents/dqn/agent.py"]),
@@ -56,7 +56,7 @@ def changes(files):
     return sum(a != b for a, b in pairwise(files))
 
 
-def test_an_update_of_dqn_goes_through_eleven_files_and_a_row_into_its_replay_through_four():
+def test_the_number_of_files_that_dqn_passes_through():
     agent = build_dqn(
         obs=6, prioritized=True, train_every=1, updates_per_train=1, learning_starts=10, n_step=3
     )
@@ -77,7 +77,7 @@ def test_an_update_of_dqn_goes_through_eleven_files_and_a_row_into_its_replay_th
     assert len(set(stored)) <= 4, stored
 
 
-def test_an_update_of_ppo_goes_through_eleven_files():
+def test_the_number_of_files_that_ppo_passes_through():
     agent = build_ppo(2, rollout_steps=8, minibatches=1, epochs=1)
     env = Episodes(2)
     obs = env.reset()

@@ -1,7 +1,7 @@
-"""An accelerator that is not there: tensors on `meta`, and every question put to it counted.
+"""A fake accelerator: tensors on `meta`, with every launch, copy and synchronisation counted.
 
-`meta` has shapes and devices but no numbers. So whatever asks for one is found out, and so is a
-tensor of the host among those of the device. What is copied back is zeros.
+`meta` tensors have shapes and a device but no data, so reading a number is detected, and so is a
+host tensor among device tensors. Copies to the host are zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MADE_WITHOUT_META = {"_fused_adam_"}  # torch has no shapes for it
 
 
 class Asked(NamedTuple):
-    """What a device was asked."""
+    """Counts of what a device was asked to do."""
 
     launches: int
     there: int  # copies to it
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 
 class Card(TorchDispatchMode):
-    """Count what the device is asked while this is entered."""
+    """Count launches, copies and synchronisations while entered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Card(TorchDispatchMode):
 
 
 def is_view(func) -> bool:
-    """Tell whether an operator only looks at the memory of another tensor."""
+    """Return whether an operator returns a view."""
     returns = func._schema.returns
     if not returns:
         return False

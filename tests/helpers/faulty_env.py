@@ -1,4 +1,4 @@
-"""A CartPole that hangs, fails or cannot write, on one rank and after so many steps; or is slow."""
+"""A CartPole that hangs, fails, cannot write or is slow, on one rank and after some steps."""
 
 import os
 import resource

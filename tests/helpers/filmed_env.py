@@ -1,10 +1,15 @@
-"""CartPole whose trainer is killed, once, while the third picture is drawn."""
+"""CartPole whose trainer is killed, once, while the third picture is drawn.
+
+The checkpoint of that very step is whole by then, unless another one was being written.
+"""
 
 import os
 import signal
 from pathlib import Path
 
 import gymnasium as gym
+
+from steadyrl.training.checkpoints.archive import TEMPORARY
 
 
 class Filmed(gym.Wrapper):
@@ -16,6 +21,8 @@ class Filmed(gym.Wrapper):
         self._pictures += 1
         if self._pictures == 3 and not self._mark.exists():
             self._mark.touch()
+            while any(self._mark.parent.glob(f"run/checkpoints/{TEMPORARY}*")):
+                os.sched_yield()
             os.kill(os.getppid(), signal.SIGKILL)
         return super().render()
 

@@ -79,7 +79,7 @@ def build(
 
 
 class Episodes:
-    """Random observations and rewards in episodes of random length, on the timeline."""
+    """Random observations and rewards in episodes of random length, with reset steps."""
 
     def __init__(self, envs=3, shape=(4,), seed=0, mean_length=5, scale=1.0):
         self.random = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ class Episodes:
 
 
 def act(agent, obs, *, explore=True):
-    """Let the agent's actor, or a greedy one, decide."""
+    """Return a decision of the behaviour actor, or of a greedy one."""
     return agent.actor(len(obs), explore=explore).act(obs, np.zeros(len(obs), dtype=bool))
 
 
@@ -117,7 +117,7 @@ def step_wait(agent, env, obs, rows):
 
 
 def learn(agent, env, obs, updates):
-    """Go through whole rollouts; return the metrics of each as a dict, and the observations."""
+    """Collect and learn from whole rollouts; return each one's metrics, and the observations."""
     found = []
     for _ in range(updates):
         obs = step_wait(agent, env, obs, agent._settings.rollout_steps)

@@ -1,7 +1,7 @@
-"""CUDA graphs played on the host: what a function does is recorded, undone, and done again.
+"""CUDA graphs emulated on the host: a function's operations are recorded, undone and replayed.
 
-As on a device, what is played reads and writes the memory that was there when it was recorded, the
-host may look at nothing meanwhile, and no line of Python is run again.
+As on a device, a replay reads and writes the memory of the capture, the capture may not
+synchronise, and no Python code runs in a replay.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tape(TorchDispatchMode):
 
     @torch.inference_mode()
     def play(self) -> None:
-        """Do all of it again, in the same memory."""
+        """Replay all operations in the same memory."""
         for func, args, kwargs, out in self._done:
             again = func(*args, **kwargs)
             for there, made in zip(tree_leaves(out), tree_leaves(again), strict=True):
@@ -59,7 +59,7 @@ class Tape(TorchDispatchMode):
 
 
 def record(function):
-    """Stand for `steadyrl.core.cuda_graph.record`."""
+    """Replace `steadyrl.core.cuda_graph.record`."""
     tape = Tape()
     with tape:
         outputs = function()

@@ -1,4 +1,4 @@
-"""Acting on the host: the network's own numbers, whatever the weights have become."""
+"""Actors on the host compute the network's own numbers, also after updates."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from steadyrl.agents.ppo.evaluate import RolloutEvaluator
 
 
 def both(agent):
-    """Return an actor on the host and one on the network's device, with noise that is the same."""
+    """Return an actor on the host and one on the network's device, with equal noise."""
     module, head = agent._learner.network.module, agent._head
     options = dict(rows=16, num_envs=3, device=CPU, seed=5, in_first_rollout=lambda: False)
     return [SamplingActor(module, head, host, **options) for host in (policy_on_host(module), None)]
@@ -28,9 +28,7 @@ def both(agent):
     ("activation", "layer_norm"), [("tanh", False), ("relu", False), ("silu", True)]
 )
 @pytest.mark.parametrize("name", SPACES)
-def test_machine_code_decides_and_values_as_the_network_does(
-    name, activation, layer_norm, shape, shared
-):
+def test_compiled_actions_and_values_equal_the_network(name, activation, layer_norm, shape, shared):
     agent = build(
         action=SPACES[name],
         network=replace(PLAIN, activation=activation, layer_norm=layer_norm),
@@ -64,7 +62,7 @@ def test_machine_code_decides_and_values_as_the_network_does(
         obs = env.step().obs
 
 
-def test_log_probabilities_and_values_follow_for_all_rows():
+def test_log_probs_and_values_are_filled_in_for_the_whole_rollout():
     agent = build(shape=(4,), normalize_obs=True)
     env = Episodes()
     _, obs = learn(agent, env, env.reset(), 2)
@@ -82,7 +80,7 @@ def test_log_probabilities_and_values_follow_for_all_rows():
         torch.testing.assert_close(rollout.value[t], value.detach())
 
 
-def test_a_graph_says_of_a_rollout_what_the_network_says():
+def test_compiled_rollout_evaluation_equals_the_network():
     agent = build(shape=(3,), action=SPACES["box"], normalize_obs=True)
     env = Episodes(shape=(3,))
     _, obs = learn(agent, env, env.reset(), 2)
@@ -121,11 +119,11 @@ def test_a_graph_says_of_a_rollout_what_the_network_says():
         {"mask": 1},
     ],
 )
-def test_other_networks_decide_on_their_device(changes):
+def test_unsupported_networks_act_on_their_device(changes):
     assert build(**changes)._actor.stores_log_prob
 
 
-def test_an_actor_goes_on_from_its_state_within_a_rollout():
+def test_an_actor_resumes_within_a_rollout():
     agent = build()
     (one, _), (other, _) = both(agent), both(agent)
     obs, episode_starts = np.zeros((3, 4), dtype=np.float32), np.zeros(3, dtype=bool)
@@ -141,7 +139,7 @@ def test_an_actor_goes_on_from_its_state_within_a_rollout():
         )
 
 
-def test_there_is_one_exploring_actor_and_it_knows_its_environments():
+def test_the_behaviour_actor_is_unique_and_checks_num_envs():
     agent = build(3)
     assert agent.actor(3, explore=True) is agent.actor(3, explore=True)
     with pytest.raises(ValueError, match="3 environments, not 4"):
@@ -149,7 +147,7 @@ def test_there_is_one_exploring_actor_and_it_knows_its_environments():
     assert agent.actor(4, explore=False).state_dict() == {}
 
 
-def test_a_distribution_over_returns_is_read_by_the_network_itself():
+def test_distributional_heads_have_no_compiled_actor():
     scalar = QNetwork((4,), "float32", 3, (8,), dueling=False)
     spread = QNetwork((4,), "float32", 3, (8,), dueling=False, shape=(5,))
     assert q_on_host(scalar) is not None
@@ -157,7 +155,7 @@ def test_a_distribution_over_returns_is_read_by_the_network_itself():
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_values_of_actions_are_the_same_as_machine_code(activation):
+def test_compiled_q_values_equal_the_network(activation):
     options = {"activation": activation, "network": replace(PLAIN, layer_norm=True)}
     network = QNetwork((4,), "float32", 3, (16, 8), dueling=False, **options)
     for parameter in network.parameters():
@@ -168,7 +166,7 @@ def test_values_of_actions_are_the_same_as_machine_code(activation):
 
 
 @pytest.mark.parametrize("trunk", ["minatar", "mlp"])
-def test_values_of_actions_on_boards_are_the_same_as_machine_code(trunk):
+def test_compiled_q_values_on_boards_equal_the_network(trunk):
     shape, settings = (3, 10, 10), replace(PLAIN, encoder=trunk)
     network = QNetwork(shape, "uint8", 3, (16, 8), dueling=False, network=settings)
     network.reset_parameters(torch.Generator().manual_seed(0))

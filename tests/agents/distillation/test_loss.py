@@ -1,4 +1,4 @@
-"""What a teacher's loss is and does: against loops, finite differences, and students without."""
+"""Distillation: its loss against loops and finite differences, and its effect on students."""
 
 import math
 from functools import partial
@@ -27,7 +27,7 @@ from tests.agents.ppo.test_recurrent import Loop
 
 
 def by_sign(obs):
-    """The perfect teacher of a game in which the first number's sign says what to do."""
+    """The perfect teacher of a game whose optimal action is the sign of the first input."""
     return (obs[:, 0] > 0).astype(np.int64)
 
 
@@ -46,7 +46,7 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_cross_entropy_is_that_of_a_loop():
+def test_cross_entropy_equals_a_loop():
     parameters, teacher_target = random(5, 3), random(5, 3, seed=1).softmax(1)
     found = cross_entropy(build_head(DiscreteActions(3), CPU), parameters, teacher_target)
     for row, logits in enumerate(parameters.tolist()):
@@ -55,7 +55,7 @@ def test_cross_entropy_is_that_of_a_loop():
         assert found[row].item() == pytest.approx(-sum(p * (x - log_sum) for p, x in each))
 
 
-def test_for_boxes_it_is_how_unlikely_the_teachers_action_is_in_the_students_units():
+def test_cross_entropy_of_a_box_is_the_negative_log_prob_of_the_teachers_action():
     head = build_head(BoxActions((0.0,), (10.0,)), CPU)
     assert head.from_env(head.to_env(torch.tensor([[0.3]]))).item() == pytest.approx(0.3)
     fixed = build_head(BoxActions((0.5, -1.0), (0.5, 1.0)), CPU)
@@ -78,7 +78,7 @@ def linear(weights):
     return lambda obs: (obs @ weights[:, :3], (obs @ weights[:, 3:]).squeeze(1))
 
 
-def test_the_gradient_of_ppos_loss_is_that_of_finite_differences():
+def test_the_gradient_of_ppo_distillation_equals_finite_differences():
     batch = ppo_rows(linear(random(4, 4)))
     settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.5}
 
@@ -88,7 +88,7 @@ def test_the_gradient_of_ppos_loss_is_that_of_finite_differences():
     assert torch.autograd.gradcheck(loss, random(4, 4).requires_grad_())
 
 
-def test_rows_of_the_teacher_are_none_of_the_policys_own():
+def test_samples_of_the_teacher_have_no_policy_loss():
     batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
     settings = {"head": build_head(DiscreteActions(3), CPU), "clip_value": False, "value_coef": 0.0}
     rows = distilled_ppo_loss(linear(weights), batch, 0.0, 0.2, 0.0, **settings)
@@ -97,7 +97,7 @@ def test_rows_of_the_teacher_are_none_of_the_policys_own():
         assert bool(slope.abs().sum() > 0) == bool(own)
 
 
-def test_a_teacher_that_acts_as_the_student_never_would_moves_neither_its_kl_nor_the_loss_to_nan():
+def test_improbable_teacher_actions_keep_kl_and_loss_finite():
     batch, weights = ppo_rows(linear(random(4, 4))), random(4, 4).requires_grad_()
     batch = batch._replace(
         log_prob=torch.where(batch.student_acted, batch.log_prob, -1e3)
@@ -117,7 +117,7 @@ def at_the_bounds(obs):
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
 @pytest.mark.parametrize("deviation", [-2.0, -4.0])
-def test_a_sure_student_that_is_led_elsewhere_learns_on(deviation, recurrent):
+def test_a_deterministic_student_learns_while_the_teacher_acts(deviation, recurrent):
     action = BoxActions((-1.0, -1.0), (1.0, 1.0))
     told = {"log_std_init": deviation, "teacher__acts": 0.9, "recurrent__cell": recurrent}
     agent = student(DistilledPPO, at_the_bounds, action=action, **told)
@@ -126,7 +126,7 @@ def test_a_sure_student_that_is_led_elsewhere_learns_on(deviation, recurrent):
     assert max(metrics["train/approx_kl"] for metrics in found) < 1
 
 
-def test_the_gradient_of_dqns_loss_is_that_of_finite_differences():
+def test_the_gradient_of_dqn_distillation_equals_finite_differences():
     obs, after, action = random(6, 4), random(6, 4, seed=1), torch.tensor([0, 1, 2, 0, 1, 2])
     numbers = [random(6, seed=i) for i in (2, 3)]
     teacher_target, weight = random(6, 3).softmax(1), random(6, seed=4).abs()
@@ -147,7 +147,7 @@ def test_the_gradient_of_dqns_loss_is_that_of_finite_differences():
 
 
 @pytest.mark.parametrize("kind", [DistilledPPO, DistilledDQN])
-def test_a_perfect_teacher_is_soon_followed_and_without_its_loss_nobody_is(kind):
+def test_distillation_imitates_a_perfect_teacher(kind):
     seen = Episodes(envs=200, seed=9).reset()
 
     def agreement(coef):
@@ -168,7 +168,7 @@ def test_a_perfect_teacher_is_soon_followed_and_without_its_loss_nobody_is(kind)
     assert agreement(0.0) < 0.8
 
 
-def test_what_the_teacher_counts_for_falls_to_nothing_and_then_it_is_not_asked():
+def test_the_teacher_is_not_queried_once_its_coefficient_is_zero():
     asked = []
 
     def teach(obs):
@@ -191,7 +191,7 @@ def test_what_the_teacher_counts_for_falls_to_nothing_and_then_it_is_not_asked()
 
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("normalised", [False, True])
-def test_it_acts_first_and_less_and_less(name, normalised):
+def test_the_teachers_turns_are_annealed(name, normalised):
     action, seen = SPACES[name], []
     head = build_head(action, CPU)
 
@@ -233,7 +233,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("what", GIVEN)
-def test_what_a_teacher_gives_wrongly_is_refused_with_its_name(what):
+def test_invalid_predictions_are_rejected_with_the_teachers_name(what):
     teacher = ObjectTeacher("mine:Bad", DiscreteActions(3), GIVEN[what])
     with pytest.raises(TeacherError, match=f"agent.teacher.policy=mine:Bad: .*{what}"):
         teacher.predict(torch.zeros(5, 4))
@@ -241,7 +241,7 @@ def test_what_a_teacher_gives_wrongly_is_refused_with_its_name(what):
 
 
 @pytest.mark.parametrize("name", ["multidiscrete", "multibinary", "box"])
-def test_actions_of_other_spaces_are_checked(name):
+def test_predicted_actions_are_validated_for_every_space(name):
     shape = (5, *build_head(SPACES[name], CPU).action_shape)
     fine = ObjectTeacher("t", SPACES[name], lambda obs: np.zeros(shape))
     assert fine.predict(torch.zeros(5, 4)).shape == shape
@@ -250,7 +250,7 @@ def test_actions_of_other_spaces_are_checked(name):
             ObjectTeacher("t", SPACES[name], lambda obs, bad=bad: bad).predict(torch.zeros(5, 4))
 
 
-def test_what_cannot_be_taught_is_refused():
+def test_invalid_teacher_settings_are_rejected():
     for settings in (SETTINGS, DQN_SETTINGS):
         with pytest.raises(SettingError, match="torchrun"):
             changed(settings, teacher__policy="t").of_rank(0, 2)

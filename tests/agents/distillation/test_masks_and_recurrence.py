@@ -1,4 +1,4 @@
-"""Teachers where actions are masked, and of students that remember: against loops over rows."""
+"""Distillation with action masks and recurrent students, against loops over samples."""
 
 from functools import partial
 
@@ -23,13 +23,13 @@ MASKED = EnvSpec("Masked", 3, (5,), "float32", 1, DiscreteActions(3), (), 1)
 
 
 def stochastic(obs):
-    """A teacher that is never sure."""
+    """A stochastic teacher."""
     likely = np.exp(obs[:, :3])
     return likely / likely.sum(1, keepdims=True)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=6))
-def test_what_is_forbidden_falls_away_and_the_rest_is_scaled(actions):
+def test_teacher_targets_are_renormalised_over_allowed_actions(actions):
     told, allowed = ([each[i] for each in actions] for i in (0, 1))
     found = renormalize_allowed(torch.tensor([told]), torch.tensor([allowed]))[0].tolist()
     kept = sum(np.float32(p) for p, ok in actions if ok)
@@ -43,12 +43,12 @@ def test_what_is_forbidden_falls_away_and_the_rest_is_scaled(actions):
 
 
 def masked_rows(allowed, seed=0):
-    """Return float64 observations [B, 5] that end in a mask."""
+    """Return float64 observations [B, 5] with an action mask at the end."""
     bits = (torch.tensor(allowed).double() * torch.tensor([1.0, 2.0, 4.0])).sum(1, keepdim=True)
     return torch.cat((random(len(allowed), 4, seed=seed), bits), 1)
 
 
-def test_dqns_teacher_loss_is_of_the_allowed_actions_alone():
+def test_dqn_distillation_uses_allowed_actions_only():
     allowed = [[True, True, False], [False, True, True], [False, False, True], [True] * 3]
     obs, after = masked_rows(allowed), masked_rows(allowed, seed=1)
     teacher_target = renormalize_allowed(random(4, 3, seed=2).softmax(1), torch.tensor(allowed))
@@ -80,7 +80,7 @@ def test_dqns_teacher_loss_is_of_the_allowed_actions_alone():
 
 
 class Masking(Episodes):
-    """Observations that end in a mask of one or two allowed actions."""
+    """Observations with masks of one or two allowed actions."""
 
     def reset(self):
         seen = super().reset()
@@ -90,7 +90,7 @@ class Masking(Episodes):
 
 
 class MaskedLoop(Loop):
-    """Whoever takes a forbidden action is found out."""
+    """An environment that fails on forbidden actions."""
 
     def __init__(self, agent):
         super().__init__(agent)
@@ -113,7 +113,7 @@ class MaskedLoop(Loop):
         (DistilledDQN, {}),
     ],
 )
-def test_nobody_is_led_to_or_taught_what_is_forbidden(kind, changes):
+def test_teachers_never_act_or_teach_forbidden_actions(kind, changes):
     asked = []
 
     def forbidden_too(obs):
@@ -136,7 +136,7 @@ def test_nobody_is_led_to_or_taught_what_is_forbidden(kind, changes):
 
 
 @pytest.mark.parametrize(("kind", "pieces"), [("gru", 1), ("lstm", 2)])
-def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, pieces):
+def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, pieces):
     told = {"teacher__acts": 0.9, "grad_accumulation": pieces, **WHOLE}
     agent = student(DistilledPPO, stochastic, total=200, recurrent__cell=kind, **told)
     loop = Loop(agent)
@@ -164,7 +164,7 @@ def test_a_taught_update_is_a_loop_over_rows_from_the_stored_carries(kind, piece
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_student_that_remembers_soon_follows(kind):
+def test_a_recurrent_student_learns_from_its_teacher(kind):
     told = {"learning_rate": 1e-2, "teacher__fraction": 1.0, "recurrent__cell": kind}
     agent = student(DistilledPPO, total=3000, **told)
     found = Loop(agent).play(12 * ROWS)
@@ -172,7 +172,7 @@ def test_a_student_that_remembers_soon_follows(kind):
     assert last < 0.5 * first
 
 
-def test_rows_that_are_not_valid_teach_nothing_whatever_is_in_them():
+def test_invalid_steps_do_not_affect_distillation():
     weights = []
     for broken in (False, True):
         agent = student(DistilledPPO, stochastic, total=10_000, recurrent__cell="lstm", epochs=3)

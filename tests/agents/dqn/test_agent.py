@@ -1,4 +1,4 @@
-"""The agent in the loop: counts, schedules, coins, state, and values known in closed form."""
+"""The DQN agent in the loop: counts, schedules, exploration, state, and Q-values in closed form."""
 
 from dataclasses import replace
 
@@ -107,14 +107,14 @@ class Chain:
 
 
 class Loop(Chain):
-    """The observation hides how much time is left, so every state is worth the same."""
+    """The observation hides the time left, so that all states have the same value."""
 
     def _obs(self):
         return np.eye(self.size, dtype=np.float32)[self.at % 10]
 
 
 def act(agent, obs, *, explore=True):
-    """Let the agent's actor, or a greedy one, decide."""
+    """Return a decision of the behaviour actor, or of a greedy one."""
     return agent.actor(len(obs), explore=explore).act(obs, np.zeros(len(obs), dtype=bool))
 
 
@@ -155,7 +155,7 @@ def test_schedules_at_start_middle_and_end(envs):
 
 
 @pytest.mark.parametrize("total", [64, 127])
-def test_learning_that_is_due_at_the_very_end_is_not_for_nothing(total):
+def test_the_last_update_has_a_positive_learning_rate(total):
     agent = build(1, total, obs=11, learning_starts=0, train_every=total, learning_rate=0.1)
     before = agent.weights()["advantage.weight"].clone()
     run(agent, Chain(1, [10], terminates=False), total)
@@ -171,7 +171,7 @@ def test_a_run_that_ends_before_learning_starts_is_warned_of(total, warned, capl
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 0.5])
-def test_there_is_a_coin_for_every_environment(epsilon):
+def test_exploration_is_independent_per_environment(epsilon):
     agent = build(64, obs=4, actions=50, epsilon_start=epsilon, epsilon_end=epsilon)
     obs = np.ones((64, 4), dtype=np.float32)
     greedy = act(agent, obs, explore=False).env_action
@@ -182,7 +182,7 @@ def test_there_is_a_coin_for_every_environment(epsilon):
 
 
 @pytest.mark.parametrize("prioritized", [True, False])
-def test_batches_are_weighted_by_the_exponent_of_their_step(prioritized, monkeypatch):
+def test_importance_weights_use_the_scheduled_beta(prioritized, monkeypatch):
     agent = build(1, 400, obs=11, prioritized=prioritized)
     asked = []
     sample = agent._replay.sample
@@ -198,7 +198,7 @@ def test_batches_are_weighted_by_the_exponent_of_their_step(prioritized, monkeyp
     assert 0.5 < due[0] < 0.6 and due[-1] == 1.0 and len(due) == agent.updates
 
 
-def test_greedy_decisions_touch_no_state():
+def test_greedy_actions_change_no_state():
     agent = build(2)
     obs = np.ones((2, 4), dtype=np.float32)
     before = agent.state_dict()
@@ -209,7 +209,7 @@ def test_greedy_decisions_touch_no_state():
     assert torch.equal(*weights)
 
 
-def test_ghost_rows_are_neither_counted_nor_learned_from():
+def test_reset_steps_are_neither_counted_nor_learned_from():
     agent = build(1, obs=3, learning_starts=10_000)
     taken = run(agent, Chain(1, [2], terminates=True), 100)
     assert taken == 100
@@ -219,7 +219,7 @@ def test_ghost_rows_are_neither_counted_nor_learned_from():
     assert torch.equal(batch.obs.argmax(1) + 1, batch.next_obs.argmax(1))
 
 
-def test_rewards_are_clipped_on_the_learners_side_only_when_asked():
+def test_rewards_are_clipped_for_learning_only_if_configured():
     for clip, expected in ((True, 1.0), (False, 7.0)):
         agent = build(1, obs=6, clip_reward=clip)
         chain = Chain(1, [5], terminates=True)
@@ -230,7 +230,7 @@ def test_rewards_are_clipped_on_the_learners_side_only_when_asked():
         assert agent._replay.sample(1).reward.item() == expected
 
 
-def test_a_loss_that_is_not_finite_stops_the_run():
+def test_a_non_finite_loss_stops_the_run():
     agent = build(1, obs=6, learning_starts=0, train_every=1)
     chain = Chain(1, [5], terminates=True)
     with pytest.raises(NonFiniteError):
@@ -244,7 +244,7 @@ def test_a_loss_that_is_not_finite_stops_the_run():
 
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_going_on_from_a_saved_state_is_bit_exact(prioritized, accumulate):
+def test_resuming_is_bitwise_exact(prioritized, accumulate):
     def fresh():
         options = {"prioritized": prioritized, "grad_accumulation": accumulate}
         return build(2, 1000, obs=11, learning_starts=20, n_step=3, dueling=True, **options)
@@ -268,7 +268,7 @@ def test_going_on_from_a_saved_state_is_bit_exact(prioritized, accumulate):
 
 @pytest.mark.parametrize("pieces", [2, 3, 100])
 @pytest.mark.parametrize("changes", [{}, {"distribution__kind": "c51", "dueling": True}])
-def test_a_batch_that_is_cut_is_the_same_batch(pieces, changes):
+def test_microbatches_split_the_same_batch(pieces, changes):
     """Also where the pieces differ in size, or are more than the batch has transitions."""
     drawn = []
     for count in (1, pieces):
@@ -303,7 +303,7 @@ ALL_AT_ONCE = {
 
 @pytest.mark.parametrize("pieces", [2, 3])
 @pytest.mark.parametrize("changes", [{}, ALL_AT_ONCE])
-def test_pieces_of_a_batch_give_its_loss_its_priorities_and_its_gradient(pieces, changes):
+def test_microbatches_give_the_batchs_loss_priorities_and_gradient(pieces, changes):
     found = []
     for count in (1, pieces):
         told = {"prioritized": True, "n_step": 3, "grad_accumulation": count, **changes}
@@ -327,7 +327,7 @@ def test_pieces_of_a_batch_give_its_loss_its_priorities_and_its_gradient(pieces,
         torch.testing.assert_close(one, other)
 
 
-def test_without_its_replay_learning_that_was_cut_short_begins_anew():
+def test_dropping_the_replay_restarts_pending_learning():
     agent = build(1, obs=11, learning_starts=0, train_every=50, updates_per_train=40)
     learner = agent._learner
     step = learner.step
@@ -347,7 +347,7 @@ def test_without_its_replay_learning_that_was_cut_short_begins_anew():
     assert agent.updates == 21 + 40
 
 
-def test_soft_target_updates_take_over_a_share():
+def test_soft_target_updates_interpolate():
     agent = build(1, obs=11, target_tau=0.25, target_every=1, learning_starts=0, train_every=1000)
     agent._learner.network.weights.fill_(1.0)
     agent._target.weights.fill_(0.0)
@@ -366,7 +366,7 @@ def test_continuous_actions_are_refused():
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("terminates", [False, True])
-def test_values_of_reward_one_under_a_time_limit(n_step, terminates):
+def test_q_values_bootstrap_at_time_limits(n_step, terminates):
     """γ = .9: truncation bootstraps, so Q = 10 everywhere; termination gives the finite sum."""
     agent = build(
         1,
@@ -392,7 +392,7 @@ def test_values_of_reward_one_under_a_time_limit(n_step, terminates):
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_acting_on_the_host_follows_the_network(dueling):
+def test_host_actor_follows_weight_updates(dueling):
     agent = build(64, actions=5, dueling=dueling, hidden=(16, 8))
     obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     for seed in range(2):
@@ -402,7 +402,7 @@ def test_acting_on_the_host_follows_the_network(dueling):
         assert len(expected.unique()) > 1
 
 
-def test_images_are_acted_on_by_the_network_itself():
+def test_images_have_no_compiled_actor():
     spec = EnvSpec("Image", 2, (1, 10, 10), "uint8", 2, DiscreteActions(3))
     agent = DQN(SETTINGS, spec, device=CPU, seed=0, total_steps=10)
     obs = np.random.default_rng(0).integers(0, 255, (2, 2, 10, 10), dtype=np.uint8)

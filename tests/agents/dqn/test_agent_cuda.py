@@ -1,4 +1,4 @@
-"""On a CUDA device: no waiting inside an update, no growth, and graphs that learn the same."""
+"""On a CUDA device: updates never synchronise, memory is constant, graphs learn the same."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ WAYS = pytest.mark.parametrize(
 
 
 @WAYS
-def test_an_update_never_waits_for_the_device(compile, home, prioritized):
+def test_an_update_never_synchronises(compile, home, prioritized):
     agent, env = build(compile, home, prioritized), Episodes()
     obs = learn(agent, env, env.reset(), 30)
     collect(agent, env, obs, 1)
@@ -77,7 +77,7 @@ def test_device_memory_is_the_same_after_many_updates(compile, home, prioritized
 
 
 @pytest.mark.parametrize("home", ["cpu", "cuda"])
-def test_graphs_learn_what_eager_updates_learn(home):
+def test_cuda_graphs_learn_the_same_as_eager_updates(home):
     weights = []
     for compile in ("false", "cudagraph"):
         agent, env = build(compile, home, True), Episodes()

@@ -1,4 +1,4 @@
-"""The loss of DQN against a loop over single transitions, and its gradient in pieces."""
+"""DQN's loss against a loop over single transitions."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def batch(size=12, seed=0):
 
 
 def loop(online, target, data, double, huber):
-    """The same, one transition at a time in plain numbers."""
+    """The oracle: one transition at a time, in plain numbers."""
     losses, errors = [], []
     for i in range(len(data.obs)):
         q = online(data.obs[i : i + 1])[0].detach().numpy()
@@ -55,7 +55,7 @@ def loop(online, target, data, double, huber):
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("huber", [False, True])
-def test_loss_and_td_errors_equal_the_loop(double, dueling, huber):
+def test_loss_and_td_errors_equal_a_loop(double, dueling, huber):
     online, target, data = network(0, dueling), network(1, dueling), batch()
     got = td_loss(online, target, data, head=ScalarHead(huber=huber), double=double)
     loss, errors = loop(online, target, data, double, huber)
@@ -69,7 +69,7 @@ def test_loss_and_td_errors_equal_the_loop(double, dueling, huber):
 
 
 @pytest.mark.parametrize("huber", [False, True])
-def test_the_largest_value_is_that_of_the_best_action(huber):
+def test_the_greedy_value_is_the_maximum(huber):
     head = ScalarHead(huber=huber)
     q = torch.tensor([[1.0, 3.0, 2.0], [2.0, 2.0, -1.0], [-5.0, -5.0, -7.0]])
     for own in (True, False):
@@ -85,7 +85,7 @@ def huber(online, target, data):
 
 
 def goals(online, target, data, *, double):
-    """What Q(s, a) is moved towards: the TD errors taken away from it."""
+    """The targets: Q(s, a) minus the TD errors."""
     rows = td_loss(online, target, data, head=ScalarHead(huber=True), double=double)
     return rows.metrics[1] - rows.aux[0]
 

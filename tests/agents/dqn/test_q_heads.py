@@ -1,4 +1,4 @@
-"""Distributions over returns, and Munchausen's targets, against loops over plain numbers."""
+"""Return distributions and Munchausen targets against loops over plain numbers."""
 
 import math
 
@@ -51,7 +51,7 @@ def projected(goals, likely):
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-9, 9), min_size=1, max_size=9), st.integers(0, 2**32 - 1))
-def test_projection_equals_the_loop_also_where_it_is_clipped(goals, seed):
+def test_projection_equals_a_loop_including_clipping(goals, seed):
     likely = np.random.default_rng(seed).dirichlet(np.ones(len(goals)))
     got = project(
         torch.tensor([goals], dtype=torch.float64), torch.tensor(likely[None]), LOW, HIGH, ATOMS
@@ -60,7 +60,7 @@ def test_projection_equals_the_loop_also_where_it_is_clipped(goals, seed):
     assert got.sum().item() == pytest.approx(1)
 
 
-def test_a_termination_leaves_the_reward_alone():
+def test_the_target_of_a_termination_is_the_reward():
     head, data = head_of("c51"), batch()._replace(discount=torch.zeros(12).double())
     online, target = network(0, head.shape), network(1, head.shape)
     (error,) = td_loss(online, target, data, head=head, double=True).aux
@@ -72,7 +72,7 @@ def test_a_termination_leaves_the_reward_alone():
 
 
 def said(kind, outputs):
-    """The returns that the outputs of one state tell of, with probabilities: [A, M] each."""
+    """Atoms and probabilities [A, M] of the outputs of one state."""
     if kind == "c51":
         likely = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
         return np.tile(np.linspace(LOW, HIGH, ATOMS), (3, 1)), likely
@@ -81,7 +81,7 @@ def said(kind, outputs):
 
 
 def row_loss(kind, chosen, goals, likely):
-    """The loss of one row in plain numbers."""
+    """The loss of one sample in plain numbers."""
     if kind == "c51":
         log_p = chosen - np.log(np.exp(chosen).sum())
         mass = projected(goals, likely)
@@ -106,7 +106,7 @@ def log_policy(values, temperature):
 @pytest.mark.parametrize("soft", [None, SOFT], ids=["greedy", "munchausen"])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["scalar", "c51", "quantile"])
-def test_every_loss_equals_the_loop(kind, double, soft):
+def test_distributional_losses_equal_loops(kind, double, soft):
     head, data = head_of(kind), batch()
     online, target = network(0, head.shape), network(1, head.shape)
     got = td_loss(online, target, data, head=head, double=double, munchausen=soft)
@@ -140,7 +140,7 @@ def test_every_loss_equals_the_loop(kind, double, soft):
         assert got.metrics[1][i].item() == pytest.approx(mean, rel=1e-9)
 
 
-def test_quantiles_settle_where_the_parts_have_their_middles():
+def test_quantiles_converge_to_midpoints():
     head = QuantileHead(4, CPU)
     theta = torch.zeros(1, 4, requires_grad=True)
     goals = torch.linspace(0, 100, 4001).unsqueeze(0)
@@ -150,7 +150,7 @@ def test_quantiles_settle_where_the_parts_have_their_middles():
     np.testing.assert_allclose(theta[0].detach().numpy(), [12.5, 37.5, 62.5, 87.5], atol=0.7)
 
 
-def test_the_priority_of_a_distribution_is_its_loss_and_zero_when_all_is_known():
+def test_the_priority_of_a_distribution_is_its_kl():
     head = CategoricalHead(3, 0.0, 2.0, CPU)
     likely = torch.tensor([[0.2, 0.3, 0.5]])
     loss, priority = head.loss(likely.log(), torch.tensor([[0.0, 1.0, 2.0]]), likely)
@@ -158,7 +158,7 @@ def test_the_priority_of_a_distribution_is_its_loss_and_zero_when_all_is_known()
     assert torch.equal(loss, priority)
 
 
-def test_without_temperature_munchausen_has_hard_maxima():
+def test_munchausen_at_zero_temperature_is_a_hard_maximum():
     data = batch()
     online, target = network(0, ()), network(1, ())
     cold = Munchausen(alpha=0.0, temperature=1e-6, log_policy_min=-1.0)

@@ -1,4 +1,4 @@
-"""Ranks that learn from their rows are one process that learns from all of them: DQN."""
+"""DQN on several ranks equals one process that learns from all of their transitions."""
 
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ def agent_of(comm, **changes):
 
 
 def train(comm, agent, updates):
-    """Let a rank act and learn in episodes of its own lengths."""
+    """Let a rank act and learn, in episodes with lengths of its own."""
     env = Chain(ENVS, [3 + comm.rank, 7], True, seed=comm.rank)
     obs = env.reset()
     while agent.updates < updates:
@@ -52,7 +52,7 @@ def train(comm, agent, updates):
 
 
 def recorded(comm, **changes):
-    """Return what a rank learned from and with which priorities, and what came of it."""
+    """Return a rank's batches and priorities, and the resulting weights."""
     agent = agent_of(comm, **changes)
     found, step = [], agent._learner.step
 
@@ -72,7 +72,7 @@ def recorded(comm, **changes):
 
 
 @pytest.mark.parametrize(("size", "noisy"), [(2, False), (3, False), (2, True)])
-def test_ranks_learn_as_one_process_from_the_rows_of_all(size, noisy):
+def test_dqn_on_ranks_equals_one_process(size, noisy):
     ranks = together(size, partial(recorded, noisy__enabled=noisy))
     settings = changed(WHOLE, noisy__enabled=noisy)
     online, target = (init_network(settings, SPEC, CPU, seed=0) for _ in range(2))
@@ -115,14 +115,14 @@ def hashed(comm):
     return weights_hash(agent.weights()), agent.target_updates
 
 
-def test_weights_are_the_same_on_both_ranks_after_a_hundred_updates():
+def test_ranks_have_equal_weights_after_100_updates():
     one, other = together(2, hashed)
     assert one == other
     assert one[1] > 3
 
 
 def emptied(comm):
-    """Let a rank learn from a replay of one row, which has nothing after each episode."""
+    """Let a rank learn from a replay of one timestep, which is empty after each episode."""
     tiny = replace(WHOLE.replay, capacity=2 * ENVS, prioritized=False)
     agent = agent_of(comm, replay=tiny, batch_size=2, learning_starts=0, train_every=1)
     env, found = Chain(ENVS, [7, 7], True, seed=comm.rank), []
@@ -138,7 +138,7 @@ def emptied(comm):
     return found, weights_hash(agent.weights())
 
 
-def test_ranks_whose_replays_empty_again_wait_until_all_have_something():
+def test_ranks_skip_updates_until_every_replay_has_samples():
     (one, its_weights), (other, other_weights) = together(2, emptied)
     assert [updates for _, updates in one] == [updates for _, updates in other]
     assert its_weights == other_weights
@@ -147,7 +147,7 @@ def test_ranks_whose_replays_empty_again_wait_until_all_have_something():
     assert one[-1][1] > 10
 
 
-def test_a_batch_that_leaves_a_rank_nothing_is_refused():
+def test_a_batch_smaller_than_the_number_of_ranks_is_rejected():
     with pytest.raises(SettingError, match="batch_size=13: leaves nothing for some of 14 ranks"):
         WHOLE.of_rank(0, 14)
     shares = [WHOLE.of_rank(rank, 3) for rank in range(3)]

@@ -1,4 +1,4 @@
-"""What is recorded learns what is not, to the last bit: here graphs are played on the host."""
+"""CUDA-graphed updates learn bitwise the same; graphs are emulated on the host here."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ from tests.agents.dqn.test_agent import SETTINGS
 
 @pytest.fixture
 def device(monkeypatch, caplog):
-    """Take the host for a device that records, and whose numbers are not free to look at."""
+    """Treat the host as a device that captures graphs and is costly to synchronise."""
     caplog.set_level(logging.WARNING, "steadyrl")
     played = []
 
@@ -93,7 +93,7 @@ def learned_by_dqn(mode, monkeypatch, **changes):
         ),
     ],
 )
-def test_recorded_dqn_learns_what_the_eager_one_does(device, monkeypatch, changes):
+def test_dqn_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):
     eager = learned_by_dqn("eager", monkeypatch, **changes)
     assert device == []
     played = learned_by_dqn("cudagraph", monkeypatch, **changes)
@@ -126,7 +126,7 @@ def learned_by_ppo(mode, monkeypatch, **changes):
         {"recurrent__cell": "gru", "recurrent__sequence_length": 4, "minibatches": 2},
     ],
 )
-def test_recorded_ppo_learns_what_the_eager_one_does(device, monkeypatch, changes):
+def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, changes):
     # What acts is recorded too where it is torch. Sums of filled batches differ in the last digit.
     monkeypatch.setattr(ppo_building, "policy_on_host", lambda _: None)
     eager, played = (
@@ -137,7 +137,7 @@ def test_recorded_ppo_learns_what_the_eager_one_does(device, monkeypatch, change
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_an_error_that_is_not_finite_raises_one_update_later_where_nobody_looks(device):
+def test_a_non_finite_priority_raises_one_update_later(device):
     sums = block_sums.BlockSums(8, 1.0, CPU, recorded=True)
     sums.add_and_evict(torch.arange(8), torch.arange(0))
     index = torch.tensor([1, 3])
@@ -149,14 +149,14 @@ def test_an_error_that_is_not_finite_raises_one_update_later_where_nobody_looks(
         sums.update(index, torch.ones(2))
 
 
-def test_other_shapes_than_the_recorded_ones_are_not_forced_into_them(device):
+def test_other_shapes_than_the_captured_ones_run_eagerly(device):
     total = Recorded(lambda x: x.sum(), "a sum")
     for n in (3, 3, 3, 3, 3, 1, 5):
         assert total(torch.ones(n)).item() == n
     assert len(device) == 2
 
 
-def test_what_is_given_stays_as_it_is_where_it_is_copied(device):
+def test_copied_outputs_are_not_overwritten(device):
     double = Recorded(lambda x: x * 2, "a test", copies=True)
     rows = torch.arange(8.0)
     found = [double(rows[i : i + 1]).item() for i in range(8)]
@@ -164,7 +164,7 @@ def test_what_is_given_stays_as_it_is_where_it_is_copied(device):
     assert len(device) == 5
 
 
-def test_a_function_that_looks_at_a_number_is_not_recorded(device, caplog):
+def test_functions_that_synchronise_are_not_captured(device, caplog):
     looking = Recorded(lambda x: x * x.sum().item(), "a test")
     for _ in range(5):
         assert looking(torch.full((2,), 3.0)).tolist() == [18.0, 18.0]
@@ -176,7 +176,7 @@ def test_a_function_that_looks_at_a_number_is_not_recorded(device, caplog):
     caplog.clear()
 
 
-def test_the_card_sees_looks_copies_and_tensors_in_the_wrong_place():
+def test_the_fake_device_counts_synchronisations_and_copies():
     card = Card()
     with card:
         x = torch.zeros(3, device=META)

@@ -1,7 +1,7 @@
-"""What an accelerator is asked per act, row and update, held to the table of docs/PERFORMANCE.md.
+"""Device work per act, step and update, compared with the table of docs/PERFORMANCE.md.
 
-The accelerator is `Card`, which has no numbers: a look at one, or a tensor in the wrong place, ends
-the test. CUDA graphs are recorded by its rules.
+The accelerator is the fake `Card`, which has no data: reading a number, or a tensor on the wrong
+device, fails the test. CUDA graphs are captured by its rules.
 """
 
 import logging
@@ -63,7 +63,7 @@ def budgets():
 
 
 class Pictures(Episodes):
-    """The same episodes, of images."""
+    """The same episodes, with images."""
 
     def reset(self):
         return self.random.integers(0, 256, self.shape, np.uint8)
@@ -71,7 +71,7 @@ class Pictures(Episodes):
 
 @pytest.fixture
 def card(monkeypatch, caplog):
-    """Pretend that there is a device, and that graphs can be recorded on it."""
+    """Pretend that there is a device that can capture graphs."""
     caplog.set_level(logging.WARNING, "steadyrl")
     found = Card()
     monkeypatch.setattr(recording, "record", found.record)
@@ -89,7 +89,7 @@ def choose(monkeypatch, *, acting="device", home="host", mode="eager"):
 
 
 def check(measured: dict[str, Asked], card: Card) -> None:
-    """Hold what was asked to the table; it may be less."""
+    """Compare counts with the table; fewer are allowed."""
     known = budgets()
     for what, asked in measured.items():
         assert what in known, what
@@ -127,7 +127,7 @@ def one_row(agent, env: Episodes, obs) -> Step:
 @WAYS
 @pytest.mark.parametrize("home", ["host", "device"])
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "priorities"])
-def test_dqn_asks_no_more_than_its_budget(card, monkeypatch, prioritized, home, seen, mode):
+def test_dqn_stays_within_its_device_budget(card, monkeypatch, prioritized, home, seen, mode):
     acting = "host" if seen == "vector" else "device"
     choose(monkeypatch, acting=acting, home=home, mode=mode)
     spec = SPECS[seen]
@@ -167,7 +167,7 @@ def test_dqn_asks_no_more_than_its_budget(card, monkeypatch, prioritized, home, 
 
 
 @WAYS
-def test_ppo_asks_no_more_than_its_budget(card, monkeypatch, seen, mode):
+def test_ppo_stays_within_its_device_budget(card, monkeypatch, seen, mode):
     acting = "host" if seen == "vector" else "device"
     choose(monkeypatch, acting=acting, mode=mode)
     spec = SPECS[seen]
@@ -217,7 +217,7 @@ def test_ppo_asks_no_more_than_its_budget(card, monkeypatch, seen, mode):
 
 
 @pytest.mark.parametrize("mode", ["eager", "cudagraph"])
-def test_a_minibatch_of_ppo_leaves_nothing_behind(card, monkeypatch, mode):
+def test_a_minibatch_of_ppo_leaves_no_tensors_on_the_device(card, monkeypatch, mode):
     choose(monkeypatch, mode=mode)
     env = Episodes(ENVS, (4,))
     with card:

@@ -1,4 +1,4 @@
-"""Compiled updates give eager numbers, and a machine that cannot compile trains all the same."""
+"""Compiled updates match eager ones, and machines without a compiler train eagerly."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_the_mode_follows_setting_device_and_length(setting, device, updates, mo
     assert compile_mode(setting, device, updates) == mode
 
 
-def test_large_images_are_left_to_their_convolutions_on_the_host():
+def test_large_images_are_not_compiled_on_the_host():
     assert compile_mode("auto", CPU, 10**9, large_images=True) == "eager"
     assert compile_mode("true", CPU, 1, large_images=True) == "compiled"
     assert compile_mode("auto", CUDA, 1, large_images=True) == "cudagraph"
@@ -94,7 +94,7 @@ def train(mode, updates, device=CPU, **changes):
         },
     ],
 )
-def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog):
+def test_compiled_updates_match_eager_ones_over_200_updates(changes, caplog):
     for eager, graph in zip(
         train("eager", 200, **changes), train("compiled", 200, **changes), strict=True
     ):
@@ -105,7 +105,7 @@ def test_compiled_numbers_agree_with_eager_ones_over_200_updates(changes, caplog
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("noisy", [False, True])
-def test_a_cuda_graph_agrees_with_eager_ones(noisy):
+def test_cuda_graph_updates_match_eager_ones(noisy):
     runs = (train(mode, 200, CUDA, noisy__enabled=noisy) for mode in ("eager", "cudagraph"))
     for eager, graph in zip(*runs, strict=True):
         torch.testing.assert_close(eager, graph, rtol=1e-5, atol=1e-5)
@@ -122,7 +122,7 @@ print("trained")
 """
 
 
-def test_without_a_compiler_there_is_one_warning_and_eager_training(tmp_path):
+def test_without_a_compiler_training_is_eager_with_one_warning(tmp_path):
     environment = os.environ | {
         "CXX": str(tmp_path / "no-such-compiler"),
         "PATH": str(tmp_path),
@@ -139,7 +139,7 @@ def test_without_a_compiler_there_is_one_warning_and_eager_training(tmp_path):
     assert done.stdout.splitlines()[-1] == "trained"
 
 
-def test_why_nothing_is_compiled_is_the_compilers_error_without_its_command():
+def test_the_reason_is_the_compilers_error_without_its_command():
     output = "warning: it is old\n/usr/bin/ld: error: cannot find -ltorch_cpu\ncollect2: error: 1\n"
     failed = CppCompileError(["g++", *(f"-I/include/{each}" for each in range(99))], output)
     assert reason(failed) == "/usr/bin/ld: error: cannot find -ltorch_cpu"
@@ -148,7 +148,7 @@ def test_why_nothing_is_compiled_is_the_compilers_error_without_its_command():
     assert reason(OSError("no g++ here")) == "OSError: no g++ here"
 
 
-def test_tensors_a_graph_reads_besides_its_arguments_are_seen_changing():
+def test_captured_tensors_are_graph_inputs():
     # Zeros, which a compiler would like to fold into the graph.
     shift = torch.zeros(3)
 
@@ -164,7 +164,7 @@ def test_tensors_a_graph_reads_besides_its_arguments_are_seen_changing():
     assert total.item() == 2.0
 
 
-def test_what_returns_one_tensor_does_so_compiled(caplog):
+def test_a_function_of_one_output_returns_one_compiled(caplog):
     run = compile_for_mode(lambda x, total: x * 2 + total, "compiled", eager=pytest.fail)
     x, total = torch.linspace(-1, 1, 3), torch.ones(())
     for _ in range(2):
@@ -175,9 +175,7 @@ def test_what_returns_one_tensor_does_so_compiled(caplog):
 @pytest.mark.parametrize(
     "error", [AttributeError, TypeError, NotImplementedError, KeyError, OSError]
 )
-def test_whatever_a_compiler_fails_by_there_is_one_warning_and_eager_numbers(
-    error, monkeypatch, caplog
-):
+def test_any_compiler_error_falls_back_to_eager_with_one_warning(error, monkeypatch, caplog):
     def fails(*_):
         raise error("of its private parts\nand more")
 
@@ -189,7 +187,7 @@ def test_whatever_a_compiler_fails_by_there_is_one_warning_and_eager_numbers(
     assert "cannot be compiled here, running eagerly" in warning and "\n" not in warning
 
 
-def test_what_tracing_does_not_know_runs_eagerly(caplog):
+def test_untraceable_functions_run_eagerly(caplog):
     def scaled(x):
         return torch.addmm(torch.ones(3), x, x, alpha=2.0)
 
@@ -200,7 +198,7 @@ def test_what_tracing_does_not_know_runs_eagerly(caplog):
     assert caplog.text.count("WARNING") == ("running eagerly" in caplog.text)
 
 
-def test_an_error_of_what_is_computed_shows_itself_eagerly(caplog):
+def test_an_error_in_the_function_is_raised_eagerly(caplog):
     def wrong(x):
         return x.no_such_thing()
 

@@ -1,4 +1,4 @@
-"""What we use of torch that it does not promise to keep: this names what has moved."""
+"""The private names of torch that are used: these tests name what has moved."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def private(module, name):
 
 
 @pytest.mark.parametrize(("module", "name"), PRIVATE)
-def test_it_is_where_it_was(module, name):
+def test_private_names_of_torch_exist(module, name):
     assert callable(private(module, name))
 
 
-def test_the_list_names_what_the_files_use():
+def test_the_list_covers_the_private_names_in_use():
     root = __file__.rpartition("tests")[0]
     for (module, name), user in PRIVATE.items():
         with open(root + user) as file:
@@ -45,7 +45,7 @@ def test_the_list_names_what_the_files_use():
         assert module in text and name in text, (module, name, user)
 
 
-def test_fused_adam_takes_a_step_as_the_optimizer_does():
+def test_fused_adam_equals_the_optimizer():
     step = private("torch", "_fused_adam_")
     rng = torch.Generator().manual_seed(0)
     ours = torch.randn(7, generator=rng)
@@ -65,7 +65,7 @@ def test_fused_adam_takes_a_step_as_the_optimizer_does():
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-7)
 
 
-def test_the_engine_adds_what_going_backward_from_a_gradient_would():
+def test_the_autograd_engine_accumulates_like_backward():
     engine = private("torch.autograd", "Variable")._execution_engine
     weights = torch.randn(5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     share = torch.linspace(0.1, 0.5, 5)
@@ -87,7 +87,7 @@ def test_modules_keep_their_weights_by_name():
     assert [*seen[0].values()] == [*others.values()]
 
 
-def test_a_mode_sees_operations_below_gradients_and_says_so_while_it_lasts():
+def test_a_dispatch_mode_sees_operations_below_autograd():
     where = "torch.utils._python_dispatch"
     mode, current = (
         private(where, "TorchDispatchMode"),

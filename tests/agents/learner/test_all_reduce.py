@@ -1,4 +1,4 @@
-"""A step that is cut in two around what ranks share is the step, whatever runs its halves."""
+"""A step split in two around an all-reduce equals the whole step, in every mode."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from steadyrl.envs.types import EnvSpec
 
 
 class Echo(Comm):
-    """Nobody else, but asked for everything as if there were."""
+    """A single process that runs the code path of several ranks."""
 
     alone = False
     asked = 0
@@ -42,7 +42,7 @@ def trained(device, mode, comm):
         pytest.param("cuda", "cudagraph", marks=pytest.mark.gpu),
     ],
 )
-def test_two_halves_are_one_step(device, mode):
+def test_an_all_reduce_step_equals_the_whole_step(device, mode):
     comm = Echo()
     whole, halves = (trained(torch.device(device), mode, each) for each in (None, comm))
     assert comm.asked > 4 * 3

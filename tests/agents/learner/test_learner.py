@@ -1,4 +1,4 @@
-"""The learner against torch's own optimiser, and what it promises whatever the loss."""
+"""The learner against torch's own optimiser, and its guarantees for any loss."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -53,7 +53,7 @@ def dqn_learner(mode="eager", **changes):
 
 
 class Points(NamedTuple):
-    """A batch of the simplest problem there is: a line through points."""
+    """A batch of linear regression."""
 
     x: Tensor  # [B, 1]
     y: Tensor  # [B]
@@ -81,7 +81,7 @@ def points(rows, seed=0):
 
 
 def as_traced(learner):
-    """Let the learner run what the compiler would be given, once as there, without the compiler."""
+    """Let the learner run the traced graph that the compiler would get, uncompiled."""
     made, only_read = [], getattr(learner._run, "_only_read", ())
 
     def run(*args):
@@ -97,7 +97,7 @@ def as_traced(learner):
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("max_norm", [0.3, 0.0])
 @pytest.mark.parametrize("graph", [False, True])
-def test_steps_of_dqn_are_those_of_torchs_adam_on_clipped_gradients(accumulate, max_norm, graph):
+def test_dqn_steps_equal_torch_adam_on_clipped_gradients(accumulate, max_norm, graph):
     learner = dqn_learner(
         "compiled" if graph else "eager", grad_accumulation=accumulate, max_grad_norm=max_norm
     )
@@ -125,7 +125,7 @@ def test_steps_of_dqn_are_those_of_torchs_adam_on_clipped_gradients(accumulate, 
 
 @pytest.mark.parametrize("rows", [12, 11, 5])
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_pieces_make_one_gradient_whatever_their_sizes(rows, count):
+def test_microbatches_of_any_size_give_the_batch_gradient(rows, count):
     whole, cut = dqn_learner(), dqn_learner(grad_accumulation=count)
     reports = [learner.step(replay_batch(rows, 0), 0.0)[0] for learner in (whole, cut)]
     torch.testing.assert_close(*reports)
@@ -133,7 +133,7 @@ def test_pieces_make_one_gradient_whatever_their_sizes(rows, count):
     torch.testing.assert_close(cut.means().values, whole.means().values)
 
 
-def test_what_concerns_the_whole_batch_is_prepared_before_it_is_cut():
+def test_batches_are_preprocessed_before_they_are_split():
     def centred(batch, share):
         return batch._replace(y=batch.y - torch.dot(batch.y, share))
 
@@ -144,7 +144,7 @@ def test_what_concerns_the_whole_batch_is_prepared_before_it_is_cut():
 
 
 @pytest.mark.parametrize("rows", [8, 5, 1])
-def test_batches_padded_to_one_size_take_the_same_step(rows):
+def test_padded_batches_take_the_same_step(rows):
     plain, padded = line(), as_traced(line(mode="compiled", rows=8))
     for _ in range(3):
         reports = [learner.step(points(rows), 1e-2)[0] for learner in (plain, padded)]
@@ -154,13 +154,13 @@ def test_batches_padded_to_one_size_take_the_same_step(rows):
     torch.testing.assert_close(padded.means().values, plain.means().values)
 
 
-def test_padding_repeats_the_first_row_at_no_share():
+def test_padding_repeats_the_first_sample_with_weight_0():
     batch, share = Padding(4)(Points(torch.tensor([[3.0], [5.0]]), torch.tensor([1.0, 2.0])))
     assert batch.x.squeeze(1).tolist() == [3.0, 5.0, 3.0, 3.0]
     assert share.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
-def test_what_is_written_where_there_is_room_is_padded_like_what_is_copied():
+def test_batches_built_in_the_scratch_buffer_are_padded_like_copies():
     padding, copying = Padding(5), Padding(5)
     for rows in (5, 3, 5, 2):
         batch = points(rows)
@@ -173,7 +173,7 @@ def test_what_is_written_where_there_is_room_is_padded_like_what_is_copied():
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_numbers_may_change_with_every_step(graph):
+def test_loss_scalars_may_change_with_every_step(graph):
     learner = as_traced(line(mode="compiled")) if graph else line()
     norms = []
     for scale in (1.0, 2.0, 5.0):
@@ -183,7 +183,7 @@ def test_numbers_may_change_with_every_step(graph):
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_step_beyond_the_limit_is_undone(graph):
+def test_a_step_that_exceeds_the_limit_is_undone(graph):
     for limit, undone in ((1e-3, True), (1e3, False)):
         learner = line(mode="compiled" if graph else "eager", limit=("train/error", limit))
         if graph:
@@ -200,7 +200,7 @@ def test_a_step_beyond_the_limit_is_undone(graph):
     assert not line().kl_exceeded
 
 
-def test_means_are_over_the_steps_since_they_were_last_asked_for():
+def test_metric_means_cover_the_steps_since_the_last_call():
     learner = line()
     assert learner.means() is None
     singles = []
@@ -216,7 +216,7 @@ def test_means_are_over_the_steps_since_they_were_last_asked_for():
     assert learner.updates == 4
 
 
-def test_metrics_survive_a_graph_that_writes_them_where_it_wrote_the_last():
+def test_metrics_survive_graphs_that_reuse_their_output():
     learner, static, calls = line(mode="cudagraph"), torch.zeros(3), []
 
     def replayed(*args):
@@ -229,7 +229,7 @@ def test_metrics_survive_a_graph_that_writes_them_where_it_wrote_the_last():
     assert learner.means().values.tolist() == [370.0] * 3  # of 10, 100 and 1,000
 
 
-def test_means_that_were_given_stay_as_they_are():
+def test_returned_means_do_not_change():
     learner = line()
     learner.step(points(4), 0.0)
     given = learner.means().values
@@ -239,7 +239,7 @@ def test_means_that_were_given_stay_as_they_are():
     assert torch.equal(given, before)
 
 
-def test_sums_that_were_saved_go_on():
+def test_metric_sums_are_restored():
     whole, first, second = line(), line(), line()
     for seed in (1, 2, 3):
         whole.step(points(4, seed), 1e-2)
@@ -250,7 +250,7 @@ def test_sums_that_were_saved_go_on():
     assert torch.equal(second.means().values, whole.means().values)
 
 
-def test_a_loss_that_is_no_number_stops_at_once():
+def test_a_nan_loss_raises_immediately():
     learner = line()
     learner.step(points(4), 0.0)
     with pytest.raises(NonFiniteError, match="train/loss is not finite at update 2"):
@@ -258,7 +258,7 @@ def test_a_loss_that_is_no_number_stops_at_once():
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_going_on_from_a_saved_state_is_bit_exact(graph):
+def test_resuming_is_bitwise_exact(graph):
     def fresh():
         learner = dqn_learner("compiled" if graph else "eager")
         return as_traced(learner) if graph else learner
@@ -275,7 +275,7 @@ def test_going_on_from_a_saved_state_is_bit_exact(graph):
 
 
 class NoCapture:
-    """A driver that refuses to record."""
+    """A driver that refuses to capture."""
 
     def __init__(self, *args, **kwargs):
         pass
@@ -292,7 +292,7 @@ class NoCapture:
 
 @pytest.fixture
 def driver(monkeypatch):
-    """Stand where CUDA does: what a failed capture leaves is memory's to test."""
+    """Stand in for CUDA; what a failed capture leaves behind is tested in tests/core."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph", NoCapture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
@@ -302,7 +302,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(Recorded, "WARM_UP", 0)
 
 
-def test_what_cannot_be_recorded_goes_on_eagerly_with_one_warning(driver, caplog):
+def test_failed_captures_fall_back_to_eager_with_one_warning(driver, caplog):
     eager, refused = line(), line(mode="cudagraph")
     for i in range(3):
         for learner in (eager, refused):
@@ -313,7 +313,7 @@ def test_what_cannot_be_recorded_goes_on_eagerly_with_one_warning(driver, caplog
     assert "cannot be recorded here, running eagerly: RuntimeError: operation not" in warnings[0]
 
 
-def test_running_out_of_memory_while_recording_is_not_hidden(driver, monkeypatch):
+def test_out_of_memory_during_capture_is_raised(driver, monkeypatch):
     class Full(NoCapture):
         def __enter__(self):
             raise torch.OutOfMemoryError("CUDA out of memory")

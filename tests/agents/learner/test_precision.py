@@ -1,4 +1,4 @@
-"""Updates with forward passes in bfloat16: what that is, how far it is from float32, what stays."""
+"""Updates in bfloat16: their definition, their distance from float32, and what stays float32."""
 
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ def by_hand(batch):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
 
 
-def test_the_gradient_is_that_of_rounded_layers():
+def test_the_bf16_gradient_equals_that_of_rounded_layers():
     torch.manual_seed(1)
     batch = Points(torch.randn(32, 4), torch.randn(32))
     how = LossSpec(loss=squares, metrics=(), epsilon=1e-8, max_grad_norm=0, grad_accumulation=1)
@@ -84,7 +84,7 @@ def dqn_weights(precision, mode="eager", **changes):
         {"distribution__kind": "quantile", "munchausen__enabled": True},
     ],
 )
-def test_dqn_learns_nearly_the_same(changes):
+def test_dqn_in_bf16_learns_nearly_the_same(changes):
     plain, again = dqn_weights("float32", **changes), dqn_weights("tf32", **changes)
     halved = dqn_weights("bf16", **changes)
     assert torch.equal(plain, again)  # a switch of cards
@@ -106,7 +106,7 @@ def test_a_compiled_update_rounds_no_more_than_the_eager_one_does():
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_ppo_learns_nearly_the_same_from_what_its_update_sees(recurrent):
+def test_ppo_in_bf16_learns_nearly_the_same(recurrent):
     learned = []
     for precision in ("float32", "bf16"):
         agent, env = build_ppo(epochs=1, minibatches=1, recurrent__cell=recurrent), Episodes()
@@ -122,7 +122,7 @@ def test_ppo_learns_nearly_the_same_from_what_its_update_sees(recurrent):
 
 
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
-def test_all_values_of_a_rollout_are_read_in_the_same_numbers(recurrent):
+def test_all_values_of_a_rollout_have_the_same_precision(recurrent):
     """With the observation after the last row the same as the last one's, V(obs[T]) is its value.
 
     Of memory, what the row before it says is another thing: there it is what the update reads.

@@ -1,4 +1,4 @@
-"""Schedules by configuration: closed forms, what contradicts, and how learners use them."""
+"""Schedules: closed forms, contradictions in the configuration, and their use in updates."""
 
 import math
 import re
@@ -53,7 +53,7 @@ def test_the_shapes_in_closed_form(anneal, values):
     st.floats(0, 0.9),
     st.integers(1, 10_000),
 )
-def test_a_schedule_stays_between_its_ends_and_goes_one_way(shape, start, end, warmup, total):
+def test_schedules_are_monotone_and_bounded(shape, start, end, warmup, total):
     schedule = over_the_run(shape, start, end, warmup, total)
     values = [schedule.at(round(share * total)) for share in np.linspace(0, 1.2, 61)]
     assert all(0 <= value <= max(start, end) * (1 + 1e-9) for value in values)
@@ -67,7 +67,7 @@ def test_a_schedule_stays_between_its_ends_and_goes_one_way(shape, start, end, w
     assert values[-1] == (start if shape == "constant" else end)
 
 
-def test_what_is_used_for_the_steps_ahead_rises_with_them():
+def test_warm_up_counts_the_steps_ahead():
     schedule = Schedule(1.0, 0.0, "linear", 50, warmup=50)
     assert [schedule.at(now, ahead=10) for now in (0, 10, 40, 45, 50)] == [0.2, 0.4, 1, 1, 1]
 
@@ -112,7 +112,7 @@ def test_contradictions_of_one_algorithm_are_refused(settings, changes, reason):
         changed(settings, **changes)
 
 
-def test_epsilon_waits_and_then_falls_as_told():
+def test_epsilon_holds_and_then_anneals():
     options = {"anneal_epsilon": "cosine", "epsilon_delay": 0.2, "epsilon_fraction": 0.5}
     agent = build_dqn(total=TOTAL, **options)
     found = []
@@ -157,7 +157,7 @@ def test_every_scheduled_number_has_the_keys_of_all(name):
     assert found == both | own[name]
 
 
-def test_dqn_learns_with_its_rate_and_at_the_last_step_with_that_of_its_last_steps():
+def test_dqn_uses_the_scheduled_rate_and_a_positive_last_one():
     options = {"anneal_learning_rate": "cosine", "learning_rate_end": 2e-4}
     agent = build_dqn(total=TOTAL, train_every=100, learning_rate_warmup=0.2, **options)
     found = {}
@@ -168,8 +168,8 @@ def test_dqn_learns_with_its_rate_and_at_the_last_step_with_that_of_its_last_ste
 
 
 @pytest.mark.parametrize(("anneal", "warmup"), [("linear", 0.0), ("cosine", 0.3)])
-def test_ppo_begins_with_the_full_rate_or_its_share_and_ends_with_a_positive_one(anneal, warmup):
-    """As Huang et al. (2022), detail 4; all three numbers alike."""
+def test_ppo_starts_with_the_full_rate_and_ends_with_a_positive_one(anneal, warmup):
+    """As in Huang et al. (2022), detail 4, for all three scheduled numbers."""
     rollouts, rows = 10, 48
     names = ("learning_rate", "clip", "entropy_coef")
     changes = {f"anneal_{name}": anneal for name in names}
@@ -188,7 +188,7 @@ def test_ppo_begins_with_the_full_rate_or_its_share_and_ends_with_a_positive_one
     assert (found > 0).all()
 
 
-def test_a_longer_run_goes_on_along_the_new_length():
+def test_extended_runs_anneal_over_the_new_length():
     short = build_ppo(total=480, anneal_clip="cosine")
     env = Episodes(mean_length=1e9)
     collect(short, env, env.reset(), 16)

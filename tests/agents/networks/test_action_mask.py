@@ -1,4 +1,4 @@
-"""Masks in both algorithms: what is forbidden is never taken, never a goal, never uncertain."""
+"""Action masks in both algorithms: forbidden actions are never taken, targeted or counted."""
 
 from dataclasses import replace
 
@@ -29,13 +29,13 @@ MASKS = Masks.of(SPEC, CPU)
 
 
 def with_bits(seen, allowed):
-    """Put masks [B, 3] behind vectors."""
+    """Append masks [B, 3] to vectors."""
     bits = (allowed.double() @ torch.tensor([1.0, 2.0, 4.0]).double()).unsqueeze(1)
     return torch.cat((seen, bits.to(seen.dtype)), 1)
 
 
 def some_masks(rows, seed):
-    """Return masks that allow something; a single action, or all, in many rows."""
+    """Return masks that allow at least one action; often exactly one, or all."""
     numbers = np.random.default_rng(seed).integers(1, 8, rows)
     return torch.tensor([[bool(n >> a & 1) for a in range(ACTIONS)] for n in numbers])
 
@@ -46,8 +46,8 @@ def q_network(seed, shape, masks=MASKS):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_what_allows_nothing_is_no_goal_of_its_own(double):
-    """Its forbidden actions are not worth what forbids them."""
+def test_states_without_allowed_actions_do_not_distort_targets(double):
+    """The value `FORBIDDEN` of its actions does not leak into targets."""
     head, plain = head_of("scalar"), batch()
     nothing = torch.zeros(12, ACTIONS, dtype=torch.bool)
     data = plain._replace(
@@ -61,7 +61,7 @@ def test_what_allows_nothing_is_no_goal_of_its_own(double):
 @pytest.mark.parametrize("soft", [None, SOFT], ids=["greedy", "munchausen"])
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("kind", ["scalar", "c51", "quantile"])
-def test_masked_targets_equal_a_loop_that_knows_allowed_actions_only(kind, double, soft):
+def test_masked_targets_equal_a_loop_over_allowed_actions(kind, double, soft):
     head, plain = head_of(kind), batch()
     now, later = some_masks(12, 1), some_masks(12, 2)
     action = torch.tensor([int(np.flatnonzero(mask)[0]) for mask in now])
@@ -102,7 +102,7 @@ def test_masked_targets_equal_a_loop_that_knows_allowed_actions_only(kind, doubl
     assert all(parameter.grad.isfinite().all() for parameter in online.parameters())
 
 
-def test_masked_log_probabilities_and_entropy_are_those_of_the_allowed_alone():
+def test_masked_log_prob_and_entropy_equal_the_allowed_actions_only():
     torch.manual_seed(0)
     logits = torch.randn(40, ACTIONS, requires_grad=True)
     allowed, head = some_masks(40, 3), DiscreteHead(ACTIONS)
@@ -119,15 +119,15 @@ def test_masked_log_probabilities_and_entropy_are_those_of_the_allowed_alone():
     assert logits.grad.isfinite().all() and (logits.grad[~allowed] == 0).all()
 
 
-def test_even_where_nothing_is_allowed_all_numbers_are_finite():
-    """Rows that fill a graph's batch up are zeros: they count for nothing, if they are numbers."""
+def test_empty_masks_give_finite_losses():
+    """Padding has all-zero masks and weight 0, which has no effect if losses are finite."""
     head = DiscreteHead(ACTIONS)
     parameters = MASKS.forbid(torch.randn(2, ACTIONS), torch.zeros(2, 5))
     numbers = head.evaluate(parameters, torch.tensor([0, 2]))
     assert all(number.isfinite().all() for number in numbers)
 
 
-def test_exploration_is_uniform_over_what_is_allowed():
+def test_exploration_is_uniform_over_allowed_actions():
     allowed = torch.tensor([[True, False, True], [False, True, False]]).repeat(2000, 1)
     obs = with_bits(torch.zeros(4000, 4), allowed).numpy()
     best = GreedyActor(lambda obs: torch.zeros(len(obs), 3), None, CPU, lambda q: q.argmax(1))
@@ -142,7 +142,7 @@ def test_exploration_is_uniform_over_what_is_allowed():
 
 
 class Rows:
-    """Random observations with masks, behind stacks of frames too."""
+    """Random observations with masks, also with stacked frames."""
 
     def __init__(self, spec, seed=0):
         self.spec, self.random = spec, np.random.default_rng(seed)
@@ -177,7 +177,7 @@ AGENTS = {
 
 @pytest.mark.parametrize("spec", [VECTORS, IMAGES], ids=["vectors", "images"])
 @pytest.mark.parametrize("name", AGENTS)
-def test_nobody_takes_a_forbidden_action(name, spec):
+def test_forbidden_actions_are_never_taken(name, spec):
     cls, settings, changes = AGENTS[name]
     if name == "normalised" and spec is IMAGES:
         changes = {"clip_value": True}
@@ -205,7 +205,7 @@ def test_nobody_takes_a_forbidden_action(name, spec):
         assert torch.equal(actions[0], actors[1].act(obs, episode_starts).env_action)
 
 
-def test_the_normaliser_counts_what_is_seen_alone():
+def test_the_normaliser_ignores_masks():
     spec = replace(VECTORS, frame_stack=2)
     plain, other = ObservationNormaliser((8,)), ObservationNormaliser((8,), Masks.of(spec, CPU))
     rows = Rows(spec)
@@ -222,7 +222,7 @@ def test_the_normaliser_counts_what_is_seen_alone():
     }
 
 
-def test_a_rank_that_has_no_valid_row_takes_none_apart():
+def test_masks_of_empty_batches():
     masks, none = Masks.of(replace(VECTORS, frame_stack=2), CPU), torch.zeros(0, 10)
     assert masks.features(none).shape == (0, 8)
     assert masks.replace_features(masks.features(none), none).shape == none.shape
@@ -230,7 +230,7 @@ def test_a_rank_that_has_no_valid_row_takes_none_apart():
 
 
 def learned(cls, settings, spec):
-    """Return the weights after some updates on random rows, whose episodes end now and then."""
+    """Return the weights after some updates on random steps, with occasional episode ends."""
     agent = cls(settings, spec, device=CPU, seed=0, total_steps=1_000)
     rows, random = Rows(spec), np.random.default_rng(1)
     (obs, _), over, updates = rows.row(), np.zeros(2, bool), 0

@@ -1,4 +1,4 @@
-"""The network: its tanh, its twin trunk, and how it starts."""
+"""The actor-critic network: its tanh, its parallel trunk and its initialisation."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def build(shape=(4,), dtype="float32", head=None, hidden=(64, 64), **changes):
     return net
 
 
-def test_tanh_and_its_slope():
+def test_tanh_and_its_gradient():
     x = torch.linspace(-20, 20, 4001, dtype=torch.float32)
     for piece in (x, x.clone().requires_grad_()):
         torch.testing.assert_close(tanh(piece).detach(), torch.tanh(x), atol=3e-7, rtol=0)
@@ -28,8 +28,8 @@ def test_tanh_and_its_slope():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_tanh_in_few_bits_is_rounded_once(dtype):
-    """By float64: 2σ(2x) − 1 in 8 bits would be 0 for all x below 0.004."""
+def test_bfloat16_tanh_is_accurate_near_zero(dtype):
+    """Against float64: 2σ(2x) − 1 in bfloat16 would be 0 for all x below 0.004."""
     small = torch.logspace(-4, 0.5, 500)
     x = torch.cat((-small, small)).to(dtype)
     expected = torch.tanh(x.double()).to(dtype)
@@ -45,7 +45,7 @@ def test_tanh_in_few_bits_is_rounded_once(dtype):
     torch.testing.assert_close(y.grad.double(), slope, atol=4 * torch.finfo(dtype).eps, rtol=0)
 
 
-def test_the_twin_trunk_is_two_separate_ones():
+def test_parallel_mlp_equals_two_separate_mlps():
     trunk = ParallelMLP(5, (7, 6), "relu")
     for layer in trunk.layers:
         nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(1))
@@ -58,7 +58,7 @@ def test_the_twin_trunk_is_two_separate_ones():
         torch.testing.assert_close(features, y)
 
 
-def test_policy_and_value_share_nothing_unless_asked():
+def test_policy_and_value_share_no_weights_by_default():
     net = build()
     net(torch.randn(8, 4))[1].sum().backward()
     gradient = net.trunk.layers[0].weight.grad
@@ -74,7 +74,7 @@ def gain(weight):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_gains_are_root_2_a_hundredth_and_1(shared):
+def test_orthogonal_gains_of_trunk_policy_and_value(shared):
     net = build(shared=shared)
     assert gain(net.policy.weight).tolist() == pytest.approx([0.01] * 3)
     assert gain(net.value.weight).tolist() == pytest.approx([1.0])
@@ -86,7 +86,7 @@ def test_gains_are_root_2_a_hundredth_and_1(shared):
     assert all((p == 0).all() for name, p in net.named_parameters() if name.endswith("bias"))
 
 
-def test_the_first_policy_is_almost_uniform_and_sigma_starts_where_told():
+def test_initial_policy_is_nearly_uniform_and_log_std_is_the_configured_one():
     parameters, value = build(head=BoxHead(2))(torch.randn(16, 4))
     assert parameters[:, :2].abs().max() < 0.05
     assert (parameters[:, 2:] == -0.5).all()
@@ -94,7 +94,7 @@ def test_the_first_policy_is_almost_uniform_and_sigma_starts_where_told():
 
 
 @pytest.mark.parametrize(("shared", "convolutions"), [(None, 3), (True, 3), (False, 6)])
-def test_images_go_through_convolutions(shared, convolutions):
+def test_images_use_convolutions(shared, convolutions):
     net = build((4, 84, 84), "uint8", hidden=(32,), shared=shared)
     obs = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     parameters, value = net(obs)
@@ -103,7 +103,7 @@ def test_images_go_through_convolutions(shared, convolutions):
     assert sum(isinstance(m, nn.Conv2d) for m in net.modules()) == convolutions
 
 
-def test_the_seed_decides_the_weights():
+def test_the_seed_determines_the_weights():
     def flat(seed):
         net = build()
         net.reset_parameters(torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Every head against torch.distributions, and samples against the probabilities."""
+"""Policy heads against torch.distributions, and samples against probabilities."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def sampled(space, rows=6, seed=0):
 
 
 @pytest.mark.parametrize("name", ["discrete", "multibinary", "box"])
-def test_log_probability_and_entropy_are_those_of_torch(name):
+def test_log_prob_and_entropy_equal_torch_distributions(name):
     head, parameters, action, log_prob = sampled(SPACES[name])
     truth = oracle(SPACES[name], parameters)
     evaluated, entropy = head.evaluate(parameters, action)
@@ -49,7 +49,7 @@ def test_log_probability_and_entropy_are_those_of_torch(name):
     torch.testing.assert_close(entropy, truth.entropy())
 
 
-def test_several_choices_are_the_sum_of_single_ones():
+def test_multi_discrete_is_the_sum_of_discrete_heads():
     nvec = (2, 5, 3)
     head, parameters, action, log_prob = sampled(SPACES["multidiscrete"])
     rows = parameters.view(-1, 3, 5)
@@ -62,7 +62,7 @@ def test_several_choices_are_the_sum_of_single_ones():
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_shapes_and_types_fit_the_environment(name):
+def test_action_shapes_and_dtypes_match_the_environment(name):
     head, _, action, log_prob = sampled(SPACES[name])
     assert action.shape == (6, *head.action_shape)
     assert action.dtype == head.action_dtype
@@ -76,13 +76,13 @@ def frequencies(space, parameters, draws=20_000):
     return head.sample(parameters.expand(draws, -1), noise)
 
 
-def test_choices_are_drawn_with_their_probabilities():
+def test_discrete_samples_follow_the_probabilities():
     logits = torch.tensor([[2.0, -1.0, 0.0, 1.0]])
     drawn = torch.bincount(frequencies(DiscreteActions(4), logits), minlength=4) / 20_000
     torch.testing.assert_close(drawn, logits.softmax(-1)[0], atol=0.015, rtol=0)
 
 
-def test_padded_choices_are_never_drawn():
+def test_padded_choices_are_never_sampled():
     parameters = torch.full((1, 6), 3.0)  # (2, 3) padded to 2 x 3; the pad has a high logit too
     parameters[0, 2] = 50.0
     drawn = frequencies(MultiDiscreteActions((2, 3)), parameters)
@@ -91,27 +91,27 @@ def test_padded_choices_are_never_drawn():
     assert set(drawn[:, 1].tolist()) == {0, 1, 2}
 
 
-def test_switches_are_on_with_their_probabilities():
+def test_binary_samples_follow_the_probabilities():
     logits = torch.tensor([[2.0, -1.0, 0.0]])
     on = frequencies(MultiBinaryActions(3), logits).float().mean(0)
     torch.testing.assert_close(on, logits.sigmoid()[0], atol=0.015, rtol=0)
 
 
-def test_vectors_have_their_mean_and_deviation():
+def test_gaussian_samples_have_mean_and_std():
     parameters = torch.tensor([[1.0, -2.0, 0.0, -1.0]])
     drawn = frequencies(BoxActions((-1, -1), (1, 1)), parameters)
     torch.testing.assert_close(drawn.mean(0), torch.tensor([1.0, -2.0]), atol=0.03, rtol=0)
     torch.testing.assert_close(drawn.std(0), parameters[0, 2:].exp(), atol=0.03, rtol=0)
 
 
-def test_the_greedy_action_is_the_most_likely_one():
+def test_the_greedy_action_is_the_mode():
     for space in SPACES.values():
         head, parameters, action, _ = sampled(space)
         best = head.evaluate(parameters, head.greedy(parameters))[0]
         assert (best >= head.evaluate(parameters, action)[0] - 1e-6).all()
 
 
-def test_log_sigma_is_free_and_the_same_in_every_state():
+def test_log_std_is_state_independent():
     layer = BoxHead(3).layer(8, -2.0)
     layer.reset_parameters()
     out = layer(torch.randn(5, 8))

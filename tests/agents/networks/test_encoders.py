@@ -1,4 +1,4 @@
-"""Every trunk is the published one, computes what plain PyTorch does, and starts as told."""
+"""Trunks are the published ones, compute what plain PyTorch does, and initialise as configured."""
 
 import math
 
@@ -94,7 +94,7 @@ NAIVE = {
         ("mlp", (7,), "float32"),
     ],
 )
-def test_a_trunk_is_its_naive_twin(trunk, shape, dtype, layer_norm, activation):
+def test_trunks_equal_naive_implementations(trunk, shape, dtype, layer_norm, activation):
     module, features = build_trunk(shape, dtype, (12, 9), activation, network(trunk, layer_norm))
     g = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
@@ -115,7 +115,7 @@ def test_a_trunk_is_its_naive_twin(trunk, shape, dtype, layer_norm, activation):
     torch.testing.assert_close(module(obs), x, rtol=1e-4, atol=1e-5)
 
 
-def test_a_residual_block_adds_to_what_it_sees():
+def test_a_residual_block_adds_to_its_input():
     block, x = Residual(2), torch.randn(1, 2, 5, 5)
     nn.init.zeros_(block.second.weight)
     nn.init.zeros_(block.second.bias)
@@ -133,7 +133,7 @@ def test_a_residual_block_adds_to_what_it_sees():
         ("impala", FRAMES, 256, 6, 97_744 + (32 * 11 * 11 + 1) * 256 + 257 * 6),
     ],
 )
-def test_parameters_are_as_many_as_published(trunk, shape, hidden, actions, parameters):
+def test_parameter_counts_are_the_published_ones(trunk, shape, hidden, actions, parameters):
     net = QNetwork(shape, "uint8", actions, (hidden,), False, network=network(trunk))
     assert size(net) == parameters
 
@@ -152,7 +152,7 @@ def test_the_deep_network_of_impala_has_15_convolutions_and_with_its_lstms_1_6_m
     assert round((size(module) + instruction + core + heads) / 1e6, 1) == 1.6
 
 
-def test_the_observation_chooses_unless_told():
+def test_auto_selects_the_trunk_by_observation():
     assert [network().encoder_for(shape) for shape in (FRAMES, BOARD, (4,), (2, 3))] == [
         "nature",
         "minatar",
@@ -180,7 +180,7 @@ def both(shape, dtype, chosen, activation="relu"):
     st.booleans(),
     st.data(),
 )
-def test_every_trunk_takes_what_it_says_it_fits(shape, dtype, layer_norm, data):
+def test_trunks_accept_every_shape_they_support(shape, dtype, layer_norm, data):
     dtype = dtype if len(shape) == 3 else "float32"
     chosen = network(data.draw(st.sampled_from(fitting(shape))), layer_norm)
     obs = observations(shape, dtype, rows=2)
@@ -195,7 +195,7 @@ def test_every_trunk_takes_what_it_says_it_fits(shape, dtype, layer_norm, data):
 
 
 def weights(net):
-    """Yield each layer's weights as matrices of rows per unit, and its inputs."""
+    """Yield each layer's weights as a matrix with a row per unit, and its fan-in."""
     for module in net.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             yield module.weight.detach().flatten(1), module.bias
@@ -217,7 +217,7 @@ START = [((4,), "float32", "mlp"), (BOARD, "uint8", "impala"), (BOARD, "uint8", 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize(("shape", "dtype", "trunk"), START)
-def test_uniform_weights_stay_within_their_bounds_and_fill_them(shape, dtype, trunk, layer_norm):
+def test_uniform_initialisation_fills_its_bounds(shape, dtype, trunk, layer_norm):
     chosen = network(trunk, layer_norm, "uniform")
     for net in begun(shape, dtype, chosen):
         for weight, bias in weights(net):
@@ -230,7 +230,7 @@ def test_uniform_weights_stay_within_their_bounds_and_fill_them(shape, dtype, tr
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize(("shape", "dtype", "trunk"), START)
-def test_orthogonal_weights_have_the_gains_told(shape, dtype, trunk, layer_norm):
+def test_orthogonal_initialisation_has_the_given_gains(shape, dtype, trunk, layer_norm):
     chosen = network(trunk, layer_norm, "orthogonal")
     for net in begun(shape, dtype, chosen):
         heads = [net.advantage, net.value] if isinstance(net, QNetwork) else [net.policy, net.value]
@@ -252,7 +252,7 @@ def norms_are_neutral(net, layer_norm):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_auto_starts_each_algorithm_as_it_always_did(which):
+def test_auto_initialisation_per_algorithm(which):
     """DQN uniformly, PPO orthogonally."""
     told = ("uniform", "orthogonal")[which]
     pairs = (begun((4,), "float32", network(init=init)) for init in ("auto", told))
@@ -262,7 +262,7 @@ def test_auto_starts_each_algorithm_as_it_always_did(which):
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_on_the_host_are_those_of_torch(name):
+def test_host_activations_equal_torch(name):
     x = np.concatenate([np.linspace(-8, 8, 641), [-1e30, -200, 0.0, 200, 1e30]]).astype(np.float32)
     expected = TORCHS[name](torch.from_numpy(x.copy()))
     layer = ACTIVATIONS[name](torch.from_numpy(x.copy()))
@@ -272,8 +272,8 @@ def test_activations_on_the_host_are_those_of_torch(name):
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_keep_their_digits_wherever_they_are(name):
-    """By torch in float64: where a function is nearly 0, what it differs by is small beside it."""
+def test_host_activations_are_accurate_everywhere(name):
+    """Relative to torch in float64, also where a function is nearly 0."""
     x = np.concatenate([np.linspace(-87, 30, 20_001), -np.geomspace(1e-6, 1, 200)])
     x = x.astype(np.float32)
     expected = TORCHS[name](torch.from_numpy(x).double()).float()
@@ -281,7 +281,7 @@ def test_activations_keep_their_digits_wherever_they_are(name):
     torch.testing.assert_close(torch.from_numpy(x), expected, rtol=2e-6, atol=0)
 
 
-def test_silu_on_the_host_of_numbers_that_are_none():
+def test_host_silu_of_nan_and_infinity():
     x = np.array([-1000, -0.0, np.inf, np.nan], np.float32)
     activate(x, CODES["silu"])
     assert np.isnan(x[-1])
@@ -291,7 +291,7 @@ def test_silu_on_the_host_of_numbers_that_are_none():
 
 @pytest.mark.parametrize(("start", "which"), [(START[0], 2), (START[1], 0)], ids=["twin", "impala"])
 def test_a_network_is_a_pure_function_that_can_be_traced(start, which):
-    """What is compiled reads the weights it is given, and nothing of the module's."""
+    """Compiled functions read the given weights, not the module's own."""
     shape, dtype, trunk = start
     obs = observations(shape, dtype)
     net = list(begun(shape, dtype, network(trunk, layer_norm=True)))[which]

@@ -1,4 +1,4 @@
-"""Noisy layers against the matrices they never build, and who explores by them."""
+"""Noisy layers against explicit noise matrices, and exploration with them."""
 
 import math
 from itertools import product
@@ -33,13 +33,13 @@ def layer(inputs=5, outputs=3):
 
 
 def drawn(weights, noise):
-    """The weight and the bias of one draw, with the matrix of noise built."""
+    """Weight and bias of one noise sample, with the explicit noise matrix."""
     mu, mu_bias, sigma, sigma_bias = weights
     entering, leaving = noise[: mu.shape[1]], noise[mu.shape[1] :]
     return mu + sigma * torch.outer(leaving, entering), mu_bias + sigma_bias * leaving
 
 
-def test_outputs_are_those_of_the_matrix_that_is_never_built():
+def test_noisy_outputs_equal_an_explicit_noise_matrix():
     made, g = layer(), torch.Generator().manual_seed(0)
     x = torch.randn(7, 5, generator=g, dtype=torch.float64)
     each = draw_noise(7, made.noise_size, g).double()
@@ -53,7 +53,7 @@ def test_outputs_are_those_of_the_matrix_that_is_never_built():
     torch.testing.assert_close(made(x), x @ weights[0].T + weights[1])
 
 
-def test_moments_of_the_outputs_are_those_in_closed_form():
+def test_moments_of_noisy_outputs_in_closed_form():
     made, draws = layer(), 200_000
     x = torch.linspace(-1, 2, 5, dtype=torch.float64)
     noise = draw_noise(draws, made.noise_size, torch.Generator().manual_seed(0)).double()
@@ -67,14 +67,14 @@ def test_moments_of_the_outputs_are_those_in_closed_form():
     torch.testing.assert_close(y.var(0), variance, rtol=0.03, atol=0)
 
 
-def test_noise_is_the_signed_root_of_a_normal_number():
+def test_noise_is_the_signed_root_of_a_normal_variable():
     noise, g = draw_noise(400, 50, torch.Generator().manual_seed(3)), torch.Generator()
     normal = torch.randn((400, 50), generator=g.manual_seed(3))
     assert torch.equal(noise, normal.sign() * normal.abs().sqrt())
 
 
 @pytest.mark.parametrize("start", [uniform_, lambda m, g: orthogonal_(m, 1.0, g)])
-def test_where_means_and_sigmas_start(start):
+def test_initial_means_and_sigmas(start):
     made = torch.nn.Sequential(noisy(16, 50))
     start(made, torch.Generator().manual_seed(0))
     assert made[0].weight.abs().max() > 0.2
@@ -95,7 +95,7 @@ def network(shape=(4,), dueling=True, atoms=(), seed=0, linear=noisy, encoder="a
 
 
 def twin_of(made, noise, **changes):
-    """A network without noise that has the weights of one draw."""
+    """A plain network with the weights of one noise sample."""
     twin = network(linear=torch.nn.Linear, **changes)
     left, state = noise, made.state_dict()
     for name, part in made.named_modules():
@@ -110,7 +110,7 @@ def twin_of(made, noise, **changes):
 
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize(("shape", "atoms"), [((4,), ()), ((4,), (5,)), ((3, 10, 10), (5,))])
-def test_networks_are_those_with_the_weights_of_one_draw(shape, atoms, dueling):
+def test_noisy_networks_equal_plain_ones_with_sampled_weights(shape, atoms, dueling):
     options = {"shape": shape, "dueling": dueling, "atoms": atoms}
     made, g = network(**options), torch.Generator().manual_seed(1)
     obs = torch.randint(0, 255, (6, *shape), generator=g)
@@ -127,7 +127,7 @@ def test_networks_are_those_with_the_weights_of_one_draw(shape, atoms, dueling):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_values_goals_and_the_choice_have_noise_of_their_own(double):
+def test_values_targets_and_action_selection_have_separate_noise(double):
     online, target = network(), network(seed=1)
     floats = (part.float() if part.is_floating_point() else part for part in batch())
     data = type(batch())(*floats)
@@ -144,7 +144,7 @@ def test_values_goals_and_the_choice_have_noise_of_their_own(double):
     torch.testing.assert_close(got.loss, data.weight * error.square(), rtol=1e-4, atol=1e-5)
 
 
-def test_sigmas_are_learned_and_so_are_they_in_a_graph():
+def test_sigmas_are_learned_eagerly_and_compiled():
     weights = []
     for graph in (False, True):
         agent = build(
@@ -162,7 +162,7 @@ def test_sigmas_are_learned_and_so_are_they_in_a_graph():
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
 
 
-def test_every_update_has_noise_of_its_own_and_the_same_when_it_is_taken_again():
+def test_update_noise_depends_on_the_update_number_only():
     noise = UpdateNoise(40, CPU, seed=5)
     each = [noise.of(update)[0] for update in range(50)]
     assert torch.equal(each[7], UpdateNoise(40, CPU, seed=5).of(7)[0])
@@ -175,7 +175,7 @@ def test_every_update_has_noise_of_its_own_and_the_same_when_it_is_taken_again()
     assert UpdateNoise(0, CPU, seed=5).of(0) == ()
 
 
-def test_every_environment_explores_by_weights_of_its_own_and_greed_by_the_means():
+def test_environments_have_separate_noise_and_greedy_actions_have_none():
     agent = build(64, actions=5, noisy__enabled=True)
     obs = np.ones((64, 4), dtype=np.float32)
     rows = [act(agent, obs).env_action for _ in range(2)]
@@ -188,19 +188,19 @@ def test_every_environment_explores_by_weights_of_its_own_and_greed_by_the_means
     assert len(act(still, obs).env_action.unique()) == 1
 
 
-def test_there_is_no_epsilon_to_be_logged():
+def test_noisy_agents_log_no_epsilon():
     assert "train/epsilon" not in build(noisy__enabled=True).scalars()
     assert "train/epsilon" in build().scalars()
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, 2000.0])
-def test_a_sigma_that_makes_no_noise_is_refused(sigma):
+def test_sigma_must_be_positive(sigma):
     with pytest.raises(SettingError, match="sigma"):
         build(noisy__sigma=sigma)
 
 
 @pytest.mark.parametrize(("envs", "kind"), list(product([1, 3], ["none", "quantile"])))
-def test_going_on_from_a_saved_state_is_bit_exact(envs, kind):
+def test_resuming_is_bitwise_exact(envs, kind):
     def fresh():
         return build(envs, obs=11, noisy__enabled=True, distribution__kind=kind, learning_starts=20)
 

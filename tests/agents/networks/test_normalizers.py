@@ -1,4 +1,4 @@
-"""Running statistics: those of all rows at once, whatever the pieces."""
+"""Running statistics equal those of all samples at once, whatever the chunks."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ def seen_by(rank):
 
 
 def taken_in(comm):
-    """Return the statistics of two ranks' rows, and the most bytes that these took at once."""
+    """Return the statistics of both ranks' samples, and the peak bytes of computing them."""
     normaliser, obs = ObservationNormaliser((WIDE,)), seen_by(comm.rank)
     normaliser.comm = comm
     with Storages() as made:
@@ -26,7 +26,7 @@ def taken_in(comm):
     return *(part.numpy().copy() for part in normaliser._statistics()), made.peak
 
 
-def test_ranks_take_rows_in_a_few_at_a_time():
+def test_ranks_update_statistics_in_chunks():
     rows = np.concatenate([seen_by(rank).double().numpy() for rank in (0, 1)])
     for count, mean, square, peak in together(2, taken_in):
         assert count == len(rows)
@@ -35,7 +35,7 @@ def test_ranks_take_rows_in_a_few_at_a_time():
         assert peak < 8 * WIDE * (3 * PIECE + 20), "a piece, and sums"
 
 
-def test_pieces_give_the_statistics_of_the_whole():
+def test_chunked_statistics_equal_those_of_the_whole():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1000, 3, generator=generator) * torch.tensor([1.0, 10.0, 0.1]) + 5
     normaliser = ObservationNormaliser((3,))
@@ -47,7 +47,7 @@ def test_pieces_give_the_statistics_of_the_whole():
     assert normaliser.count == 1000
 
 
-def test_a_large_offset_costs_no_digits():
+def test_statistics_are_accurate_at_a_large_offset():
     rows = torch.randn(5000, 1, generator=torch.Generator().manual_seed(0)).double() + 1e6
     normaliser = ObservationNormaliser((1,))
     for piece in rows.split(50):
@@ -56,7 +56,7 @@ def test_a_large_offset_costs_no_digits():
     torch.testing.assert_close(1 / normaliser.inv_std, truth, rtol=1e-6, atol=0)
 
 
-def test_it_is_the_identity_before_it_has_seen_anything():
+def test_the_normaliser_is_the_identity_before_any_data():
     rows = torch.tensor([[3.0, -4.0]])
     assert torch.equal(ObservationNormaliser((2,))(rows), rows)
 
@@ -67,7 +67,7 @@ def test_a_constant_input_stays_finite():
     assert torch.equal(normaliser(torch.tensor([[1.0, 1.5]])), torch.tensor([[0.0, 0.5]]))
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+def test_rewards_are_divided_by_the_std_of_the_discounted_return():
     rng = np.random.default_rng(0)
     reward = rng.normal(2, 3, size=(200, 4)).astype(np.float32)
     valid = rng.random((200, 4)) > 0.1
@@ -80,7 +80,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
     np.testing.assert_allclose(normaliser.scale, 1 / np.std(returns), rtol=1e-10)
 
 
-def test_the_reward_of_an_invalid_row_is_not_seen():
+def test_rewards_of_invalid_steps_are_ignored():
     one, other = RewardNormaliser(2, 0.9), RewardNormaliser(2, 0.9)
     valid = np.array([True, False])
     for k in range(5):
@@ -89,14 +89,14 @@ def test_the_reward_of_an_invalid_row_is_not_seen():
     assert one.scale == other.scale
 
 
-def test_rewards_are_left_alone_until_there_is_a_spread():
+def test_rewards_are_unscaled_until_they_vary():
     normaliser = RewardNormaliser(1, 0.9)
     assert normaliser.scale == 1
     normaliser.add(np.zeros(1, dtype=np.float32), np.array([False]))
     assert normaliser.scale == 1
 
 
-def test_reward_statistics_come_back():
+def test_reward_statistics_are_restored():
     one, other = RewardNormaliser(2, 0.9), RewardNormaliser(2, 0.9)
     for k in range(5):
         one.add(np.array([k, -k], dtype=np.float32), np.array([True, True]))
@@ -107,14 +107,14 @@ def test_reward_statistics_come_back():
 
 
 class NoLooking(TorchDispatchMode):
-    """Fail where a number is fetched from the device: an update must not wait for it."""
+    """Fail if a number is read from the device: updates must not synchronise."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert "_local_scalar_dense" not in str(func)
         return func(*args, **(kwargs or {}))
 
 
-def test_moving_on_asks_the_device_nothing():
+def test_updating_statistics_never_synchronises():
     normaliser = ObservationNormaliser((2,))
     with NoLooking():
         normaliser.preview(torch.ones(3, 2))
@@ -125,7 +125,7 @@ def test_moving_on_asks_the_device_nothing():
     torch.testing.assert_close(normaliser(torch.tensor([[2.0, 3.0]])), torch.zeros(1, 2))
 
 
-def test_looking_takes_nothing_in():
+def test_preview_counts_nothing():
     normaliser = ObservationNormaliser((1,))
     normaliser.update(torch.tensor([[0.0], [2.0]]))
     before = {name: tensor.clone() for name, tensor in normaliser.named_buffers()}

@@ -1,4 +1,4 @@
-"""Images of every size, from one pixel up, have a trunk that fits them."""
+"""Every image size, from one pixel up, has a trunk that supports it."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def networks(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_every_size_goes_forward_and_backward(dtype):
+def test_images_of_every_size_have_gradients(dtype):
     for height, width in SIZES:
         obs = torch.randint(0, 255, (2, 3, height, width)).to(getattr(torch, dtype))
         for network in networks((3, height, width), dtype):

@@ -1,4 +1,4 @@
-"""The agent in the loop: ratio 1, every valid row once, schedules, state, evaluation, values."""
+"""The PPO agent in the loop: ratios, use of samples, schedules, state, evaluation, values."""
 
 import copy
 from collections import Counter
@@ -16,7 +16,7 @@ from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 
 
 def spy(agent):
-    """Record every minibatch that the agent learns from and what its step reported."""
+    """Record every minibatch that the agent learns from, and its step's metrics."""
     seen, learner = [], agent._learner
     run = learner._run
 
@@ -54,7 +54,7 @@ def test_the_first_minibatch_has_ratio_1_and_no_kl(name, normalise):
 
 
 @pytest.mark.parametrize(("envs", "rows", "minibatches"), [(3, 16, 4), (1, 7, 3), (5, 13, 64)])
-def test_every_valid_row_is_used_once_an_epoch_and_no_other(envs, rows, minibatches):
+def test_each_valid_sample_is_used_once_per_epoch_in_shuffled_order(envs, rows, minibatches):
     agent = build(envs, shape=(1,), rollout_steps=rows, minibatches=minibatches, epochs=3)
     seen = spy(agent)
     env = Episodes(envs, (1,), mean_length=3)
@@ -72,7 +72,7 @@ def test_every_valid_row_is_used_once_an_epoch_and_no_other(envs, rows, minibatc
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_minibatches_of_one_row_are_finite(name):
+def test_minibatches_of_one_sample_are_finite(name):
     agent = build(1, SPACES[name], rollout_steps=5, minibatches=1, batch_size=1)
     seen = spy(agent)
     env = Episodes(1)
@@ -82,7 +82,7 @@ def test_minibatches_of_one_row_are_finite(name):
     assert torch.isfinite(agent._learner.network.weights).all()
 
 
-def test_batch_size_decides_over_minibatches():
+def test_batch_size_overrides_minibatches():
     agent = build(3, batch_size=20, minibatches=1)
     seen = spy(agent)
     env = Episodes(mean_length=1e9)
@@ -90,7 +90,7 @@ def test_batch_size_decides_over_minibatches():
     assert [len(batch.obs) for batch, *_ in seen] == [16, 16, 16] * 2
 
 
-def test_a_rollout_without_a_valid_row_teaches_nothing():
+def test_a_rollout_without_valid_steps_changes_nothing():
     agent = build(2, rollout_steps=1, minibatches=1)
     before = agent._learner.network.weights.clone()
     no = np.zeros(2, dtype=bool)
@@ -101,7 +101,7 @@ def test_a_rollout_without_a_valid_row_teaches_nothing():
     assert not agent._rollout.full
 
 
-def test_only_valid_rows_are_counted_and_seen_by_the_normaliser():
+def test_the_normaliser_counts_valid_steps_only():
     agent = build(normalize_obs=True)
     env = Episodes(mean_length=3)
     obs, valid, rows = env.reset(), 0, []
@@ -120,7 +120,7 @@ def test_only_valid_rows_are_counted_and_seen_by_the_normaliser():
 
 
 def rates_of(agent, env, total):
-    """Go through a whole run; return each update's learning rate, in thousandths, and clip."""
+    """Train a whole run; return each update's learning rate (in thousandths) and clip."""
     found, obs = [], env.reset()
     while agent._steps < total:
         obs = collect(agent, env, obs, 1)
@@ -146,7 +146,7 @@ def test_the_first_update_has_the_full_rate_and_the_last_one_a_positive_one(roll
     assert clip == pytest.approx(0.2)
 
 
-def test_rates_stay_positive_where_resets_make_more_rollouts():
+def test_learning_rates_stay_positive_when_resets_add_rollouts():
     total = 10 * 48
     found = rates_of(build(total=total), Episodes(mean_length=3), total)
     rates = [rate for rate, _ in found]
@@ -161,7 +161,7 @@ def test_a_run_that_is_too_short_for_a_rollout_is_refused():
     build(total=46)  # 16 rows of 3 environments
 
 
-def test_rates_stay_where_they_are_unless_annealed():
+def test_learning_rates_are_constant_unless_annealed():
     agent = build(anneal_learning_rate="constant", total=100)
     env = Episodes()
     learn(agent, env, env.reset(), 5)
@@ -200,7 +200,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_evaluation_touches_no_state_and_repeats_itself(name):
+def test_evaluation_changes_no_state_and_is_deterministic(name):
     agent = build(action=SPACES[name], normalize_obs=True)
     env = Episodes()
     _, obs = learn(agent, env, env.reset(), 2)
@@ -214,7 +214,7 @@ def test_evaluation_touches_no_state_and_repeats_itself(name):
 
 
 @pytest.mark.parametrize(("terminates", "truth"), [(False, 10.0), (True, 1.0)])
-def test_values_of_a_time_limit_and_of_a_termination(terminates, truth):
+def test_values_at_time_limits_and_terminations(terminates, truth):
     """Reward 1 for ever is worth 1 / (1 − γ) = 10; a time limit must not be taken for the end.
 
     The limit is one step, where the mistake is largest; a termination there is worth 1.
@@ -233,7 +233,7 @@ def test_values_of_a_time_limit_and_of_a_termination(terminates, truth):
 
 
 @pytest.mark.parametrize("at", [0, 5, 16])
-def test_a_restored_agent_goes_on_as_if_nothing_had_happened(at):
+def test_a_restored_agent_continues_bitwise(at):
     """Also in the middle of a rollout, and between a full one and its update."""
     changes = {"normalize_obs": True, "normalize_reward": True}
     one, other = build(seed=1, **changes), build(seed=2, **changes)
@@ -265,7 +265,7 @@ def test_the_state_is_plain():
     check(agent.state_dict())
 
 
-def test_the_seed_decides_everything_and_the_global_generator_nothing():
+def test_the_seed_determines_everything_and_the_global_generator_nothing():
     def weights(seed, noise):
         torch.manual_seed(noise)
         agent = build(seed=seed)
@@ -301,7 +301,7 @@ def test_rewards_are_scaled_or_clipped_for_learning():
 
 
 def play(agent, seen):
-    """Play through a rollout that sees these rows [T, N, …]; none ends an episode."""
+    """Collect a rollout of these observations [T, N, …] without episode ends."""
     no = np.zeros(seen.shape[1], dtype=bool)
     for t, obs in enumerate(seen):
         after = seen[min(t + 1, len(seen) - 1)]
@@ -311,8 +311,8 @@ def play(agent, seen):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("envs", [1, 3])
-def test_the_first_rollout_is_normalised_by_what_it_has_seen(envs, shared):
-    """On the host and on a device: acted on and learned from as seen, far values kept apart."""
+def test_the_first_rollout_is_normalised_by_running_statistics(envs, shared):
+    """On the host and a device: acting and learning see the same, outliers stay distinct."""
     agent = build(envs, shape=(1,), normalize_obs=True, shared_trunk=shared)
     rows = np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
     play(agent, rows)
@@ -333,7 +333,7 @@ def test_the_first_rollout_is_normalised_by_what_it_has_seen(envs, shared):
     np.testing.assert_allclose(ours, truth, atol=1e-4)
 
 
-def test_statistics_stand_still_from_the_second_rollout_on():
+def test_statistics_are_frozen_within_later_rollouts():
     agent = build(normalize_obs=True)
     env = Episodes(scale=7.0)
     _, obs = learn(agent, env, env.reset(), 1)
@@ -344,7 +344,7 @@ def test_statistics_stand_still_from_the_second_rollout_on():
     assert all(torch.equal(tensor, now[name]) for name, tensor in before.items())
 
 
-def test_actions_are_sent_in_the_units_of_their_bounds_and_judged_in_the_policys():
+def test_actions_are_rescaled_for_the_environment_and_stored_raw():
     inf = float("inf")
     space = BoxActions((-2.0, 0.0, -inf, -1.0), (2.0, 10.0, 3.0, 1.0))
     agent = build(2, space, log_std_init=0.5)
@@ -374,7 +374,7 @@ def test_the_memory_of_the_rollout_is_allocated_once():
     assert agent.nbytes() == nbytes
 
 
-def test_a_loss_that_is_no_number_stops_the_run():
+def test_a_nan_loss_stops_the_run():
     agent = build()
     env = Episodes(scale=float("inf"))
     with np.errstate(invalid="ignore"), pytest.raises(NonFiniteError, match="train/loss"):
@@ -396,7 +396,7 @@ def test_metrics_carry_no_graph_and_lie_in_their_ranges():
     }
 
 
-def test_images_are_learned_from():
+def test_learning_from_images():
     agent = build(2, shape=(4, 36, 36), dtype="uint8", rollout_steps=4, minibatches=2)
     random = np.random.default_rng(0)
     no, yes = np.zeros(2, dtype=bool), np.ones(2, dtype=bool)
@@ -460,7 +460,7 @@ def test_clipping_and_normalising_rewards_exclude_each_other():
         replace(SETTINGS, clip_reward=True, normalize_reward=True)
 
 
-def test_what_is_not_said_of_normalising_goes_by_observations_and_rewards():
+def test_defaults_of_normalisation_depend_on_observations_and_rewards():
     vectors = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
     images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
     silent = replace(SETTINGS, normalize_obs=None, normalize_reward=None)

@@ -1,4 +1,4 @@
-"""On a CUDA device: no waiting inside an update, no growth, and a graph that learns the same."""
+"""On a CUDA device: updates never synchronise, memory is constant, a graph learns the same."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True, params=["host", "device"])
 def acting(request, monkeypatch):
-    """Act there, whatever is quicker."""
+    """Act on that side, whichever is faster."""
     monkeypatch.setattr(mirror, "quicker_on_host", lambda *_, **__: request.param == "host")
 
 
@@ -28,7 +28,7 @@ def build(**changes):
 
 
 @pytest.mark.parametrize("mode", ["false", "cudagraph"])
-def test_an_update_never_waits_for_the_device(mode):
+def test_an_update_never_synchronises(mode):
     agent, env = build(compile=mode), Episodes()
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, 16)
@@ -48,7 +48,7 @@ def test_device_memory_is_the_same_after_many_iterations(mode):
     assert torch.cuda.memory_allocated() == before
 
 
-def test_the_graph_learns_what_the_eager_update_learns():
+def test_the_cuda_graph_learns_the_same_as_eager_updates():
     weights = []
     for mode in ("false", "cudagraph"):
         agent, env = build(compile=mode), Episodes(mean_length=1e9)

@@ -1,4 +1,4 @@
-"""The loss and its gradient against a twin written in plain NumPy float64."""
+"""PPO's loss and gradient against an oracle in NumPy float64."""
 
 from dataclasses import replace
 
@@ -69,7 +69,7 @@ def numpy_gradient(w, *rest):
 
 
 def setting(box=False, rows=24, seed=0, **changes):
-    """A network away from its start, and a batch whose old policy was another one."""
+    """A perturbed network, and a batch of a different old policy."""
     generator = torch.Generator().manual_seed(seed)
     head = BoxHead(2) if box else DiscreteHead(3)
     s = changed(SETTINGS, hidden=(5,), max_grad_norm=0.0, **changes)
@@ -101,7 +101,7 @@ def step(learner, batch, learning_rate, clip):
 
 @pytest.mark.parametrize("box", [False, True])
 @pytest.mark.parametrize("clip_value", [False, True])
-def test_loss_parts_and_gradient_are_those_of_the_twin(box, clip_value):
+def test_loss_parts_and_gradient_equal_the_numpy_oracle(box, clip_value):
     s, flat, head, batch = setting(box, clip_value=clip_value, entropy_coef=0.1)
     learner = Learner(sample_loss_spec(s, head, len(batch.obs)), flat, "eager")
     w = {n: v.double().numpy().copy() for n, v in flat.views(flat.weights).items()}
@@ -119,7 +119,7 @@ def test_loss_parts_and_gradient_are_those_of_the_twin(box, clip_value):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("clip_value", [False, True])
-def test_steps_are_those_of_torchs_adam_on_clipped_gradients(accumulate, clip_value):
+def test_steps_equal_torch_adam_on_clipped_gradients(accumulate, clip_value):
     changes = {"clip_value": clip_value, "entropy_coef": 0.01, "grad_accumulation": accumulate}
     s, flat, head, batch = setting(**changes)
     s = replace(s, max_grad_norm=0.1)
@@ -144,7 +144,7 @@ def test_steps_are_those_of_torchs_adam_on_clipped_gradients(accumulate, clip_va
 
 @pytest.mark.parametrize("rows", [24, 23, 7])
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_pieces_add_up_to_the_gradient_of_the_whole(rows, count):
+def test_microbatches_add_up_to_the_batch_gradient(rows, count):
     gradients = []
     for k in (1, count):
         s, flat, head, batch = setting(rows=rows, grad_accumulation=k)
@@ -158,7 +158,7 @@ def test_pieces_add_up_to_the_gradient_of_the_whole(rows, count):
 @pytest.mark.parametrize("rows", [24, 17])
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_traced_function_takes_the_same_step(rows, count):
-    """What the compiler is given is run as it is; padding to 24 rows changes nothing."""
+    """The traced function is run uncompiled; padding to 24 samples changes nothing."""
     results = []
     for mode in ("eager", "graph"):
         s, flat, head, batch = setting(rows=rows, grad_accumulation=count, target_kl=1.0)
@@ -175,8 +175,8 @@ def test_the_traced_function_takes_the_same_step(rows, count):
 
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["eager", "graph"])
-def test_what_the_entropy_counts_for_may_change_from_step_to_step(as_tensor):
-    """Given to a step, as a number or as a graph's tensor, it is as one that is fixed."""
+def test_the_entropy_coefficient_may_change_with_every_step(as_tensor):
+    """Passed to a step as a number or a tensor, it equals a fixed coefficient."""
     s, flat, head, batch = setting(entropy_coef=0.1)
     fixed = sample_loss_spec(s, head, 24).loss
     varying = sample_loss_spec(replace(s, anneal_entropy_coef="cosine"), head, 24).loss
@@ -204,7 +204,7 @@ def test_the_compiled_graph_takes_the_same_step(caplog):
     assert "running eagerly" not in caplog.text
 
 
-def test_a_step_beyond_the_target_kl_is_not_taken():
+def test_a_step_that_exceeds_the_target_kl_is_undone():
     s, flat, head, batch = setting(target_kl=1e-6)
     learner = Learner(sample_loss_spec(s, head, 24), flat, "eager")
     before = flat.weights.clone()
@@ -231,7 +231,7 @@ def test_the_gradient_is_clipped_as_a_whole():
     assert flat.gradient.norm().item() == pytest.approx(0.05, rel=1e-4)
 
 
-def test_the_surrogate_is_the_papers():
+def test_the_clipped_surrogate_equals_equation_7():
     generator = torch.Generator().manual_seed(0)
     ratio = (torch.randn(1000, generator=generator) * 0.5).exp()
     advantage = torch.randn(1000, generator=generator)
@@ -239,7 +239,7 @@ def test_the_surrogate_is_the_papers():
     torch.testing.assert_close(policy_loss(ratio, advantage, 0.2), paper)
 
 
-def test_advantages_are_normalised_over_the_rows_that_count():
+def test_advantages_are_normalised_over_samples_with_weight():
     advantage = torch.tensor([1.0, 2.0, 3.0, 99.0])
     weight = torch.tensor([1.0, 1.0, 1.0, 0.0]) / 3
     expected = torch.tensor([-1.0, 0.0, 1.0]) * 1.5**0.5
@@ -256,7 +256,7 @@ def test_explained_variance():
     torch.testing.assert_close(explained_variance(value, returns), torch.tensor(1 - 13 / 3))
 
 
-def test_returns_that_differ_by_rounding_are_equal():
+def test_rounding_errors_of_returns_do_not_count_as_variance():
     value = torch.linspace(-0.7, 0.7, 100)
     returns = (1 - value) + value  # advantages and values
     assert returns.var() > 0
@@ -264,7 +264,7 @@ def test_returns_that_differ_by_rounding_are_equal():
     assert explained_variance(value, 1 + 1e-4 * value) < -1e3, "it was no rounding"
 
 
-def test_returns_that_are_equal_explain_nothing_of_a_rollout():
+def test_explained_variance_of_equal_returns_is_0():
     agent, no = build(4, minibatches=1), np.zeros(4, bool)
     obs = np.random.default_rng(0).normal(size=(17, 4, 4)).astype(np.float32)
     for t in range(16):  # episodes of one row, which all earn 1

@@ -1,4 +1,4 @@
-"""What an update and a construction take: a minibatch at a time, asked for before it is taken."""
+"""Memory of construction and updates: a minibatch at a time, checked before it is allocated."""
 
 import weakref
 
@@ -15,7 +15,7 @@ from tests.agents.learner.test_learner import as_traced
 
 
 class Storages(TorchDispatchMode):
-    """Count the bytes of all storages that come to life inside, and the most at once."""
+    """Track the bytes of all storages allocated inside: their peak, and the largest one."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Storages(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("normalise", [False, True])
-def test_an_update_holds_a_minibatch_and_never_the_rollout_again(normalise):
+def test_an_update_allocates_a_minibatch_and_no_copy_of_the_rollout(normalise):
     wide = (2048,)
     agent = build(
         2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, normalize_obs=normalise
@@ -58,7 +58,7 @@ def test_an_update_holds_a_minibatch_and_never_the_rollout_again(normalise):
     assert made.peak < rollout / 2
 
 
-def test_a_graph_is_made_without_a_copy_of_the_rollout():
+def test_tracing_makes_no_copy_of_the_rollout():
     wide = (2048,)
     agent = build(2, shape=wide, hidden=(1,), rollout_steps=64, minibatches=16, compile="true")
     as_traced(agent._learner)
@@ -71,7 +71,7 @@ def test_a_graph_is_made_without_a_copy_of_the_rollout():
     assert made.peak < agent._rollout.obs.nbytes / 2
 
 
-def test_the_plan_counts_what_an_agent_takes():
+def test_the_memory_plan_covers_the_agents_allocations():
     agent = build()
     flat = agent._learner.network.weights.nbytes
     assert agent.nbytes()["networks"] == 4 * flat
@@ -79,7 +79,7 @@ def test_the_plan_counts_what_an_agent_takes():
 
 
 @pytest.mark.parametrize("changes", [{"rollout_steps": 10**9}, {"hidden": (10**6, 10**6)}])
-def test_what_does_not_fit_is_refused_before_anything_large_is_taken(changes):
+def test_memory_is_checked_before_large_allocations(changes):
     spec = EnvSpec("Huge", 8, (4,), "float32", 1, DiscreteActions(2))
     with Storages() as made, pytest.raises(MemoryBudgetError, match="rollout needs"):
         PPO(changed(SETTINGS, **changes), spec, device=CPU, seed=0, total_steps=10**11)
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused_before_anything_large_is_taken(changes):
 
 
 @pytest.mark.parametrize("compile", ["false", "true"])
-def test_a_released_agent_lets_its_networks_go(compile):
+def test_release_frees_the_networks(compile):
     agent = build(compile=compile)
     held = weakref.ref(agent._learner.network), weakref.ref(agent._network)
     agent.release()

@@ -1,4 +1,4 @@
-"""Values in units of their own: the same advantages, targets that loops give, and V untouched."""
+"""PopArt: the same advantages, normalised targets as in loops, and preserved values."""
 
 import copy
 import math
@@ -46,7 +46,7 @@ def filled(random, popart):
 
 
 def advantages(reward, value, flags):
-    """Generalised advantages one row after the other, backwards."""
+    """GAE, one timestep after the other, backwards."""
     ended, known = flags[0] | flags[1], np.zeros((STEPS, ENVS))
     for env in range(ENVS):
         following = 0.0
@@ -58,7 +58,7 @@ def advantages(reward, value, flags):
     return known
 
 
-def test_advantages_are_in_the_rewards_units_and_targets_in_those_of_the_valid_returns():
+def test_popart_advantages_and_normalised_targets_equal_loops():
     random, popart, head = np.random.default_rng(0), PopArt(), nn.Linear(4, 1)
     popart.reset_parameters()
     features = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
@@ -95,7 +95,7 @@ def test_advantages_are_in_the_rewards_units_and_targets_in_those_of_the_valid_r
     assert abs(mean) > 20, "the returns are nowhere near what a network starts with"
 
 
-def test_nothing_is_divided_by_what_never_varies_and_nothing_moves_without_returns():
+def test_popart_of_constant_or_no_returns():
     popart = PopArt()
     popart.reset_parameters()
     popart.update(torch.zeros(0), SINGLE_PROCESS)
@@ -104,7 +104,7 @@ def test_nothing_is_divided_by_what_never_varies_and_nothing_moves_without_retur
     assert [part.item() for part in popart.mean_and_std] == pytest.approx([7.0, 1e-4])
 
 
-def test_large_values_are_learned_in_few_rollouts_and_not_without_units():
+def test_popart_learns_large_values_quickly():
     """Reward 1,000 under a time limit of one step is worth 2,000: far from where a head starts."""
     found = []
     for popart in (True, False):
@@ -128,7 +128,7 @@ def test_large_values_are_learned_in_few_rollouts_and_not_without_units():
 @pytest.mark.parametrize(
     "change", [{}, {"normalize_reward": True, "clip_value": True}, {"recurrent__cell": "lstm"}]
 )
-def test_a_restored_agent_goes_on_as_if_nothing_had_happened(change):
+def test_a_restored_agent_continues_bitwise(change):
     one, other = (build(seed=seed, popart=True, **change) for seed in (1, 2))
     env = Episodes()
     _, obs = learn(one, env, env.reset(), 2)
@@ -143,7 +143,7 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(change):
     assert "popart.moments" in one.weights()
 
 
-def test_what_is_cut_short_has_not_happened():
+def test_an_interrupted_update_is_rolled_back():
     agent, env = build(popart=True), Episodes(scale=9.0)
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, 16)
@@ -166,7 +166,7 @@ def test_what_is_cut_short_has_not_happened():
         assert torch.equal(tensor, before[name]), name
 
 
-def test_a_graph_learns_the_same():
+def test_compiled_updates_learn_the_same():
     weights = []
     for graph in (False, True):
         agent = build(popart=True, epochs=1, minibatches=1, compile=str(graph).lower())
@@ -178,7 +178,7 @@ def test_a_graph_learns_the_same():
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
 
 
-def test_ranks_agree_on_units_as_one_process_with_all_their_environments():
+def test_popart_on_ranks_equals_one_process():
     changes = {"minibatches": 1, "popart": True, "normalize_obs": True, "epochs": 2}
     given = rows(2, 3)
     one = build(2 * ENVS, **changes)

@@ -1,4 +1,4 @@
-"""Ranks that learn from their rows are one process that learns from all of them: PPO."""
+"""PPO on several ranks equals one process with all of their environments."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def rows(size, rollouts):
 
 
 def part(row, begin, end):
-    """Return what these environments had in a row."""
+    """Return the decision and step of these environments at a timestep."""
     obs, action, step = row
     chosen = torch.from_numpy(action[begin:end])
     decision = Decision(torch.from_numpy(obs[begin:end]), chosen, raw_action=chosen)
@@ -61,7 +61,7 @@ def told(agent, metrics):
 
 
 def learned(agent, given, begin, end, settle, told=told):
-    """Feed the rows of these environments; return what is told of it after every rollout."""
+    """Feed these environments' timesteps; return what `told` returns after every rollout."""
     found = []
     for row in given:
         decision, step = part(row, begin, end)
@@ -87,7 +87,7 @@ def one_rank(comm, given, changes, told=told):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_learn_as_one_process_with_all_their_environments(size):
+def test_ppo_on_ranks_equals_one_process(size):
     given = rows(size, 4)
     # What changes from rollout to rollout, and how often, is a matter of the KL divergence.
     one = learned(build(size * ENVS, **WHOLE), given, 0, size * ENVS, lambda agent, step: None)
@@ -127,7 +127,7 @@ def one_epoch(comm, envs, parts):
     return [(batch.advantage.numpy(), batch.return_.numpy(), share) for batch, share in found]
 
 
-def test_advantages_are_normal_over_the_rows_of_all_ranks_and_all_take_as_many_steps():
+def test_advantages_are_normalised_over_all_ranks_with_equal_step_counts():
     epochs = together(2, one_epoch, (4, 1), 13)
     assert len(epochs[0]) == len(epochs[1]) == 13
     for (one, one_raw, share), (other, other_raw, other_share) in zip(*epochs, strict=True):
@@ -154,13 +154,13 @@ def trained(comm, updates, compiled):
     return weights_hash(agent.weights()), agent._learner.network.weights.detach().numpy()
 
 
-def test_weights_are_the_same_on_both_ranks_after_a_hundred_updates():
+def test_ranks_have_equal_weights_after_100_updates():
     (one, _), (other, _) = together(2, trained, 100, "false")
     assert one == other
 
 
 @pytest.mark.slow
-def test_a_compiled_step_is_cut_in_two_around_what_ranks_share():
+def test_compiled_ranks_have_equal_weights():
     plain, graph = (together(2, trained, 20, compiled) for compiled in ("false", "true"))
     assert graph[0][0] == graph[1][0]
     np.testing.assert_allclose(plain[0][1], graph[0][1], rtol=1e-4, atol=1e-5)

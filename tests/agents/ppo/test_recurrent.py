@@ -1,4 +1,4 @@
-"""PPO that remembers: equal to loops over single rows, the same carry when acting and learning."""
+"""Recurrent PPO against loops over single timesteps, with the same hidden states."""
 
 import copy
 from dataclasses import replace
@@ -28,7 +28,7 @@ WHOLE = {"minibatches": 1, "epochs": 1, "max_grad_norm": 0, "clip_value": True}
 
 
 class Loop:
-    """Plays an agent row by row, telling its actor where episodes begin."""
+    """Run an agent timestep by timestep, with episode starts."""
 
     def __init__(self, agent, **episodes):
         self.agent, self.env = agent, Episodes(**{"scale": 2.0, "mean_length": 4} | episodes)
@@ -54,7 +54,7 @@ class Loop:
 
 
 class Plain:
-    """The same network of PyTorch's own cells, one row of one environment at a time."""
+    """The same network with PyTorch's own cells, for one environment at one timestep."""
 
     def __init__(self, network, kind):
         self.network, memory = network, network.cell
@@ -99,7 +99,7 @@ def of(agent, kind):
 
 
 @pytest.mark.parametrize(("kind", "shared"), list(product(KINDS, (False, True))))
-def test_acting_is_a_loop_over_rows_that_forgets_where_episodes_begin(kind, shared):
+def test_recurrent_acting_equals_a_loop_with_resets(kind, shared):
     agent = build(recurrent__cell=kind, shared_trunk=shared, normalize_obs=shared)
     loop = Loop(agent)
     loop.play(ROWS, learn=False)
@@ -128,7 +128,7 @@ def test_acting_is_a_loop_over_rows_that_forgets_where_episodes_begin(kind, shar
 
 
 def learned(agent):
-    """Let an agent take the step that is due; return its gradient, and the network before it."""
+    """Run the due gradient step; return its gradient and the network before it."""
     twin = copy.deepcopy(agent._learner.network.module)
     for parameter in twin.parameters():
         parameter.grad = None
@@ -138,7 +138,7 @@ def learned(agent):
 
 
 def unrolled(loop, network, kind):
-    """Yield every valid row of the last rollout, and what is said of it from the stored carries."""
+    """Yield each valid step of the last rollout, evaluated from stored hidden states."""
     rollout, plain = loop.agent._rollout, Plain(network, kind)
     valid = rollout.flags[2]
     for env in range(ENVS):
@@ -156,7 +156,7 @@ def unrolled(loop, network, kind):
 @pytest.mark.parametrize(
     ("kind", "length", "pieces"), [("gru", 5, 1), ("lstm", 5, 1), ("lstm", 4, 2), ("gru", 99, 2)]
 )
-def test_an_update_is_a_loop_over_rows_from_the_stored_carries(kind, length, pieces):
+def test_recurrent_updates_equal_a_loop_from_stored_hidden_states(kind, length, pieces):
     changes = {"grad_accumulation": pieces, "recurrent__sequence_length": length}
     agent = build(recurrent__cell=kind, **WHOLE, **changes)
     loop = Loop(agent)
@@ -190,7 +190,7 @@ def normal(advantage, valid):
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
+def test_the_first_epoch_starts_with_ratio_1_and_zero_kl(kind, name, precision):
     agent = build(action=SPACES[name], recurrent__cell=kind, normalize_obs=True, epochs=1)
     agent.set_precision(precision)
     if precision == "bf16":
@@ -218,7 +218,7 @@ def test_the_first_epoch_begins_with_ratio_1_and_no_kl(kind, name, precision):
 
 
 @pytest.mark.parametrize("minibatches", [1, 4, 12])
-def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches):
+def test_each_valid_sample_is_used_once_per_epoch(minibatches):
     agent = build(shape=(1,), recurrent__cell="gru", minibatches=minibatches, grad_accumulation=2)
     seen, step = [], agent._learner.step
 
@@ -242,7 +242,7 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other(minibatches)
     assert len(expected) < ROWS * ENVS
 
 
-def test_a_minibatch_is_cut_into_no_more_pieces_than_it_has_sequences():
+def test_microbatches_do_not_outnumber_sequences():
     weights = []
     for pieces in (ROWS * ENVS, 10**6):  # sequences of one row
         changes = {"recurrent__sequence_length": 1, "minibatches": 1, "epochs": 1}
@@ -253,7 +253,7 @@ def test_a_minibatch_is_cut_into_no_more_pieces_than_it_has_sequences():
     assert torch.equal(*weights)
 
 
-def test_rows_that_are_not_valid_change_nothing_whatever_is_in_them():
+def test_invalid_steps_change_nothing():
     weights = []
     for broken in (False, True):
         agent = build(action=SPACES["box"], recurrent__cell="lstm", epochs=3)
@@ -273,7 +273,7 @@ def test_rows_that_are_not_valid_change_nothing_whatever_is_in_them():
 
 @pytest.mark.parametrize("at", [0, 5, 7, 16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_agent_goes_on_as_if_nothing_had_happened(kind, at):
+def test_a_restored_agent_continues_bitwise(kind, at):
     changes = {"recurrent__cell": kind, "normalize_obs": True}
     one, other = build(seed=1, **changes), build(seed=2, **changes)
     loop = Loop(one)
@@ -289,7 +289,7 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(kind, at):
     assert same(one.state_dict(), other.state_dict())
 
 
-def test_a_row_that_was_cut_short_is_stored_with_its_carry():
+def test_a_pending_step_is_stored_with_its_hidden_state():
     agent = build(recurrent__cell="gru")
     loop, kept, other = (
         Loop(agent),
@@ -313,7 +313,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_greedy_actor_has_a_carry_of_its_own_and_so_has_the_finished_policy(kind):
+def test_greedy_actors_have_separate_hidden_states(kind):
     agent = build(recurrent__cell=kind)
     Loop(agent).play(ROWS + 3)
     state = copy.deepcopy(agent.state_dict())
@@ -337,7 +337,7 @@ def test_a_greedy_actor_has_a_carry_of_its_own_and_so_has_the_finished_policy(ki
     assert same(agent.state_dict(), state)
 
 
-def test_a_finished_policy_draws_with_a_carry():
+def test_sampling_policies_are_recurrent():
     agent = build(recurrent__cell="gru")
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     told, drawn = agent._settings, Sample(2, 0)
@@ -350,7 +350,7 @@ def test_a_finished_policy_draws_with_a_carry():
 
 
 @pytest.mark.parametrize("shared", [None, False])
-def test_images_are_remembered(shared):
+def test_recurrent_ppo_on_images(shared):
     changes = {
         "rollout_steps": 4,
         "minibatches": 2,
@@ -376,13 +376,13 @@ def test_images_are_remembered(shared):
         ({"recurrent__size": 0}, "size"),
     ],
 )
-def test_what_cannot_be_is_refused(changes, key):
+def test_invalid_recurrent_settings_are_rejected(changes, key):
     with pytest.raises(SettingError, match=key):
         build(recurrent__cell="gru", **changes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_remembered_fades_within_one_to_as_many_rows_as_a_sequence_has(kind):
+def test_chrono_initialisation_spans_the_sequence_length(kind):
     memory = build(recurrent__cell=kind, recurrent__sequence_length=10)._learner.network.module.cell
     with torch.no_grad():
         rows = torch.zeros(2, 1, memory.weight_ih.shape[1])
@@ -394,7 +394,7 @@ def test_what_is_remembered_fades_within_one_to_as_many_rows_as_a_sequence_has(k
     torch.testing.assert_close(paces, torch.linspace(2, 10, memory.size))
 
 
-def test_the_start_of_a_network_without_memory_is_as_it_was():
+def test_feedforward_initialisation_does_not_depend_on_the_cell():
     one, other = build(), build(recurrent__size=3, recurrent__sequence_length=2)
     assert torch.equal(one._learner.network.weights, other._learner.network.weights)
     assert not any("memory" in name for name in one.weights())
@@ -404,7 +404,7 @@ def test_the_start_of_a_network_without_memory_is_as_it_was():
     ("recurrent", "length", "mode"),
     [("none", 16, "eager"), ("gru", 16, "compiled"), ("gru", 2, "eager"), ("lstm", 100, "eager")],
 )
-def test_auto_compiles_sooner_for_sequences_unless_they_are_long(recurrent, length, mode):
+def test_auto_compiles_shorter_runs_for_sequences_unless_they_are_long(recurrent, length, mode):
     settings = changed(
         SETTINGS, compile="auto", recurrent__cell=recurrent, recurrent__sequence_length=length
     )
@@ -424,7 +424,7 @@ def compiled_and_eager(kind, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_numbers_agree_with_eager_ones(kind, caplog):
+def test_compiled_recurrent_updates_match_eager_ones(kind, caplog):
     (eager, one), (graph, other) = compiled_and_eager(kind, grad_accumulation=2, minibatches=2)
     torch.testing.assert_close(eager, graph, rtol=1e-4, atol=1e-5)
     for mine, theirs in zip(one, other, strict=True):
@@ -433,7 +433,7 @@ def test_compiled_numbers_agree_with_eager_ones(kind, caplog):
 
 
 def given(envs):
-    """Return actions, their log-probabilities and steps that do not depend on who decides."""
+    """Return fixed actions, log-probabilities and steps."""
     env, random = Episodes(envs, mean_length=4), np.random.default_rng(5)
     rows, obs, episode_starts = [], env.reset(), np.ones(envs, bool)
     for _ in range(2 * ROWS):
@@ -445,7 +445,7 @@ def given(envs):
 
 
 def remembering(agent, rows, mine, settle):
-    """Let an agent learn from these environments of rows; return the weights after each rollout."""
+    """Let an agent learn from these environments; return the weights after each rollout."""
     weights, actor = [], agent.actor(mine.stop - mine.start, explore=True)
     for obs, episode_starts, action, log_prob, step in rows:
         chosen, known = (torch.from_numpy(part[mine]) for part in (action, log_prob))
@@ -468,7 +468,7 @@ def one_rank(comm, rows, changes):
     return remembering(agent, rows, slice(2 * comm.rank, 2 * comm.rank + 2), settle)
 
 
-def test_ranks_learn_as_one_process_with_all_their_environments():
+def test_ppo_on_ranks_equals_one_process():
     # All rows are one minibatch, so that its order is no matter.
     changes = {"minibatches": 1, "normalize_obs": True, "epochs": 4, "seed": 3}
     rows = given(4)

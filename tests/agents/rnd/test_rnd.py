@@ -1,4 +1,4 @@
-"""Curiosity: rewards and returns of novelty against loops, over valid rows only, for every PPO."""
+"""RND: intrinsic rewards and returns against loops over valid steps, for every kind of PPO."""
 
 import copy
 import math
@@ -31,7 +31,7 @@ STEPS = SETTINGS.rollout_steps
 
 
 def dense(parameters, x):
-    """What layers of (weight, bias) make of a row, ReLUs between them, by plain numbers."""
+    """Apply layers of (weight, bias) with ReLUs between them to one sample, in plain Python."""
     layers = [
         (w.tolist(), b.tolist()) for w, b in zip(parameters[::2], parameters[1::2], strict=True)
     ]
@@ -46,7 +46,7 @@ def dense(parameters, x):
 
 
 class Twin:
-    """Curiosity as loops over plain numbers, by the weights of this moment."""
+    """RND as loops over plain numbers, with the current weights."""
 
     def __init__(self, agent):
         module, target = agent._rnd.learner.network.module, agent._rnd._target.module
@@ -83,7 +83,7 @@ def deviation(numbers, weights):
 
 
 def recorded(agent, env, obs):
-    """Go through a rollout; return its observations [T + 1, N], flags and the last ones."""
+    """Collect a rollout; return observations [T + 1, N], flags and the last observations."""
     seen, flags = [obs], []
     for _ in range(STEPS):
         decision, step = act(agent, obs), env.step()
@@ -99,7 +99,7 @@ def valid_rows(seen, valid):
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(normalize):
+def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize):
     agent, plain = (build(normalize_obs=normalize, **switch) for switch in (ON, {}))
     env = Episodes(scale=3.0)
     seen, valid, obs = recorded(agent, env, env.reset())
@@ -149,7 +149,7 @@ def test_advantages_returns_and_batches_are_those_of_loops_over_valid_rows(norma
         assert agent._rnd._statistics.count.item() == len(history)
 
 
-def test_episodes_ends_of_either_kind_end_no_return_and_the_row_that_resets_is_left_out():
+def test_non_episodic_gae_continues_through_ends_and_skips_resets():
     reward, value = (np.random.default_rng(k).random((5, 1)).astype(np.float32) for k in (0, 1))
     valid = np.array([[True], [True], [False], [True]])
     found, short = np.zeros((4, 1), np.float32), np.zeros((3, 1), np.float32)
@@ -163,7 +163,7 @@ def test_episodes_ends_of_either_kind_end_no_return_and_the_row_that_resets_is_l
     assert not none.any()
 
 
-def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other():
+def test_each_valid_sample_is_used_once_per_epoch():
     agent, env = build(**ON), Episodes(mean_length=3)
     _, obs = learn(agent, env, env.reset(), 1)
     _, valid, _ = recorded(agent, env, obs)
@@ -173,8 +173,8 @@ def test_every_valid_row_is_learned_from_once_an_epoch_and_no_other():
     assert rows == np.flatnonzero(valid).tolist() and len(rows) < valid.size
 
 
-def test_how_an_episode_ended_is_no_matter_to_novelty():
-    """Truncated or terminated: the same novelty, and a reward the environment gave is not it."""
+def test_intrinsic_rewards_ignore_how_episodes_end():
+    """Truncated or terminated: equal intrinsic rewards, independent of extrinsic ones."""
     found = []
     for kind in ("terminated", "truncated"):
         agent, env = build(**ON), Episodes(mean_length=3)
@@ -197,7 +197,7 @@ def test_how_an_episode_ended_is_no_matter_to_novelty():
         assert torch.equal(one, other)
 
 
-def test_returns_that_do_not_end_with_episodes_are_scaled_by_their_deviation():
+def test_non_episodic_rewards_are_scaled_by_the_std_of_their_returns():
     normaliser = RewardNormaliser(1, 0.5, episodic=False)
     valid = np.array([[True], [False], [True], [True]])
     normaliser.add(np.array([[4.0], [99.0], [2.0], [0.0]], np.float32), valid)
@@ -205,8 +205,8 @@ def test_returns_that_do_not_end_with_episodes_are_scaled_by_their_deviation():
     assert normaliser.scale == pytest.approx(1 / np.std(returns))
 
 
-def test_what_is_seen_often_is_new_no_more_and_the_rest_is():
-    """Half of the space is visited: its novelty falls, that of the other half far less."""
+def test_prediction_error_falls_where_visited_only():
+    """Half of the space is visited: its prediction error falls, the other half's far less."""
     agent = build(4, shape=(2,), learning_rate=3e-3, epochs=4, **ON)
     env = Episodes(4, (2,), mean_length=10)
     half = env.reset
@@ -236,7 +236,7 @@ SWITCHES = {
 
 
 class Worlds(Episodes):
-    """Random rows of any kind: pixels, or vectors that end in bits."""
+    """Random observations: pixels, or vectors with action masks."""
 
     def __init__(self, dtype="float32", mask=0, **rest):
         super().__init__(**rest)
@@ -258,7 +258,7 @@ def agent_and_world(switches, seed=0):
 
 
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
-def test_a_restored_agent_goes_on_as_if_nothing_had_happened(switches):
+def test_a_restored_agent_continues_bitwise(switches):
     (one, env), (other, _) = (agent_and_world(switches, seed) for seed in (1, 2))
     _, obs = learn(one, env, env.reset(), 2)
     obs = collect(one, env, obs, 5)
@@ -280,8 +280,8 @@ def test_a_restored_agent_goes_on_as_if_nothing_had_happened(switches):
 
 
 @pytest.mark.parametrize("after", [1, 9])
-def test_what_is_cut_short_has_not_happened(after):
-    """In the policy's steps, or in those of novelty that come after them."""
+def test_an_interrupted_update_is_rolled_back(after):
+    """Interrupted in the policy's steps, or in RND's steps after them."""
     agent, env = build(normalize_obs=True, **ON), Episodes(scale=9.0)
     _, obs = learn(agent, env, env.reset(), 2)
     collect(agent, env, obs, STEPS)
@@ -304,7 +304,7 @@ def test_what_is_cut_short_has_not_happened(after):
     torch.testing.assert_close(now, before, rtol=0, atol=0)
 
 
-def test_a_graph_learns_the_same():
+def test_compiled_updates_learn_the_same():
     weights = []
     for graph in (False, True):
         agent = build(minibatches=3, compile=str(graph).lower(), **ON)
@@ -317,7 +317,7 @@ def test_a_graph_learns_the_same():
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)
 
 
-def test_a_student_is_curious_too():
+def test_rnd_works_with_a_teacher():
     spec = EnvSpec("Synthetic", 3, (4,), "float32", 1, SPACES["discrete"])
     teacher = ObjectTeacher("t", spec.action, lambda obs: (obs[:, 0] > 0).astype(np.int64))
     settings = changed(SETTINGS, teacher__policy="t", teacher__acts=0.5, **ON)
@@ -342,7 +342,7 @@ def told(agent, metrics):
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_ranks_are_curious_as_one_process_with_all_their_environments(normalize):
+def test_rnd_on_ranks_equals_one_process(normalize):
     changes = {"minibatches": 1, "normalize_obs": normalize, "epochs": 3, **ON}
     given = rows(2, 3)
     whole = build(2 * ENVS, **changes)
@@ -353,7 +353,7 @@ def test_ranks_are_curious_as_one_process_with_all_their_environments(normalize)
                 np.testing.assert_allclose(theirs[name], value, rtol=1e-3, atol=2e-5, err_msg=name)
 
 
-def test_the_gradient_is_that_of_finite_differences():
+def test_the_gradient_equals_finite_differences():
     torch.manual_seed(0)
     net = RNDNetwork((3,), (5,), PLAIN).double()
     x, y = (torch.randn(4, 3, dtype=torch.float64) for _ in range(2))
@@ -368,13 +368,13 @@ def test_the_gradient_is_that_of_finite_differences():
     assert torch.autograd.gradcheck(loss, weights)
 
 
-def test_once_novelty_counts_for_nothing_nothing_is_done_for_it():
+def test_rnd_is_skipped_once_its_coefficient_is_zero():
     agent, env = build(total=200, **ON, rnd__fraction=0.5), Episodes()
     found, _ = learn(agent, env, env.reset(), 4)
     assert ["train/rnd_loss" in told for told in found] == [False, True, True, False]
     assert agent.scalars()["train/rnd_coef"] == 0 and agent._intrinsic_rewards._count > 0
 
 
-def test_off_there_is_nothing_of_it():
+def test_without_rnd_plain_ppo_is_built():
     agent = build()
     assert type(agent).__name__ == "PPO" and not hasattr(agent, "_rnd")

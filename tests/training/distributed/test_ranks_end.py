@@ -1,4 +1,4 @@
-"""However a rank ends, all end, soon and for a reason that is said; what was saved goes on."""
+"""However a rank ends, all ranks end soon and report the reason, and the run can be resumed."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ENDLESS = (*SHORT, "total_steps=1e8")
 
 
 def ended(ranks):
-    """Return codes and outputs of ranks that end by themselves."""
+    """Return exit codes and outputs of ranks that end by themselves."""
     outputs = [rank.communicate() for rank in ranks]
     return [rank.returncode for rank in ranks], outputs
 
@@ -34,7 +34,7 @@ def wait_for_checkpoint(folder, ranks):
         assert not any(rank.is_over(0.02) for rank in ranks)
 
 
-def test_a_killed_rank_ends_all_and_the_run_goes_on_to_where_it_would_have_come(tmp_path):
+def test_a_killed_rank_ends_all_and_the_run_resumes_bitwise(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
@@ -60,7 +60,7 @@ def test_a_killed_rank_ends_all_and_the_run_goes_on_to_where_it_would_have_come(
         assert one[key] == other[key], key
 
 
-def test_a_signal_to_all_ranks_gives_one_checkpoint_of_their_last_row(tmp_path):
+def test_a_signal_to_all_ranks_gives_one_checkpoint_of_the_last_step(tmp_path):
     ranks = start(tmp_path, 2, *ENDLESS, "checkpoint.every=0")
     wait_for_checkpoint(tmp_path, ranks)
     for rank in ranks:
@@ -75,7 +75,7 @@ def test_a_signal_to_all_ranks_gives_one_checkpoint_of_their_last_row(tmp_path):
         assert {f"{name}.json", f"rank0001-{name}.json"} <= names
 
 
-def test_ranks_that_were_told_different_things_are_refused(tmp_path):
+def test_ranks_with_different_configurations_are_rejected(tmp_path):
     ranks = start(tmp_path, 2, *SHORT, different=("agent.gamma=0.5",))
     codes, outputs = ended(ranks)
     assert codes == [2, 2]
@@ -85,13 +85,13 @@ def test_ranks_that_were_told_different_things_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_sweep_of_ranks_is_refused(tmp_path):
+def test_a_sweep_of_ranks_is_rejected(tmp_path):
     codes, outputs = ended(start(tmp_path, 2, "-m", "seed=1,2"))
     assert codes == [2, 2]
     assert "--multirun and torchrun cannot be combined" in outputs[0][1]
 
 
-def test_a_run_too_short_for_a_rollout_of_all_ranks_is_refused(tmp_path):
+def test_a_run_too_short_for_a_rollout_of_all_ranks_is_rejected(tmp_path):
     rollout = ("agent.rollout_steps=100", "agent.minibatches=1", "env.num_envs=1")
     codes, outputs = ended(
         start(tmp_path, 2, "agent=ppo", *rollout, "total_steps=198", quick=False)
@@ -104,7 +104,7 @@ def test_a_run_too_short_for_a_rollout_of_all_ranks_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("old", [1, 2])
-def test_another_number_of_ranks_goes_on_with_what_has_a_meaning_there(tmp_path, old):
+def test_another_number_of_ranks_reshards_the_state(tmp_path, old):
     codes, outputs = ended(start(tmp_path, old, *SHORT))
     assert codes == [0] * old, outputs
     before = summary(tmp_path)
@@ -121,7 +121,7 @@ def test_another_number_of_ranks_goes_on_with_what_has_a_meaning_there(tmp_path,
 
 
 def beating(answers, timeouts, step_timeout=60.0):
-    """Return the heart of a rank that is alone, whose thread has ended, and what it follows."""
+    """Return the heartbeat of a single rank whose thread has ended, and its monitor."""
     store = SimpleNamespace(check=lambda keys: False, set=lambda key, value: None)
     heart = Heartbeat(store, 0, [(socket.gethostname(), os.getpid())], step_timeout)
     heart.close()
@@ -131,7 +131,7 @@ def beating(answers, timeouts, step_timeout=60.0):
 
 
 @pytest.mark.parametrize(("timeouts", "late"), [(1, 61.0), (64, 64 * 60.0 + 1)])
-def test_the_limit_of_a_step_is_that_of_one_environment(monkeypatch, timeouts, late):
+def test_the_step_timeout_is_per_environment(monkeypatch, timeouts, late):
     now, answers = [1000.0], [0]
     heart = beating(answers, timeouts)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -149,7 +149,7 @@ def test_the_limit_of_a_step_is_that_of_one_environment(monkeypatch, timeouts, l
 
 
 @pytest.mark.slow
-def test_a_row_of_many_slow_environments_is_no_hanging_one(tmp_path):
+def test_many_slow_environments_do_not_count_as_hanging(tmp_path):
     slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=0.8")
     row = ("env.num_envs=6", "total_steps=24", "env.step_timeout=2", "env.backend=sync")
     codes, outputs = ended(start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *row))
@@ -166,7 +166,7 @@ def test_a_hanging_process_of_a_rank_is_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_slow_row_of_ranks_is_saved_when_a_signal_comes(tmp_path):
+def test_a_slow_step_of_ranks_is_saved_on_a_signal(tmp_path):
     slow = ("env.id=slow_env:Slow-v0", "env.kwargs.file=told", "env.kwargs.seconds=2.5")
     row = ("env.num_envs=9", "total_steps=1e6", "env.backend=sync")  # longer than 20 seconds
     ranks = start(tmp_path, 2, "run_dir=run", "eval.every=0", *slow, *row)

@@ -1,4 +1,4 @@
-"""The same under the real launcher: what becomes of ranks, of it, and of what was saved."""
+"""The same under torchrun: what happens to ranks, launcher and checkpoints."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def launch(folder, *overrides, ranks=2, options=()):
 
 
 def ranks_of(launcher):
-    """Return the processes of the ranks, in their order."""
+    """Return the processes of the ranks, in rank order."""
     children = psutil.Process(launcher.pid).children()
     return sorted(
         (child for child in children if "train.py" in " ".join(child.cmdline())),
@@ -57,7 +57,7 @@ def summary(folder):
 
 
 def gone(processes, within):
-    """Wait until all processes are gone; return the seconds that took."""
+    """Wait until all processes have ended; return the seconds it took."""
     begin = time.monotonic()
     _, alive = psutil.wait_procs(processes, timeout=within)
     assert alive == []
@@ -78,7 +78,7 @@ def test_a_killed_rank_takes_the_others_with_it(tmp_path, victim):
 
 
 @pytest.mark.parametrize(("number", "within"), [(signal.SIGKILL, 10), (signal.SIGTERM, 20)])
-def test_what_ends_the_launcher_leaves_one_checkpoint_and_no_orphan(tmp_path, number, within):
+def test_ending_the_launcher_leaves_one_checkpoint_and_no_orphans(tmp_path, number, within):
     launcher = launch(tmp_path, *ENDLESS)
     wait_for_checkpoint(tmp_path, launcher)
     ranks = ranks_of(launcher)
@@ -110,13 +110,13 @@ def test_a_frozen_rank_ends_all(tmp_path):
     assert "rank 1 is lost: no sign of life" in err
 
 
-def test_a_failing_environment_says_why_on_its_rank(tmp_path):
+def test_a_failing_environment_is_reported_on_its_rank(tmp_path):
     launcher = launch(tmp_path, *ENDLESS, "env.kwargs.fault=fail")
     _, err = launcher.communicate(timeout=120)
     assert "the pole fell on the floor" in err
 
 
-def test_a_full_disk_on_one_rank_is_a_warning_and_the_checkpoint_before_stays(tmp_path):
+def test_a_full_disk_on_one_rank_is_a_warning_and_the_last_checkpoint_stays(tmp_path):
     launcher = launch(tmp_path, *ENDLESS, "env.kwargs.fault=disk", "total_steps=3000")
     out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 1 and "exitcode  : 9" in err, err
@@ -128,7 +128,7 @@ def test_a_full_disk_on_one_rank_is_a_warning_and_the_checkpoint_before_stays(tm
     assert not list((tmp_path / "run" / "checkpoints").glob(".writing*"))
 
 
-def test_max_restarts_and_resume_go_on_by_themselves(tmp_path):
+def test_max_restarts_with_resume_continue_the_run(tmp_path):
     launcher = launch(
         tmp_path, *ENDLESS, "resume=auto", "total_steps=6000", options=("--max-restarts=3",)
     )
@@ -212,7 +212,7 @@ GATES = [
 
 
 @pytest.mark.parametrize(("experiment", "halved", "target"), GATES)
-def test_two_ranks_learn_cartpole_in_the_steps_of_one(tmp_path, experiment, halved, target):
+def test_two_ranks_learn_cartpole_in_as_many_steps_as_one(tmp_path, experiment, halved, target):
     returns = []
     for seed in range(3):
         folder = tmp_path / str(seed)

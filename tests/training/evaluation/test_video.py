@@ -169,7 +169,7 @@ def test_the_film_that_a_kill_cut_short_is_there_once_the_run_went_on(tmp_path):
     pytest.importorskip("av")
     arguments = (
         *FILMS, "env.id=filmed_env:Filmed-v0", f"env.kwargs.mark={tmp_path}/mark",
-        "env.num_envs=8", "eval.video_every=299", "checkpoint.every=50", "run_dir=run",
+        "env.num_envs=8", "eval.video_every=299", "checkpoint.every=299", "run_dir=run",
     )  # fmt: skip
     process = warm.start(tmp_path, *arguments)
     process.communicate()

@@ -1,4 +1,4 @@
-"""Acting on the host while a device learns: the same decisions, and one copy a burst of updates."""
+"""Acting on the host while a device learns: the same actions, one weight copy per update burst."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.agents.dqn.test_agent import SETTINGS
 
 @pytest.fixture
 def copies(monkeypatch):
-    """Take the host for a device on which it does not pay to act; return the copies made."""
+    """Treat the host as a device that is slower to act on; return the list of weight copies."""
     made = []
     sync_weights = HostWeights.sync_weights
 
@@ -53,7 +53,7 @@ def learned_by_dqn():
     return actions, agent._learner.network.weights, agent.updates
 
 
-def test_dqn_decides_the_same_by_a_copy_of_its_weights(copies):
+def test_dqn_acts_the_same_with_host_weights(copies):
     plain = learned_by_dqn()
     made = copies()
     ours = learned_by_dqn()
@@ -65,7 +65,7 @@ def test_dqn_decides_the_same_by_a_copy_of_its_weights(copies):
 
 @pytest.mark.parametrize("action", ["discrete", "box", "multidiscrete"])
 @pytest.mark.parametrize("normalise", [False, True])
-def test_ppo_decides_the_same_by_a_copy_of_its_weights(copies, action, normalise):
+def test_ppo_acts_the_same_with_host_weights(copies, action, normalise):
     def learned():
         agent = build_ppo(action=SPACES[action], normalize_obs=normalise, popart=normalise)
         env = Episodes()
@@ -85,7 +85,7 @@ def test_ppo_decides_the_same_by_a_copy_of_its_weights(copies, action, normalise
     assert sum(made) == (4 + 16 if normalise else 4)
 
 
-def test_weights_that_are_taken_over_are_seen(copies):
+def test_loaded_weights_are_copied_to_the_host(copies):
     made = copies()
     agent, other = build_ppo(), build_ppo(seed=1)
     obs = Episodes().reset()
@@ -100,7 +100,7 @@ def test_weights_that_are_taken_over_are_seen(copies):
 
 
 def decided_by_rank(comm, build):
-    """Return how a rank decides after it has joined, and what it had decided before."""
+    """Return a rank's actions before and after attaching the communicator."""
     mirror.host_sees, mirror.is_faster_on_host = lambda _: False, lambda *_, **__: True
     agent = build(comm.rank)
     obs, episode_starts = (
@@ -121,13 +121,13 @@ def a_dqn(seed):
 @pytest.mark.parametrize(
     "build", [a_dqn, lambda seed: build_ppo(action=SPACES["discrete"], seed=seed)]
 )
-def test_ranks_act_by_the_first_ones_weights_from_the_start(build):
+def test_ranks_act_with_rank_0s_weights_from_the_start(build):
     (first, before), (other, after) = together(2, decided_by_rank, build)
     assert first == before == after != other
 
 
 class Clock:
-    """Time that passes only where a call lets it."""
+    """A clock that only the calls under test advance."""
 
     def __init__(self):
         self.now = 0.0
@@ -151,7 +151,7 @@ class Clock:
         (1.0, 0.5, 0.1, 2.0, True),  # several updates a row are one copy a row
     ],
 )
-def test_the_border_is_measured_with_the_copies_that_it_takes(here, copy, rows, there, host):
+def test_the_faster_side_is_measured_including_weight_copies(here, copy, rows, there, host):
     clock = Clock()
 
     class Copied:
@@ -164,14 +164,14 @@ def test_the_border_is_measured_with_the_copies_that_it_takes(here, copy, rows, 
     assert found is host
 
 
-def test_no_clock_decides_where_everything_is_to_be_the_same(monkeypatch):
+def test_deterministic_runs_do_not_depend_on_timings(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert is_faster_on_host(None, clock.takes(9.0), clock.takes(1.0), rows=1, clock=clock)
     assert clock.now == 0
 
 
-def test_what_a_call_takes_is_what_most_calls_take():
+def test_durations_are_medians():
     clock, calls = Clock(), []
 
     def call():

@@ -1,4 +1,4 @@
-"""Layers as machine code, of any size and however their weights lie."""
+"""Compiled layers of any size and memory layout."""
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LA
     st.booleans(),
     st.integers(0, 99),
 )
-def test_products_are_those_of_matrices_and_the_same_for_each_row_alone(
+def test_host_network_equals_torch_and_is_bitwise_per_row(
     rows, inputs, hidden, outputs, first_turned, second_turned, seed
 ):
     rng = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ def test_products_are_those_of_matrices_and_the_same_for_each_row_alone(
     filled=st.sampled_from([0.0, 0.1, 1.0]),
     seed=st.integers(0, 99),
 )
-def test_boards_are_convolved_as_torch_does_and_each_row_as_alone(
+def test_host_convolution_equals_torch_and_is_bitwise_per_row(
     rows, channels, board, side, filters, filled, seed
 ):
     rng = np.random.default_rng(seed)
@@ -83,7 +83,7 @@ def test_boards_are_convolved_as_torch_does_and_each_row_as_alone(
         assert network(x[row : row + 1]).tobytes() == found[row : row + 1].tobytes()
 
 
-def test_bytes_are_their_share_of_255():
+def test_bytes_are_divided_by_255():
     rng = np.random.default_rng(0)
     layer = Layer(rng.standard_normal((4, 6)).astype(np.float32), np.zeros(6, np.float32))
     network = HostNetwork([layer], "relu", scaled=True)

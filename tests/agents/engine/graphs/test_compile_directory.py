@@ -1,4 +1,4 @@
-"""torch's compiler works where nobody else can have put a library for it to load."""
+"""torch's compiler uses directories that no other user can write to."""
 
 import os
 import stat
@@ -17,7 +17,7 @@ from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_d
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch, tmp_path):
-    """Let the system's temporary directory be one of the test's, and open to all."""
+    """Use a world-writable temporary directory of the test."""
     monkeypatch.delenv(CHOICE, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     tmp_path.chmod(0o1777)
@@ -27,7 +27,7 @@ def temporary(monkeypatch, tmp_path):
 
 
 def worked_in():
-    """Return where the compiler works, where its headers are, and what it is told by then."""
+    """Return the compiler's directory, its header directory, and its configuration."""
     with in_private_directory():
         found = [cache_dir(), codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR]
         found = [Path(each).resolve() for each in found]  # links stand for names with spaces
@@ -35,7 +35,7 @@ def worked_in():
     return found
 
 
-def test_it_works_in_a_directory_of_the_users_own_and_puts_its_headers_there(temporary):
+def test_the_compiler_and_its_headers_use_a_private_directory(temporary):
     folder, *headers = worked_in()
     assert folder.parent == temporary and not folder.name.startswith("torchinductor")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -43,7 +43,7 @@ def test_it_works_in_a_directory_of_the_users_own_and_puts_its_headers_there(tem
     assert worked_in()[0] == folder  # what compilations have in common is made once
 
 
-def test_one_that_others_can_write_to_is_not_used(temporary):
+def test_a_directory_writable_by_others_is_not_used(temporary):
     planted, *_ = worked_in()
     planted.chmod(0o777)
     folder, *headers = worked_in()
@@ -52,7 +52,7 @@ def test_one_that_others_can_write_to_is_not_used(temporary):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a directory away needs root")
-def test_one_that_somebody_else_made_first_is_not_used():
+def test_a_directory_created_by_another_user_is_not_used():
     planted, *_ = worked_in()
     os.chown(planted, 65534, 65534)
     assert worked_in()[0] != planted
@@ -66,7 +66,7 @@ def test_a_link_is_not_followed(temporary):
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o777])
-def test_a_chosen_directory_is_taken_if_it_is_the_users_own(temporary, monkeypatch, caplog, mode):
+def test_a_configured_directory_is_used_if_private(temporary, monkeypatch, caplog, mode):
     chosen = temporary / "chosen"
     chosen.mkdir()
     chosen.chmod(mode)
@@ -78,7 +78,7 @@ def test_a_chosen_directory_is_taken_if_it_is_the_users_own(temporary, monkeypat
     assert ("is not used" in caplog.text) == (mode == 0o777)
 
 
-def test_a_torch_that_keeps_headers_elsewhere_makes_none(monkeypatch):
+def test_precompiled_headers_are_disabled_for_unknown_torch_versions(monkeypatch):
     monkeypatch.delattr(codecache, "_HEADER_DIR")
     with in_private_directory():
         assert not torch._inductor.config.aot_inductor.precompile_headers

@@ -1,4 +1,4 @@
-"""A graph is compiled once: the next time its machine code is loaded, if it is the same graph."""
+"""The cache of compiled graphs: an equal graph is loaded, not compiled again."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture
 def compilations(kept, monkeypatch, tmp_path):
-    """Keep the library in a folder of the test's; return what is compiled, in no time."""
+    """Use a cache directory of the test and a fake compiler; return the list of compilations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder().mkdir()
     made = shutil.copy(kept, tmp_path / "made.so")
@@ -70,13 +70,13 @@ def agrees(run):
     assert total.item() == 3
 
 
-def test_what_is_kept_is_loaded_and_computes_the_same(kept, compilations):
+def test_a_cached_graph_is_loaded_and_computes_the_same(kept, compilations):
     shutil.copy(kept, folder())
     agrees(host_code(graph(), inputs()))
     assert not compilations
 
 
-def test_what_is_broken_is_compiled_again(kept, compilations):
+def test_a_damaged_cache_entry_is_compiled_again(kept, compilations):
     broken = folder() / kept.name
     broken.write_bytes(b"not a library")
     agrees(host_code(graph(), inputs()))
@@ -84,16 +84,14 @@ def test_what_is_broken_is_compiled_again(kept, compilations):
     assert broken.read_bytes() == kept.read_bytes()
 
 
-def test_where_nothing_can_be_kept_it_is_compiled_and_runs(compilations, monkeypatch, tmp_path):
+def test_without_a_writable_cache_graphs_are_compiled_anyway(compilations, monkeypatch, tmp_path):
     (tmp_path / "a file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     agrees(host_code(graph(), inputs()))
     assert len(compilations) == 1
 
 
-def test_the_folder_holds_the_libraries_used_last_and_nothing_else(
-    kept, compilations, monkeypatch, tmp_path
-):
+def test_the_cache_keeps_recently_used_libraries_only(kept, compilations, monkeypatch, tmp_path):
     monkeypatch.setattr(kept_graphs, "MAX_CACHED", 3)
     for age in range(5):
         old = folder() / f"{age}.so"
@@ -104,7 +102,7 @@ def test_the_folder_holds_the_libraries_used_last_and_nothing_else(
 
 
 @pytest.mark.parametrize("of", ["library", "folder", "parent"])
-def test_what_others_can_write_to_is_not_loaded(kept, compilations, of, monkeypatch, tmp_path):
+def test_libraries_writable_by_others_are_not_loaded(kept, compilations, of, monkeypatch, tmp_path):
     library = Path(shutil.copy(kept, folder()))
     planted = {"library": library, "folder": folder(), "parent": tmp_path}[of]
     monkeypatch.setattr(kept_graphs, "_mark_used", lambda _: pytest.fail("it was loaded"))
@@ -116,13 +114,13 @@ def test_what_others_can_write_to_is_not_loaded(kept, compilations, of, monkeypa
     planted.chmod(0o700)
 
 
-def test_a_link_to_a_library_is_not_followed(kept, compilations, tmp_path):
+def test_symlinked_libraries_are_not_loaded(kept, compilations, tmp_path):
     (folder() / kept.name).symlink_to(kept)
     agrees(host_code(graph(), inputs()))
     assert len(compilations) == 1 and not (folder() / kept.name).is_symlink()
 
 
-def test_another_function_size_or_number_of_threads_is_another_graph(monkeypatch):
+def test_cache_keys_depend_on_function_shapes_and_threads(monkeypatch):
     def likewise(x, total):
         total.add_(1)
         return (x * 3.0000000000000004 + total).tanh(), total.clone()
@@ -138,7 +136,7 @@ def test_another_function_size_or_number_of_threads_is_another_graph(monkeypatch
     assert fingerprint(graph(), inputs()) in names
 
 
-def test_the_folder_is_the_users_own(monkeypatch, tmp_path):
+def test_the_cache_directory_is_private(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folder() == Path(tmp_path, ".cache", "steadyrl")

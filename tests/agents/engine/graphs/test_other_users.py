@@ -1,4 +1,4 @@
-"""What another user of the machine plants where torch's compiler works is never loaded."""
+"""Libraries that another user plants where torch's compiler works are never loaded."""
 
 import os
 import pwd
@@ -34,7 +34,7 @@ __attribute__((constructor)) static void planted(void) { open("%s", O_CREAT | O_
 
 
 def run(user, place, *command, check=True, **environment):
-    """Run a command as this user, whose temporary directory is one that all share."""
+    """Run a command as this user, with a shared temporary directory."""
     found = pwd.getpwnam(user)
     usual = {"PATH": os.environ["PATH"], "HOME": found.pw_dir, "USER": user, "LOGNAME": user}
     usual |= {"TMPDIR": str(place), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -48,7 +48,7 @@ def run(user, place, *command, check=True, **environment):
 
 @pytest.fixture
 def place():
-    """Make two users, and a temporary directory that they share; remove all of it."""
+    """Create two users and a shared temporary directory; remove them afterwards."""
     if os.geteuid() != 0 or shutil.which("useradd") is None or shutil.which("gcc") is None:
         pytest.skip("two users are made by root with useradd, and one plants what gcc makes")
     folder = Path(tempfile.mkdtemp())
@@ -70,7 +70,7 @@ def place():
 
 
 def plant(place, marker):
-    """Fill what the compiler would take for the victim's with libraries that leave a mark."""
+    """Plant marked libraries where the compiler would load the victim's from."""
     source, library = place / "planted.c", place / "planted.so"
     run(ATTACKER, place, "sh", "-c", f"cat > {source} <<'end'\n{PLANT % marker}\nend")
     run(ATTACKER, place, "gcc", "-shared", "-fPIC", "-o", str(library), str(source))

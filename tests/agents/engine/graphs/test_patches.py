@@ -1,4 +1,4 @@
-"""Graphs whose convolutions are products of patches say what the convolutions do."""
+"""Graphs that compute convolutions as products of patches equal the convolutions."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def slopes(x, weight, bias, **how):
     "shape", [{}, {"channels": 1, "rows": 200}, {"board": (3, 9)}, {"rows": 1}]
 )
 @pytest.mark.usefixtures("everywhere")
-def test_they_are_those_of_convolutions_forwards_and_backwards(shape, together):
+def test_patch_products_equal_convolutions_forward_and_backward(shape, together):
     x, weight, bias = given(**shape)
     if together:
         x = x.contiguous(memory_format=torch.channels_last)
@@ -53,7 +53,7 @@ def test_they_are_those_of_convolutions_forwards_and_backwards(shape, together):
 
 @pytest.mark.parametrize("how", [{"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 2}])
 @pytest.mark.usefixtures("everywhere")
-def test_others_are_left_as_they_are(how):
+def test_unsupported_convolutions_are_unchanged(how):
     x, weight, bias = given()
     weight = weight[:, ::2] if "groups" in how else weight
     graph, _ = trace(lambda *each: slopes(*each, **how), (x, weight, bias))
@@ -61,7 +61,7 @@ def test_others_are_left_as_they_are(how):
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_so_are_many_rows_and_other_numbers(monkeypatch):
+def test_large_batches_and_other_dtypes_are_unchanged(monkeypatch):
     double = tuple(part.double() for part in given())
     assert {CONVOLUTION, BACKWARD} <= targets(trace(slopes, double)[0])
     monkeypatch.setattr(patches, "MOST_BYTES", 1000)
@@ -69,7 +69,7 @@ def test_so_are_many_rows_and_other_numbers(monkeypatch):
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_a_slope_of_what_was_given_is_left_to_the_convolution():
+def test_input_gradients_are_left_to_the_convolution():
     x, weight, bias = given()
     second = torch.randn(16, 16, 3, 3, generator=torch.Generator().manual_seed(1))
 

@@ -1,4 +1,4 @@
-"""Graphs compute what the functions do that they were made of."""
+"""Traced graphs compute what their functions compute."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from steadyrl.agents.learner.adam import once
 
 @pytest.fixture(scope="module", autouse=True)
 def on_most_processors():
-    """Leave products to the library wherever this runs."""
+    """Use library products on any machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wide_products, "faster_here", lambda: False)
         yield
@@ -32,7 +32,9 @@ def targets(graph):
 
 @settings(deadline=None, max_examples=25)
 @given(SIDES, SIDES, SIDES, st.booleans(), st.booleans())
-def test_products_are_the_same_and_the_library_adds_no_bias(rows, inner, columns, left_t, right_t):
+def test_traced_products_are_equal_and_bias_is_a_separate_sum(
+    rows, inner, columns, left_t, right_t
+):
     g = torch.Generator().manual_seed(rows * 10_000 + inner * 100 + columns)
     left = torch.randn((inner, rows) if left_t else (rows, inner), generator=g)
     right = torch.randn((columns, inner) if right_t else (inner, columns), generator=g)
@@ -52,7 +54,7 @@ def test_products_are_the_same_and_the_library_adds_no_bias(rows, inner, columns
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 3), SIDES, st.sampled_from([1, SHORT, SHORT + 1, 40]), SIDES)
-def test_products_of_pairs_are_the_same_and_the_library_adds_no_bias(pairs, rows, inner, columns):
+def test_traced_batched_products_are_equal_and_bias_is_a_separate_sum(pairs, rows, inner, columns):
     g = torch.Generator().manual_seed(rows * 10_000 + inner * 100 + columns)
     left = torch.randn((pairs, rows, inner), generator=g)
     right = torch.randn((pairs, inner, columns), generator=g)
@@ -72,13 +74,13 @@ def test_products_of_pairs_are_the_same_and_the_library_adds_no_bias(pairs, rows
     ("shape", "library"),
     [((128, 84, NARROW), False), ((120, 128, FEW), True), ((64, 64, 64), True)],
 )
-def test_only_very_narrow_products_are_written_out(shape, library):
+def test_only_narrow_products_become_sums(shape, library):
     rows, inner, columns = shape
     graph, _ = trace(torch.mm, (torch.zeros(rows, inner), torch.zeros(inner, columns)))
     assert (torch.ops.aten.mm.default in targets(graph)) is library
 
 
-def test_no_loop_jumps_from_row_to_row():
+def test_strided_products_stay_library_calls():
     # A layer of two inputs: its weights lie transposed, and so do the slopes of what it gives.
     inputs, weights, slopes = torch.zeros(128, 2), torch.zeros(256, 2), torch.zeros(128, 256)
     forward, _ = trace(lambda x, w: x @ w.t(), (inputs, weights))
@@ -91,19 +93,19 @@ def test_no_loop_jumps_from_row_to_row():
     assert torch.ops.aten.mm.default not in targets(as_it_lies)
 
 
-def test_few_columns_are_computed_transposed():
+def test_products_with_few_columns_are_transposed():
     graph, _ = trace(torch.mm, (torch.zeros(120, 128), torch.zeros(128, FEW)))
     order = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert order == ["aten.t.default", "aten.t.default", "aten.mm.default", "aten.t.default"]
 
 
-def test_once_is_the_number_itself():
+def test_once_returns_its_argument():
     for number in (0.1, -3.0, float("inf")):
         assert once(torch.tensor(number)).item() == torch.tensor(number).item()
     assert once(torch.tensor(float("nan"))).isnan()
 
 
-def test_what_is_changed_in_place_and_taken_apart_is_written_down_too():
+def test_in_place_operations_and_views_are_traced():
     def function(x, y):
         low, high = (x * 2).sort(0)[0].chunk(2)
         total = torch.zeros(()).add_(low.sum()).mul_(3)
@@ -121,21 +123,21 @@ def test_what_is_changed_in_place_and_taken_apart_is_written_down_too():
         assert torch.equal(mine, other)
 
 
-def test_tensors_from_elsewhere_become_arguments():
+def test_captured_tensors_become_inputs():
     scale = torch.tensor([2.0, 3.0])
     graph, captured = trace(lambda x: x * scale + scale.sum(), (torch.ones(2),))
     assert len(captured) == 1 and captured[0] is scale
     assert graph(torch.ones(2), torch.tensor([10.0, 20.0])).tolist() == [40.0, 50.0]
 
 
-def test_a_tensor_that_was_computed_unseen_is_no_constant():
+def test_untraced_intermediate_tensors_are_rejected():
     weight = torch.ones(2, requires_grad=True)
     computed = weight * 2
     with pytest.raises(RuntimeError, match="did not see"):
         trace(lambda x: x * computed, (torch.ones(2),))
 
 
-def test_no_compiler_is_imported_to_write_a_graph_down():
+def test_tracing_imports_no_compiler():
     code = (
         "import sys, torch\nfrom steadyrl.agents.engine.graphs.trace import trace\n"
         "def slope(x):\n"
@@ -154,7 +156,7 @@ def test_no_compiler_is_imported_to_write_a_graph_down():
         "experiment=cartpole_dqn",
     ],
 )
-def test_no_compiler_is_imported_where_graphs_are_kept(tmp_path, told):
+def test_cached_graphs_import_no_compiler(tmp_path, told):
     if "minatar" in told:
         pytest.importorskip("minatar")
     code = f"""

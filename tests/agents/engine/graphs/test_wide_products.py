@@ -1,4 +1,4 @@
-"""What graphs multiply by code of their own is the product, whatever order the matrices are in."""
+"""Matrix products of our own code in graphs, for every memory layout."""
 
 import ctypes
 import os
@@ -33,7 +33,7 @@ extern "C" void multiply(const float* left, int64_t left_apart, int64_t left_dow
 
 @pytest.fixture
 def everywhere(monkeypatch, tmp_path):
-    """Multiply by code of our own on any processor, and keep no graph of it."""
+    """Use our own product code on any processor, without the graph cache."""
     monkeypatch.setattr(wide_products, "faster_here", lambda: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
@@ -64,7 +64,7 @@ def multiply(tmp_path_factory):
 
 
 def lying(array, order, spare):
-    """Return the same numbers with their axes in another order in memory, and gaps."""
+    """Return the same numbers with another memory layout, with gaps."""
     across = np.ascontiguousarray(array.transpose(order))
     wider = np.full((*across.shape[:-1], across.shape[-1] + spare), np.nan, np.float32)
     wider[..., : across.shape[-1]] = across
@@ -82,7 +82,7 @@ ORDERS = st.sampled_from([(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0)])
     st.integers(0, 3),
     st.integers(1, 3),
 )
-def test_every_product_is_the_exact_one(multiply, sizes, orders, spare, threads):
+def test_products_are_accurate(multiply, sizes, orders, spare, threads):
     pairs, rows, inner, columns = sizes
     rng = np.random.default_rng(sizes)
     left = rng.standard_normal((pairs, rows, inner), dtype=np.float32)
@@ -95,13 +95,13 @@ def test_every_product_is_the_exact_one(multiply, sizes, orders, spare, threads)
 
 
 @needs_avx512
-def test_of_nothing_it_is_0(multiply):
+def test_empty_products_are_0(multiply):
     left, right = np.empty((2, 7, 0), np.float32), np.empty((2, 0, 70), np.float32)
     assert (multiply(left, right, 1) == 0).all()
 
 
 @needs_avx512
-def test_large_ones_are_the_same_numbers_by_several_threads(multiply):
+def test_products_are_bitwise_equal_with_several_threads(multiply):
     rng = np.random.default_rng(0)
     left = rng.standard_normal((2, 101, 300), dtype=np.float32)
     right = rng.standard_normal((2, 300, 130), dtype=np.float32)
@@ -112,7 +112,7 @@ def test_large_ones_are_the_same_numbers_by_several_threads(multiply):
 
 
 def network(x, goal, w, b, v, parallel_layers, shift):
-    """Return a loss whose gradient has products of every kind: as they are, turned, in pairs."""
+    """Return a loss whose gradient has plain, transposed and batched products."""
     h = torch.addmm(b, x, w.t()).relu()
     y = torch.baddbmm(shift, h.expand(2, *h.shape), parallel_layers).tanh()
     return ((y[0] + y[1] @ v - goal) ** 2).mean()
@@ -133,7 +133,7 @@ def slopes(x, goal, *weights):
 
 @needs_avx512
 @pytest.mark.usefixtures("everywhere")
-def test_gradients_are_those_of_exact_products():
+def test_gradients_of_products_are_accurate():
     given = arguments()
     graph, captured = trace(slopes, given)
     assert not captured and operator() in targets(graph)
@@ -147,7 +147,7 @@ def test_gradients_are_those_of_exact_products():
 
 @needs_avx512
 @pytest.mark.usefixtures("everywhere")
-def test_matrices_may_be_parts_of_one_tensor():
+def test_operands_may_share_a_tensor():
     g = torch.Generator().manual_seed(0)
     given = torch.randn((20, 12), generator=g), torch.randn((10, 30), generator=g)
 
@@ -161,14 +161,14 @@ def test_matrices_may_be_parts_of_one_tensor():
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_a_matrix_that_is_added_is_no_bias():
+def test_added_matrices_are_not_biases():
     given = torch.ones(64, 256), torch.zeros(64, 256), torch.zeros(256, 256)
     graph, _ = trace(torch.addmm, given)
     assert torch.equal(graph(*given), torch.ones(64, 256))
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_other_numbers_stay_with_torch():
+def test_other_dtypes_use_torch():
     left, right = torch.zeros(64, 256), torch.zeros(256, 256)
     assert is_supported(left, right)
     assert not is_supported(left, right.double())
@@ -185,7 +185,9 @@ def test_other_numbers_stay_with_torch():
         (None, "AVX512", False),
     ],
 )
-def test_only_what_mkl_does_not_use_is_won(tmp_path, monkeypatch, vendor, capability, expected):
+def test_only_amd_processors_with_avx512_are_supported(
+    tmp_path, monkeypatch, vendor, capability, expected
+):
     processor = tmp_path / "cpuinfo"
     if vendor is not None:
         processor.write_text(f"vendor_id\t: {vendor}\n")
