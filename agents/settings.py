@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from steadyrl.agents.learner.schedules import Schedule
-from steadyrl.core.errors import SettingError, at_most, fraction, zero_or_more
+from steadyrl.core.errors import (
+    SettingError,
+    validate_at_most,
+    validate_fraction,
+    validate_non_negative,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +23,9 @@ class TeacherSettings:
     acts: float
 
     def __post_init__(self) -> None:
-        zero_or_more(self, "coef")
-        at_most(self, 1e6, "coef")
-        fraction(self, "fraction", "acts")
+        validate_non_negative(self, "coef")
+        validate_at_most(self, 1e6, "coef")
+        validate_fraction(self, "fraction", "acts")
         if self.policy is not None and not self.policy.strip():
             raise SettingError("policy", self.policy, "name a run, a policy or module:name")
 

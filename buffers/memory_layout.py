@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from steadyrl.core.jit import Held, compiled
+from steadyrl.core.jit import Boxed, jit
 
 CACHE_LINE = 64  # bytes
 ALIGNMENT = 16  # bytes; of each tensor within a packed buffer
@@ -48,10 +48,10 @@ def _declare(typing_context: Any, array: Any, place: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
-@compiled
+@jit
 def box(arrays: Any) -> Any:
     """Box arrays for compiled code: unboxing many arrays at each call would take 20 µs."""
-    return Held(arrays)
+    return Boxed(arrays)
 
 
 # In compiled code: prefetch(array, i) fetches the cache line of array[i] (1-D, no negative i) ahead

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from steadyrl.core.saved import COUNT, Limits, Saved
+from steadyrl.core.saved_state import COUNT, Limits, Saved
 from steadyrl.core.state import Stateful
 
 LONGEST = 1e11  # seconds of a run: thousands of years
@@ -47,22 +47,22 @@ class Interval(Stateful):
 class RateLimiter(Stateful):
     """Let so many through at once, and of the rest one a second: what runs for days stays small."""
 
-    state_names = ("passed",)
-    state_limits: ClassVar[Mapping[str, Limits]] = {"passed": COUNT}
+    state_names = ("allowed",)
+    state_limits: ClassVar[Mapping[str, Limits]] = {"allowed": COUNT}
 
-    def __init__(self, at_once: int = 10_000) -> None:
-        self._at_once = at_once
-        self.passed = 0
+    def __init__(self, burst: int = 10_000) -> None:
+        self._burst = burst
+        self.allowed = 0
 
     def allows(self, seconds: float) -> bool:
         """Return whether one more may pass, so long after the beginning; if so, count it."""
-        if self.passed >= self._at_once + seconds:
+        if self.allowed >= self._burst + seconds:
             return False
-        self.passed += 1
+        self.allowed += 1
         return True
 
 
-class Mark(NamedTuple):
+class Progress(NamedTuple):
     """Where a run stood when its speed was taken last."""
 
     seconds: float
@@ -70,23 +70,23 @@ class Mark(NamedTuple):
     updates: int
 
 
-class Speed(Stateful):
+class Throughput(Stateful):
     """Steps and updates a second since it was asked last."""
 
-    state_names = ("_mark",)
-    state_limits: ClassVar[Mapping[str, Limits]] = {"_mark": COUNT}
+    state_names = ("_last",)
+    state_limits: ClassVar[Mapping[str, Limits]] = {"_last": COUNT}
 
     def __init__(self) -> None:
-        self._mark = Mark(0.0, 0, 0)
+        self._last = Progress(0.0, 0, 0)
 
     def take(self, seconds: float, steps: int, updates: int) -> tuple[float, float]:
         """Return steps a second and updates a second; from now on count anew."""
-        last, self._mark = self._mark, Mark(seconds, steps, updates)
-        passed = max(seconds - last.seconds, 1e-9)
-        return (steps - last.steps) / passed, (updates - last.updates) / passed
+        last, self._last = self._last, Progress(seconds, steps, updates)
+        allowed = max(seconds - last.seconds, 1e-9)
+        return (steps - last.steps) / allowed, (updates - last.updates) / allowed
 
 
-class Outlook:
+class StepRate:
     """How fast steps are made from here on, of which the time left is told.
 
     Compilers hold up the first rows and the first update of a process: what was before that update,
@@ -96,24 +96,24 @@ class Outlook:
 
     def __init__(self) -> None:
         self._first: int | None = None  # updates after the first row
-        self._mark: Mark | None = None
+        self._last: Progress | None = None
         self._rate = 0.0
-        self.learns = False
+        self.has_updated = False
 
-    def row(self, seconds: float, steps: int, updates: int) -> None:
-        """Note that a row is over; once it `learns` there is nothing to note any more."""
+    def on_timestep(self, seconds: float, steps: int, updates: int) -> None:
+        """Note that a row is over; once it `has_updated` there is nothing to note any more."""
         if self._first is None:
             self._first = updates
-        elif updates > self._first and not self.learns:
-            self._mark, self._rate, self.learns = Mark(seconds, steps, updates), 0.0, True
+        elif updates > self._first and not self.has_updated:
+            self._last, self._rate, self.has_updated = Progress(seconds, steps, updates), 0.0, True
 
     def take(self, seconds: float, steps: int, updates: int) -> float:
         """Return steps a second of training since it was asked last; 0 while nobody knows."""
-        last, now = self._mark, Mark(seconds, steps, updates)
+        last, now = self._last, Progress(seconds, steps, updates)
         if last is None:
-            self._mark = now
-        elif steps > last.steps and (updates > last.updates or not self.learns):
-            self._mark = now
+            self._last = now
+        elif steps > last.steps and (updates > last.updates or not self.has_updated):
+            self._last = now
             self._rate = (steps - last.steps) / max(seconds - last.seconds, 1e-9)
         return self._rate
 
@@ -122,7 +122,11 @@ class Stopwatch(Stateful):
     """Seconds of a run, those before it was interrupted included; pauses are no training."""
 
     def __init__(self) -> None:
-        self._pace, self._speed, self._outlook = RateLimiter(), Speed(), Outlook()
+        self._log_limiter, self._throughput, self._step_rate = (
+            RateLimiter(),
+            Throughput(),
+            StepRate(),
+        )
         self._begin = time.perf_counter()
         self._before = self._paused = 0.0
 
@@ -145,26 +149,29 @@ class Stopwatch(Stateful):
         finally:
             self._paused += time.perf_counter() - begin
 
-    def lets_pass(self) -> bool:
+    def may_log(self) -> bool:
         """Return whether one more line may be logged; if so, count it."""
-        return self._pace.allows(self.seconds)
+        return self._log_limiter.allows(self.seconds)
 
     def speed(self, steps: int, updates: int) -> tuple[float, float]:
         """Return steps and updates a second of training since the last call."""
-        return self._speed.take(self.training, steps, updates)
+        return self._throughput.take(self.training, steps, updates)
 
-    def row(self, steps: int, updates: int) -> None:
+    def on_timestep(self, steps: int, updates: int) -> None:
         """Note that a row is over: what was compiled for the first ones is no measure."""
-        if not self._outlook.learns:
-            self._outlook.row(self.training, steps, updates)
+        if not self._step_rate.has_updated:
+            self._step_rate.on_timestep(self.training, steps, updates)
 
-    def outlook(self, steps: int, updates: int) -> float:
+    def expected_steps_per_second(self, steps: int, updates: int) -> float:
         """Return how many steps a second are to be expected; 0 while nobody knows."""
-        return self._outlook.take(self.training, steps, updates)
+        return self._step_rate.take(self.training, steps, updates)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        parts = {"pace": self._pace.state_dict(), "speed": self._speed.state_dict()}
+        parts = {
+            "log_limiter": self._log_limiter.state_dict(),
+            "throughput": self._throughput.state_dict(),
+        }
         return {"seconds": self.seconds, "paused": self._paused, **parts}
 
     @override
@@ -173,5 +180,5 @@ class Stopwatch(Stateful):
         self._begin = time.perf_counter()
         self._before = saved.real("seconds", 0, LONGEST)
         self._paused = saved.real("paused", 0, LONGEST)
-        self._pace.load_state_dict(saved.raw("pace"))
-        self._speed.load_state_dict(saved.raw("speed"))
+        self._log_limiter.load_state_dict(saved.raw("log_limiter"))
+        self._throughput.load_state_dict(saved.raw("throughput"))

@@ -31,7 +31,7 @@ def flatten(args: tuple[Any, ...]) -> list[Tensor]:
     return leaves
 
 
-def record(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     """Record what a function launches, without running it; return what plays it, and its result.
 
     Other threads may use the device meanwhile. A capture that fails leaves nothing behind.
@@ -66,7 +66,7 @@ def _release(pool: Any) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
-def aside(function: Callable[[], Any]) -> Any:
+def on_side_stream(function: Callable[[], Any]) -> Any:
     """Run a function on a stream of its own: there libraries and autograd prepare themselves."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -76,11 +76,11 @@ def aside(function: Callable[[], Any]) -> Any:
     return result
 
 
-class Recorded:
+class CudaGraphed:
     """A function recorded on static inputs and played with one launch per call.
 
     Its arguments are tensors, or tuples of them, of shapes that stay. Those of the call that is
-    recorded are written over by later ones, unless it `copies` what it is given, which are then
+    recorded are written over by later ones, unless it `copies_inputs` what it is given, which are then
     tensors. What it returns is written over by the next call. What cannot be recorded goes on
     being run, with one warning.
     """
@@ -88,48 +88,48 @@ class Recorded:
     WARM_UP = 3
 
     def __init__(
-        self, function: Callable[..., Any], what: str = "the update", *, copies: bool = False
+        self, function: Callable[..., Any], name: str = "the update", *, copies_inputs: bool = False
     ) -> None:
-        self._function, self._what, self._copies = function, what, copies
+        self._function, self._name, self._copies_inputs = function, name, copies_inputs
         self._calls = 0
-        self._fails = False
-        self._play: Callable[[], None] | None = None
+        self._not_capturable = False
+        self._replay: Callable[[], None] | None = None
         self._inputs: list[Tensor] = []
         self._outputs: Any = None
 
     def __call__(self, *args: Any) -> Any:
         """Compute the function of these tensors."""
-        if self._play is None:
+        if self._replay is None:
             self._calls += 1
             if self._calls <= self.WARM_UP:
-                return aside(lambda: self._function(*args))
-            if self._fails or not self._recorded(args):
+                return on_side_stream(lambda: self._function(*args))
+            if self._not_capturable or not self._try_capture(args):
                 return self._function(*args)
         else:
-            given = flatten(args)
-            for static, tensor in zip(self._inputs, given, strict=True):
+            inputs = flatten(args)
+            for static, tensor in zip(self._inputs, inputs, strict=True):
                 if static.shape != tensor.shape:
                     return self._function(*args)
-            for static, tensor in zip(self._inputs, given, strict=True):
+            for static, tensor in zip(self._inputs, inputs, strict=True):
                 if static is not tensor and static.data_ptr() != tensor.data_ptr():
                     static.copy_(tensor, non_blocking=True)
-        assert self._play is not None
-        self._play()
+        assert self._replay is not None
+        self._replay()
         return self._outputs
 
-    def _recorded(self, args: Any) -> bool:
+    def _try_capture(self, args: Any) -> bool:
         """Record the function, which runs nothing; say whether that could be done."""
-        if self._copies:
+        if self._copies_inputs:
             args = tuple(tensor.clone() for tensor in args)
         try:
-            self._play, self._outputs = record(lambda: self._function(*args))
+            self._replay, self._outputs = capture(lambda: self._function(*args))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             # The first error is the reason; that capturing cannot end either follows from it.
             reason = describe(error.__context__ or error)
-            log.warning("%s cannot be recorded here, running eagerly: %s", self._what, reason)
-            self._fails = True
+            log.warning("%s cannot be recorded here, running eagerly: %s", self._name, reason)
+            self._not_capturable = True
             return False
         self._inputs = flatten(args)
         return True

@@ -52,10 +52,13 @@ class MemoryBudgetError(ExpectedError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether Python, the system or the loader of libraries had no memory left."""
-    return isinstance(error, MemoryError | ImportError | OSError) and _shortage(error) is not None
+    return (
+        isinstance(error, MemoryError | ImportError | OSError)
+        and _out_of_memory_cause(error) is not None
+    )
 
 
-def _shortage(error: BaseException) -> BaseException | None:
+def _out_of_memory_cause(error: BaseException) -> BaseException | None:
     """Return what an error comes from if it is a want of memory: packages wrap it in their own."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return error
@@ -64,13 +67,13 @@ def _shortage(error: BaseException) -> BaseException | None:
     ):
         return error
     before = error.__cause__ or error.__context__
-    return None if before is None else _shortage(before)
+    return None if before is None else _out_of_memory_cause(before)
 
 
-def no_room_to_start(error: BaseException) -> MemoryBudgetError:
+def startup_memory_error(error: BaseException) -> MemoryBudgetError:
     """Return the refusal that fits where there is not even memory for the program itself."""
     return MemoryBudgetError(
-        f"memory ran out while the program was loaded ({describe(_shortage(error) or error)}): "
+        f"memory ran out while the program was loaded ({describe(_out_of_memory_cause(error) or error)}): "
         "raise the limit that it runs under (ulimit -v, or the memory of its job)"
     )
 
@@ -79,11 +82,11 @@ def exit_with(error: ExpectedError) -> NoReturn:
     """Print one line, and frames of a user's own code that it came from; exit with its code."""
     if not error.silent:
         with suppress(OSError):  # where it went to is full, or gone: the code still tells
-            print("\n".join(told_lines(error)), file=sys.stderr)
+            print("\n".join(error_lines(error)), file=sys.stderr)
     sys.exit(error.exit_code)
 
 
-def told_lines(error: ExpectedError) -> list[str]:
+def error_lines(error: ExpectedError) -> list[str]:
     """Return the line that tells of a failure, and those of a user's own frames."""
     frames = shown_frames(error, except_of=ExpectedError)
     return [f"error: {one_line(str(error))}", *(f"  {one_line(frame)}" for frame in frames)]
@@ -108,13 +111,13 @@ def with_place(error: BaseException) -> str:
     return at_place(describe(error), error)
 
 
-def at_place(told: str, error: BaseException) -> str:
+def at_place(message: str, error: BaseException) -> str:
     """Return what is told of an error with the place in a user's code that it came from."""
     place = one_line(place_of(error))
     if not place:
-        return told
+        return message
     # Whoever shows the line shortens it at its end.
-    return f"{told if len(told) <= SHORT_LINE else told[: SHORT_LINE - 1] + '…'} ({place})"
+    return f"{message if len(message) <= SHORT_LINE else message[: SHORT_LINE - 1] + '…'} ({place})"
 
 
 def one_line(text: str) -> str:
@@ -130,7 +133,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
 
 
-def positive(settings: object, *names: str) -> None:
+def validate_positive(settings: object, *names: str) -> None:
     """Refuse fields that are not above 0."""
     for name in names:
         value = getattr(settings, name)
@@ -138,7 +141,7 @@ def positive(settings: object, *names: str) -> None:
             raise SettingError(name, value, "must be above 0")
 
 
-def zero_or_more(settings: object, *names: str) -> None:
+def validate_non_negative(settings: object, *names: str) -> None:
     """Refuse fields that are below 0."""
     for name in names:
         value = getattr(settings, name)
@@ -146,7 +149,7 @@ def zero_or_more(settings: object, *names: str) -> None:
             raise SettingError(name, value, "must be 0 or more")
 
 
-def at_most(settings: object, limit: float, *names: str) -> None:
+def validate_at_most(settings: object, limit: float, *names: str) -> None:
     """Refuse fields beyond what arithmetic in float32, or patience, can do anything with."""
     for name in names:
         value = getattr(settings, name)
@@ -154,7 +157,7 @@ def at_most(settings: object, limit: float, *names: str) -> None:
             raise SettingError(name, value, f"must be at most {limit:,g}")
 
 
-def fraction(settings: object, *names: str) -> None:
+def validate_fraction(settings: object, *names: str) -> None:
     """Refuse fields outside [0, 1]."""
     for name in names:
         value = getattr(settings, name)
@@ -162,7 +165,7 @@ def fraction(settings: object, *names: str) -> None:
             raise SettingError(name, value, "must be between 0 and 1")
 
 
-def hidden_layers(sizes: tuple[int, ...]) -> None:
+def validate_hidden(sizes: tuple[int, ...]) -> None:
     """Refuse an empty network or a layer without units."""
     if not sizes:
         raise SettingError("hidden", list(sizes), "needs at least one layer, such as [64,64]")

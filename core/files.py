@@ -40,7 +40,7 @@ class Files:
         except OSError as error:
             if error.errno not in UNLINKABLE:
                 raise
-            self.write(path, read_plain(existing, os.lstat(existing).st_size))
+            self.write(path, read_regular(existing, os.lstat(existing).st_size))
 
     def sync_directory(self, path: Path) -> None:
         """Wait until the disk has the names in a directory."""
@@ -64,7 +64,7 @@ class Files:
             shutil.rmtree(path)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write a file whole or not at all, in the place of whatever has that name."""
     # A private name, made anew: whoever can write here must not choose what is written over.
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
@@ -80,7 +80,7 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
     """Open a plain file: no pipe or device, which might never answer; no link, unless it may be."""
     links = 0 if follow else os.O_NOFOLLOW
     try:
@@ -97,9 +97,9 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) ->
     return handle
 
 
-def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
+def read_regular(path: Path, most: int, *, follow: bool = False) -> bytes:
     """Read a plain file; OSError for another, or one of more than `most` bytes."""
-    with os.fdopen(open_plain(path, follow=follow), "rb") as file:
+    with os.fdopen(open_regular(path, follow=follow), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             what = f"{size:,} bytes are more than it ever has"
@@ -107,16 +107,16 @@ def read_plain(path: Path, most: int, *, follow: bool = False) -> bytes:
         return file.read(most)
 
 
-def read_end(path: Path, most: int) -> str:
+def read_tail(path: Path, most: int) -> str:
     """Return the last so many bytes of a plain file of text."""
-    with os.fdopen(open_plain(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most).decode(errors="replace")
 
 
-def plain_lines(path: Path, longest: int) -> Iterator[tuple[bytes, int]]:
+def read_lines(path: Path, longest: int) -> Iterator[tuple[bytes, int]]:
     """Yield a plain file's lines and where each ends; of one that is too long the beginning."""
-    with os.fdopen(open_plain(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         while line := file.readline(longest):
             rest = line
             while len(rest) == longest and not rest.endswith(b"\n"):

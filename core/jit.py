@@ -24,62 +24,67 @@ from numba import njit, typeof, types
 from numba.core import cgutils
 from numba.core import config as numba_config
 from numba.core.dispatcher import Dispatcher
-from numba.core.runtime._nrt_python import c_helpers as counting
+from numba.core.runtime._nrt_python import c_helpers as refcount_helpers
 from numba.experimental import structref
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from steadyrl.core.errors import SettingError
-from steadyrl.core.private import OTHERS_WRITE, cache_folder, is_private, make_private
+from steadyrl.core.private_directories import (
+    OTHERS_WRITE,
+    cache_directory,
+    is_private,
+    make_private,
+)
 
 settings: Any = numba_config
 CONSTANTS = (bool, int, float, str, tuple, np.generic)
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `function` on its first call; keep the machine code for the next process.
 
     Where it cannot be kept, or what is kept cannot be trusted, it is compiled once per process.
     """
-    if settings.DISABLE_JIT:  # `call`, `prefetch` and `Held` are nothing that Python could run
+    if settings.DISABLE_JIT:  # `call`, `prefetch` and `Boxed` are nothing that Python could run
         reason = "replays, rollouts and kernels are machine code that Numba makes: unset it"
         raise SettingError("NUMBA_DISABLE_JIT", settings.DISABLE_JIT, reason)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    made: Any = _kept(function, options) or njit(**options)(function)
-    made.made_of = _made_of(function)
-    found: Callable[..., Any] = made
+    dispatcher: Any = _cached_jit(function, options) or njit(**options)(function)
+    dispatcher.dependencies = _dependencies(function)
+    found: Callable[..., Any] = dispatcher
     return found
 
 
-def _kept(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _cached_jit(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Return `function` with a cache of its machine code; None where there can be none."""
-    chosen, beside = settings.CACHE_DIR, _beside(function)
+    chosen, beside = settings.CACHE_DIR, _default_cache_directory(function)
     if chosen:
         place, private = chosen, make_private(Path(chosen).absolute())
     else:
         place, private = "", beside is not None and make_private(beside, mode=0o755)
     if not private:
-        own = cache_folder() / "numba"
+        own = cache_directory() / "numba"
         place, private = str(own), make_private(own)
     if not private:
         return None
     # RuntimeError: Numba found no place that it may write to. AttributeError: this Numba has other
     # parts than those that are guarded, and would load what is out of date.
-    with suppress(RuntimeError, AttributeError, OSError), _caching_in(place):
-        made: Any = njit(cache=True, **options)(function)
-        _guard(made._cache, _made_of(function))
-        return made
+    with suppress(RuntimeError, AttributeError, OSError), _cache_in(place):
+        dispatcher: Any = njit(cache=True, **options)(function)
+        _guard(dispatcher._cache, _dependencies(function))
+        return dispatcher
     return None
 
 
-def _beside(function: Callable[..., Any]) -> Path | None:
+def _default_cache_directory(function: Callable[..., Any]) -> Path | None:
     """Return where Numba keeps machine code by itself: beside the function's file."""
     file = Path(function.__code__.co_filename).absolute()
     return file.parent / "__pycache__" if file.exists() else None
 
 
 @contextmanager
-def _caching_in(folder: str) -> Iterator[None]:
+def _cache_in(folder: str) -> Iterator[None]:
     """Let Numba keep machine code below a directory; of none it is beside the function's file."""
     chosen = settings.CACHE_DIR
     settings.CACHE_DIR = folder
@@ -89,7 +94,7 @@ def _caching_in(folder: str) -> Iterator[None]:
         settings.CACHE_DIR = chosen
 
 
-def _guard(cache: Any, made_of: tuple[str, ...]) -> None:
+def _guard(cache: Any, dependencies: tuple[str, ...]) -> None:
     """Let a cache load what is up to date and this user's; AttributeError if it has other parts."""
     kept, place = cache._cache_file, Path(cache.cache_path)
     if not is_private(place):  # made just now, by what is usual for new directories
@@ -98,16 +103,16 @@ def _guard(cache: Any, made_of: tuple[str, ...]) -> None:
             raise PermissionError(f"{place}: others than this user can write to it")
     index = kept._index_path
     # Numba itself looks at the function's own file only, but what it calls is in there too.
-    kept._source_stamp = (kept._source_stamp, made_of)
-    kept._load_index = _or(_if_private(kept._load_index, lambda: index), dict)
-    kept._load_data = _if_private(kept._load_data, kept._data_path)
-    kept.load = _or(kept.load, _nothing)
-    kept._save_index = _closed(kept._save_index, lambda _: index)
-    kept._save_data = _closed(kept._save_data, lambda name, _: kept._data_path(name))
-    cache.load_overload = _without_compiler(cache)
+    kept._source_stamp = (kept._source_stamp, dependencies)
+    kept._load_index = _with_fallback(_read_if_private(kept._load_index, lambda: index), dict)
+    kept._load_data = _read_if_private(kept._load_data, kept._data_path)
+    kept.load = _with_fallback(kept.load, _nothing)
+    kept._save_index = _write_private(kept._save_index, lambda _: index)
+    kept._save_data = _write_private(kept._save_data, lambda name, _: kept._data_path(name))
+    cache.load_overload = _load_without_compiler(cache)
 
 
-def _if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:
+def _read_if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:
     """Read a file, which holds code, only if nobody else can have written it."""
 
     def reads(*arguments: Any) -> Any:
@@ -119,7 +124,7 @@ def _if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> Callab
     return reads
 
 
-def _closed(write: Callable[..., None], path_of: Callable[..., str]) -> Callable[..., None]:
+def _write_private(write: Callable[..., None], path_of: Callable[..., str]) -> Callable[..., None]:
     """Write a file that others cannot write to, whatever new files are by default."""
 
     def writes(*arguments: Any) -> None:
@@ -135,7 +140,7 @@ def _nothing() -> None:
     """Return what there is where nothing was kept."""
 
 
-def _or(read: Callable[..., Any], without: Callable[[], Any]) -> Callable[..., Any]:
+def _with_fallback(read: Callable[..., Any], without: Callable[[], Any]) -> Callable[..., Any]:
     """Let a cache that cannot be read be none: it was cut short, or is of an older program's."""
 
     def reads(*arguments: Any) -> Any:
@@ -147,7 +152,7 @@ def _or(read: Callable[..., Any], without: Callable[[], Any]) -> Callable[..., A
     return reads
 
 
-def _without_compiler(cache: Any) -> Callable[..., Any]:
+def _load_without_compiler(cache: Any) -> Callable[..., Any]:
     """Load kept machine code without preparing Numba to make some: 40 MB less.
 
     All that such code calls by a name that is not there yet is what counts references.
@@ -156,7 +161,7 @@ def _without_compiler(cache: Any) -> Callable[..., Any]:
     guard = cache._guard_against_spurious_io_errors
 
     def load(signature: Any, context: Any) -> Any:
-        _name_what_counts_references()
+        _register_refcount_symbols()
         with guard():
             found = kept(signature, context)
         return prepared(signature, context) if found is None else found
@@ -165,12 +170,12 @@ def _without_compiler(cache: Any) -> Callable[..., Any]:
 
 
 @cache
-def _name_what_counts_references() -> None:
-    for name, address in counting.items():
+def _register_refcount_symbols() -> None:
+    for name, address in refcount_helpers.items():
         add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
-def _made_of(function: Callable[..., Any]) -> tuple[str, ...]:
+def _dependencies(function: Callable[..., Any]) -> tuple[str, ...]:
     """Name what else the machine code consists of: constants, functions, and what those are of."""
     whole = function.__code__
     within = [code for code in whole.co_consts if isinstance(code, CodeType)]  # comprehensions
@@ -195,14 +200,14 @@ def address_of(function: Callable[..., Any], *arguments: Any) -> int | None:
         return None
     signature = tuple(typeof(argument) for argument in arguments)
     function.compile(signature)
-    made: Any = function.overloads[signature]
-    if made.signature.return_type is not types.none:
+    dispatcher: Any = function.overloads[signature]
+    if dispatcher.signature.return_type is not types.none:
         return None
-    address: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+    address: int = dispatcher.library.get_pointer_to_function(dispatcher.fndesc.llvm_func_name)
     return address
 
 
-def is_kept(function: Callable[..., Any]) -> bool:
+def is_cached(function: Callable[..., Any]) -> bool:
     """Tell whether the next process need not compile `function` again."""
     return isinstance(function, Dispatcher) and function.stats.cache_path is not None
 
@@ -234,23 +239,23 @@ call: Any = intrinsic(_declare_call)
 _pointer: Any = intrinsic(_declare_pointer)
 
 
-@compiled
+@jit
 def floats_at(address: int, count: int) -> Any:
     """Return the float32 numbers [count] that lie at an address; somebody else keeps them."""
     return carray(_pointer(address), (count,))
 
 
 @structref.register
-class _HeldType(types.StructRef):  # type: ignore[misc]
-    """What `Held` is in compiled code."""
+class _BoxedType(types.StructRef):  # type: ignore[misc]
+    """What `Boxed` is in compiled code."""
 
 
-class Held(structref.StructRefProxy):  # type: ignore[misc]
+class Boxed(structref.StructRefProxy):  # type: ignore[misc]
     """Arguments that compiled code is handed once: reading fifty arrays at each call takes 20 µs.
 
-    A compiled function makes it, `return Held(arguments)`; others read `held.inside`. What Python
+    A compiled function makes it, `return Boxed(arguments)`; others read `held.value`. What Python
     keeps of them must not be replaced, only written to.
     """
 
 
-structref.define_proxy(Held, _HeldType, ["inside"])
+structref.define_proxy(Boxed, _BoxedType, ["value"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.core.errors import NonFiniteError
-from steadyrl.core.saved import Saved
+from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steadyrl.core.saved import (
+from steadyrl.core.saved_state import (
     ANY_WHOLE,
     FINITE,
     Limits,
@@ -32,28 +32,28 @@ class Stateful:
 
     state_names: ClassVar[tuple[str, ...]] = ()
     state_limits: ClassVar[Mapping[str, Limits]] = {}  # of the numbers under some of these names
-    may_be_left_out: ClassVar[bool] = False  # a checkpoint may be written without this part
+    optional_in_checkpoint: ClassVar[bool] = False  # a checkpoint may be written without this part
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides the future, as plain values of this moment."""
-        return {key_of(name): give(getattr(self, name)) for name in self.state_names}
+        return {state_key(name): to_plain(getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; raise ValueError for what does not fit."""
         for name in self.state_names:
             current = getattr(self, name)
             limits = self.state_limits.get(name)
-            taken = _take_inside(current, state, key_of(name), type(self).__name__, limits)
-            if taken is not current:
-                setattr(self, name, taken)
+            restored = _restore_key(current, state, state_key(name), type(self).__name__, limits)
+            if restored is not current:
+                setattr(self, name, restored)
 
 
-def key_of(name: str) -> str:
+def state_key(name: str) -> str:
     """Return the key that an attribute is saved under."""
     return name.lstrip("_")
 
 
-def give(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a plain copy of `value`."""
     import torch  # here, so that a configuration is checked without it
 
@@ -68,11 +68,11 @@ def give(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, Mapping):
-        return {key: give(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return give(value._asdict())
+        return to_plain(value._asdict())
     if isinstance(value, list | tuple):
-        return [give(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, np.generic):
         return value.item()
     return _plain(value)
@@ -84,12 +84,12 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no plain state")
 
 
-def take(current: Any, saved: Any, limits: Limits | None = None) -> Any:
+def restore(current: Any, saved: Any, limits: Limits | None = None) -> Any:
     """Put a saved value in the place of `current`: in place where it can be, returned where not."""
     import torch
 
     if isinstance(current, Stateful):
-        if saved is not None or not current.may_be_left_out:
+        if saved is not None or not current.optional_in_checkpoint:
             current.load_state_dict(saved)
     elif isinstance(current, torch.Tensor):
         with torch.no_grad():
@@ -105,27 +105,27 @@ def take(current: Any, saved: Any, limits: Limits | None = None) -> Any:
         kind = type(current).__name__
         items = current._asdict().items()
         return type(current)(
-            **{key: _take_inside(item, saved, key, kind, limits) for key, item in items}
+            **{key: _restore_key(item, saved, key, kind, limits) for key, item in items}
         )
     elif isinstance(current, dict):
         for key in current:
-            current[key] = _take_inside(current[key], saved, key, "a mapping", limits)
+            current[key] = _restore_key(current[key], saved, key, "a mapping", limits)
     else:
-        return _of_kind(current, saved, limits)
+        return _restore_scalar(current, saved, limits)
     return current
 
 
-def _take_inside(current: Any, saved: Any, key: str, of: str, limits: Limits | None) -> Any:
+def _restore_key(current: Any, saved: Any, key: str, of: str, limits: Limits | None) -> Any:
     """Take `saved[key]`, naming the key of whatever does not fit."""
     if not isinstance(saved, Mapping) or key not in saved:
         raise ValueError(f"the saved state of {of} has no {key}")
     try:
-        return take(current, saved[key], limits)
+        return restore(current, saved[key], limits)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _of_kind(current: Any, saved: Any, limits: Limits | None) -> Any:
+def _restore_scalar(current: Any, saved: Any, limits: Limits | None) -> Any:
     """Return `saved`, a plain value that can stand where `current` does."""
     if limits is not None and limits.optional:
         return None if saved is None else real(saved, limits)

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_FRAMES = 5  # the last ones, of those that are shown
+MAX_FRAMES = 5  # the last ones, of those that are shown
 LONGEST_CODE = 120  # characters of a line
 PACKAGE = Path(__file__).absolute().parents[1]
 # What a checkout has beside the package is ours as well.
@@ -54,14 +54,14 @@ def shown_frames(
     for each in _causes(error):
         if isinstance(each, except_of):
             continue
-        told = getattr(each, "user_frames", ())  # of another process
-        if told:
-            return tuple(told)
+        frames_elsewhere = getattr(each, "user_frames", ())  # of another process
+        if frames_elsewhere:
+            return tuple(frames_elsewhere)
         frames = user_frames(each)
         if frames:
             return tuple(
                 f"{_place(frame)} in {frame.name}: {(frame.line or '')[:LONGEST_CODE]}"
-                for frame in frames[-MOST_FRAMES:]
+                for frame in frames[-MAX_FRAMES:]
             )
     return ()
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from steadyrl.core.errors import NonFiniteError
-from steadyrl.core.saved import Saved, length
-from steadyrl.core.state import Stateful, give
+from steadyrl.core.saved_state import Saved, length
+from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.encoding.action_log import ActionLog
 from steadyrl.envs.encoding.frame_stack import FrameStack
 from steadyrl.envs.encoding.pixel_range import PixelRangeCheck
@@ -238,7 +238,7 @@ class VectorEnv(Stateful):
             "statistics": self._statistics,
             "backend": self._backend.snapshot(),
         }
-        given: dict[str, Any] = give(parts)
+        given: dict[str, Any] = to_plain(parts)
         return given
 
     def _past_actions(self) -> dict[str, NDArray[Any]]:

@@ -20,15 +20,15 @@ _RESERVE_BYTES = 64_000_000
 # An address space limit also counts what is only mapped: libraries loaded later (OpenBLAS spins
 # for ever when it cannot map its buffers), and 72 MB for the stack and the heap of every thread,
 # of which emulators that train and others that evaluate have one per core each.
-_UNTOUCHED_BYTES = 150_000_000
-_UNTOUCHED_BYTES_PER_CORE = 150_000_000
-_UNTOUCHED_SHARE = 0.25  # of the limit at most: with many cores, small runs must still start
+_MAPPED_LATER_BYTES = 150_000_000
+_MAPPED_LATER_BYTES_PER_CORE = 150_000_000
+_MAPPED_LATER_FRACTION = 0.25  # of the limit at most: with many cores, small runs must still start
 
 # v1 writes "no limit" as the largest page-aligned 64-bit number.
 _UNLIMITED = 1 << 60
 
 
-class Room(NamedTuple):
+class Bound(NamedTuple):
     """The tightest bound on new memory: what sets it, and how many bytes are left below it."""
 
     bound: str
@@ -36,19 +36,19 @@ class Room(NamedTuple):
 
 
 # Where nothing can be read, nothing can be refused.
-_UNKNOWN = Room("unknown", 1 << 62)
+_UNKNOWN = Bound("unknown", 1 << 62)
 
 
-def room(device: torch.device | None = None) -> Room:
+def tightest_bound(device: torch.device | None = None) -> Bound:
     """Return the tightest of all bounds that apply to new memory on a device (None = host)."""
     if device is not None and device.type == "cuda":
-        return _cuda_room(device)
-    return min(_host_rooms(), key=lambda candidate: candidate.free, default=_UNKNOWN)
+        return _cuda_bound(device)
+    return min(_host_bounds(), key=lambda candidate: candidate.free, default=_UNKNOWN)
 
 
 def available_bytes(device: torch.device | None = None) -> int:
     """Return how much may be allocated, less a small reserve for the program itself."""
-    free = room(device).free
+    free = tightest_bound(device).free
     return max(0, free - max(_RESERVE_BYTES, int(free * _RESERVE_FRACTION)))
 
 
@@ -71,11 +71,11 @@ def require(
         advice = "make it smaller or give the run more memory"
     raise MemoryBudgetError(
         f"{name} needs {readable(nbytes)} but {readable(available)} are free "
-        f"({room(device).bound}): {advice}"
+        f"({tightest_bound(device).bound}): {advice}"
     )
 
 
-def plan_line(parts: Mapping[str, int], device: torch.device | None = None) -> str:
+def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) -> str:
     """Say in one line what parts that are built take, and what else there is, on a device too."""
     listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
     still = "still " if parts else ""
@@ -85,24 +85,24 @@ def plan_line(parts: Mapping[str, int], device: torch.device | None = None) -> s
     return f"memory plan: {listed}{free}"
 
 
-def _cuda_room(device: torch.device) -> Room:
+def _cuda_bound(device: torch.device) -> Bound:
     free, total = torch.cuda.mem_get_info(device)
     # What torch holds in its cache without using it is as good as free to us.
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return Room(f"{readable(total)} on {device}", free + cached)
+    return Bound(f"{readable(total)} on {device}", free + cached)
 
 
-def _host_rooms() -> Iterator[Room]:
+def _host_bounds() -> Iterator[Bound]:
     with suppress(*UNREADABLE):
-        yield Room("memory of this machine", psutil.virtual_memory().available)
-    yield from cgroup_rooms()
+        yield Bound("memory of this machine", psutil.virtual_memory().available)
+    yield from cgroup_bounds()
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
-        to_come = _UNTOUCHED_BYTES + _UNTOUCHED_BYTES_PER_CORE * (psutil.cpu_count() or 1)
+        to_come = _MAPPED_LATER_BYTES + _MAPPED_LATER_BYTES_PER_CORE * (psutil.cpu_count() or 1)
         with suppress(*UNREADABLE):
             mapped = int(psutil.Process().memory_info().vms)
-            free = max(0, limit - mapped - min(to_come, int(_UNTOUCHED_SHARE * limit)))
-            yield Room(f"address space limit {readable(limit)}", free)
+            free = max(0, limit - mapped - min(to_come, int(_MAPPED_LATER_FRACTION * limit)))
+            yield Bound(f"address space limit {readable(limit)}", free)
 
 
 class _Files(NamedTuple):
@@ -115,11 +115,11 @@ _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
-def cgroup_rooms(proc: Path = Path("/proc/self")) -> Iterator[Room]:
+def cgroup_bounds(proc: Path = Path("/proc/self")) -> Iterator[Bound]:
     """Yield every limit on the way from this process's group to the topmost visible one."""
     for mount, group, files in _memory_groups(proc):
         for part in (group, *group.parents):
-            yield from _group_room(mount / part, files)
+            yield from _group_bound(mount / part, files)
 
 
 def _memory_groups(proc: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
@@ -160,7 +160,7 @@ def _below(group: str, mount_root: str) -> PurePosixPath:
     return path.relative_to(root)
 
 
-def _group_room(directory: Path, files: _Files) -> Iterator[Room]:
+def _group_bound(directory: Path, files: _Files) -> Iterator[Bound]:
     limit = _read_int(directory / files.limit)
     usage = _read_int(directory / files.usage)
     if limit is None or usage is None or limit >= _UNLIMITED:
@@ -171,7 +171,7 @@ def _group_room(directory: Path, files: _Files) -> Iterator[Room]:
         if key == files.reclaimable:
             reclaimable = int(value)
     free = max(0, limit - max(0, usage - reclaimable))
-    yield Room(f"cgroup limit {readable(limit)}", free)
+    yield Bound(f"cgroup limit {readable(limit)}", free)
 
 
 def _read_int(path: Path) -> int | None:

@@ -9,7 +9,7 @@ from statistics import median, median_low
 
 import numpy as np
 
-from steadyrl.memory.census import Census, growers, grown_lines, take_census
+from steadyrl.memory.object_census import Census, grown_source_lines, growth_report, take_census
 from steadyrl.memory.process import MB, Tree, Worker, readable
 from steadyrl.memory.settings import LeakSettings
 
@@ -19,9 +19,11 @@ _HANDLES = {
     "open_files": "a file, socket or pipe that is opened and never closed",
 }
 
-_SETTLED = 3  # samples whose median stands for "now", so that one spike is no growth
+_MEDIAN_SAMPLES = 3  # samples whose median stands for "now", so that one spike is no growth
 _TREND_SAMPLES = 8  # below that, a trend is a guess
-_STILL = 0.25  # of its growth a leak brings in each half; what settles brings it in the first
+_STEADY_FRACTION = (
+    0.25  # of its growth a leak brings in each half; what settles brings it in the first
+)
 
 
 def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
@@ -45,7 +47,7 @@ def steady_gain(values: Sequence[float]) -> float:
     parts = (values[:third], values[third:-third], values[-third:])
     first, middle, last = (median_low(part) for part in parts)
     gain = last - first
-    return gain if min(middle - first, last - middle) > _STILL * gain > 0 else 0.0
+    return gain if min(middle - first, last - middle) > _STEADY_FRACTION * gain > 0 else 0.0
 
 
 class DoublingAlarm:
@@ -54,7 +56,7 @@ class DoublingAlarm:
     def __init__(self) -> None:
         self._next = 0.0
 
-    def rings(self, value: float) -> bool:
+    def should_warn(self, value: float) -> bool:
         """Return whether to speak up about `value`, which is over its limit."""
         if value < self._next:
             return False
@@ -98,9 +100,9 @@ class Growth:
     @property
     def total(self) -> float:
         """Growth since the warm-up."""
-        if len(self._window) < _SETTLED:
+        if len(self._window) < _MEDIAN_SAMPLES:
             return 0.0
-        newest = list(self._window)[-_SETTLED:]
+        newest = list(self._window)[-_MEDIAN_SAMPLES:]
         return median(value for _, value in newest) - self.baseline
 
     @property
@@ -108,7 +110,7 @@ class Growth:
         """Growth per step over the window; 0 until there are enough samples."""
         if self._slope is None:
             points = np.array(self._window, dtype=np.float64)
-            settled = len(points) >= _SETTLED
+            settled = len(points) >= _MEDIAN_SAMPLES
             self._slope = theil_sen(points[:, 0], points[:, 1]) if settled else 0.0
         return self._slope
 
@@ -148,9 +150,9 @@ class LeakDetector:
         self._tracing = settings.tracemalloc and not tracemalloc.is_tracing()
         if self._tracing:
             tracemalloc.start()
-        self.begin_anew()
+        self.restart_warmup()
 
-    def begin_anew(self) -> None:
+    def restart_warmup(self) -> None:
         """Forget everything and warm up again: from now on the run does more than before."""
         self._warm = False
         self._bytes: dict[str, Growth] = {}
@@ -170,9 +172,9 @@ class LeakDetector:
             if tracemalloc.is_tracing():
                 self._lines = tracemalloc.take_snapshot()
             return None
-        if not growth.leaks or not growth.alarm.rings(growth.total):
+        if not growth.leaks or not growth.alarm.should_warn(growth.total):
             return None
-        return f"{name} {_told(growth, step)} {self._names()}"
+        return f"{name} {_describe_growth(growth, step)} {self._name_growth()}"
 
     def observe_tree(self, tree: Tree, step: int) -> list[str]:
         """Take a reading of the workers and of the handles; return what is to be said."""
@@ -182,7 +184,7 @@ class LeakDetector:
 
     def observe_workers(self, workers: Iterable[Worker], step: int) -> list[str]:
         """Take a sample of each worker's memory; return what is to be said."""
-        return [said for worker in workers if (said := self._observe_worker(worker, step))]
+        return [warning for worker in workers if (warning := self._observe_worker(worker, step))]
 
     def slope(self, name: str) -> float:
         """Return the growth in MB per million steps; the host's is that of all processes."""
@@ -196,16 +198,16 @@ class LeakDetector:
         if self._tracing:
             tracemalloc.stop()
             self._tracing = False
-        self.begin_anew()
+        self.restart_warmup()
 
     def _observe_worker(self, worker: Worker, step: int) -> str | None:
         # Each by itself: one that is built anew begins with its own warm-up.
         growth = self._workers.setdefault(worker.pid, Growth(self._settings))
         growth.add(step, worker.heap)
-        if not growth.leaks or not growth.alarm.rings(growth.total):
+        if not growth.leaks or not growth.alarm.should_warn(growth.total):
             return None
         return (
-            f"{worker.name} (process {worker.pid}): its {_told(growth, step)} What grew is in "
+            f"{worker.name} (process {worker.pid}): its {_describe_growth(growth, step)} What grew is in "
             "that process: the environment's own code or its libraries; with env.backend=sync "
             f"and memory.leak.tracemalloc=true it is named, {_STOP}"
         )
@@ -218,35 +220,35 @@ class LeakDetector:
             count = getattr(tree, name)
             baseline, alarm = self._handles.setdefault(name, (count, DoublingAlarm()))
             more = count - baseline
-            if more > self._settings.max_extra_handles and alarm.rings(more):
+            if more > self._settings.max_extra_handles and alarm.should_warn(more):
                 words = name.replace("_", " ")
                 warnings.append(
                     f"{count} {words} are {more} more than after the warm-up: look for {hint}. "
-                    f"{self._names()}"
+                    f"{self._name_growth()}"
                 )
         return warnings
 
-    def _names(self) -> str:
+    def _name_growth(self) -> str:
         if self._before is None:
             return "It is too early to say what grew."
-        found = growers(self._before)
-        knob = _STOP
+        found = growth_report(self._before)
+        advice = _STOP
         if self._lines is not None:
-            found += grown_lines(self._lines)
+            found += grown_source_lines(self._lines)
         else:
-            knob = f"memory.leak.tracemalloc=true names the lines of code, {_STOP}"
+            advice = f"memory.leak.tracemalloc=true names the lines of code, {_STOP}"
         if not found:
             found = [
                 "no Python object: a library's own memory, or the allocator's "
                 "(try MALLOC_ARENA_MAX=2, or a smaller memory.cache.min_reclaimable_mb)"
             ]
-        return f"What grew: {'; '.join(found)}. {knob}"
+        return f"What grew: {'; '.join(found)}. {advice}"
 
 
 _STOP = "memory.leak.action=stop ends the run here"
 
 
-def _told(growth: Growth, step: int) -> str:
+def _describe_growth(growth: Growth, step: int) -> str:
     return (
         f"memory grew by {readable(growth.total)} since step {growth.since_step:,} "
         f"and grows by {growth.slope * 1e6 / MB:,.0f} MB per million steps (step {step:,})."

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from steadyrl.core.errors import describe
+from steadyrl.memory.cache_cleaner import trim
 from steadyrl.memory.process import (
     MB,
     UNREADABLE,
@@ -23,7 +24,6 @@ from steadyrl.memory.process import (
     read_rss,
     read_tree,
 )
-from steadyrl.memory.reclaim import trim
 from steadyrl.memory.settings import MonitorSettings
 from steadyrl.memory.tensors import LiveTensors, live_tensors
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _PATIENCE = 400
 
 
-class RareReading(Generic[T]):
+class ThrottledReading(Generic[T]):
     """The newest result of a costly function.
 
     It is called again only `every_seconds` after the last call, and never so often that it takes
@@ -173,17 +173,19 @@ class Monitor:
         return psutil.Process()
 
     @cached_property
-    def _tree(self) -> RareReading[Tree]:
-        return RareReading(self._read_tree, self._settings.tree_every_seconds, self._clock)
+    def _tree(self) -> ThrottledReading[Tree]:
+        return ThrottledReading(self._read_tree, self._settings.tree_every_seconds, self._clock)
 
     @cached_property
-    def _workers(self) -> RareReading[tuple[Worker, ...]]:
-        return RareReading(self._look_at_workers, self._settings.tree_every_seconds, self._clock)
+    def _workers(self) -> ThrottledReading[tuple[Worker, ...]]:
+        return ThrottledReading(
+            self._look_at_workers, self._settings.tree_every_seconds, self._clock
+        )
 
     @cached_property
-    def tensors(self) -> RareReading[LiveTensors]:
+    def tensors(self) -> ThrottledReading[LiveTensors]:
         """Count the live tensors."""
-        return RareReading(_count_tensors, self._settings.tensors_every_seconds, self._clock)
+        return ThrottledReading(_count_tensors, self._settings.tensors_every_seconds, self._clock)
 
     @contextmanager
     def _may_be_unreadable(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ MB = 1_000_000
 UNREADABLE = (psutil.Error, OSError)
 
 
-class Share(NamedTuple):
+class ProcessMemory(NamedTuple):
     """What one process takes of the machine.
 
     A page that k processes share counts 1/k in `pss` and `own`. In `heap` it counts in full: a
@@ -92,10 +92,10 @@ def read_peak() -> int:
 def read_tree(process: psutil.Process) -> Tree:
     """Measure the tree; milliseconds per process, and a child that vanishes is no error."""
     names = {child.pid: child.name for child in multiprocessing.active_children()}
-    own = read_share(process) or Share(0, 0, 0)
+    own = read_process_memory(process) or ProcessMemory(0, 0, 0)
     pss, workers = own.pss, []
     for child in process.children(recursive=True):
-        share = read_share(child)
+        share = read_process_memory(child)
         if share is not None:
             pss += share.pss
             workers.append(Worker(child.pid, names.get(child.pid, "a child"), share.heap))
@@ -103,7 +103,7 @@ def read_tree(process: psutil.Process) -> Tree:
     return Tree(pss, own.heap, len(workers), threads, files, tuple(workers))
 
 
-def read_share(process: psutil.Process) -> Share | None:
+def read_process_memory(process: psutil.Process) -> ProcessMemory | None:
     """Return the share of one process; None if it has vanished meanwhile."""
     try:
         if sys.platform == "linux":
@@ -111,13 +111,13 @@ def read_share(process: psutil.Process) -> Share | None:
             if sizes:
                 shared_memory = sizes.get("Pss_Shmem", 0)
                 own = sizes.get("Pss_Anon", 0) + shared_memory
-                return Share(sizes["Pss"], own, sizes.get("Anonymous", own) + shared_memory)
+                return ProcessMemory(sizes["Pss"], own, sizes.get("Anonymous", own) + shared_memory)
         # Elsewhere what is the process's own is the nearest there is to all of them.
         uss = int(process.memory_full_info().uss)
-        return Share(uss, uss, uss)
+        return ProcessMemory(uss, uss, uss)
     except psutil.AccessDenied:
         rss = read_rss(process)
-        return Share(rss, rss, rss)
+        return ProcessMemory(rss, rss, rss)
     except psutil.NoSuchProcess:  # a zombie among them
         return None
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 # Behind these lies the whole interpreter, not what an object holds.
-_ENDS = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
+_NOT_FOLLOWED = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
 
 # Exactly these: the tensors a compiler traces with have symbolic shapes and no storage.
 _TENSORS = frozenset((Tensor, Parameter))
 
-_NAMED = 5  # tensors to name of each sort
+_MAX_NAMED = 5  # tensors to name of each sort
 
 
 class TensorKind(NamedTuple):
@@ -69,7 +69,7 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 def live_tensors(objects: Sequence[Any] | None = None) -> LiveTensors:
     """Count the tensors among `objects`; by default all that the garbage collector knows."""
-    found = of_types(gc.get_objects() if objects is None else objects, _TENSORS)
+    found = select_types(gc.get_objects() if objects is None else objects, _TENSORS)
     storages: dict[int, int] = {}
     for tensor in found:
         storage = _storage(tensor)
@@ -78,7 +78,7 @@ def live_tensors(objects: Sequence[Any] | None = None) -> LiveTensors:
     return LiveTensors(len(found), sum(storages.values()), Counter(map(kind_of, found)))
 
 
-def of_types(objects: Sequence[Any], types: frozenset[type]) -> list[Any]:
+def select_types(objects: Sequence[Any], types: frozenset[type]) -> list[Any]:
     """Return the objects of exactly these types; without a loop in Python, for there are many."""
     return list(compress(objects, map(types.__contains__, map(type, objects))))
 
@@ -90,7 +90,7 @@ def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     waiting: list[tuple[str, Any]] = [(name, root)]
     while waiting:
         path, value = waiting.pop()
-        if id(value) in seen or issubclass(type(value), _ENDS):
+        if id(value) in seen or issubclass(type(value), _NOT_FOLLOWED):
             continue
         seen.add(id(value))
         keep.append(value)
@@ -107,7 +107,7 @@ def tensors_with_graph(**roots: Any) -> list[str]:
     return [f"{path}: {kind_of(tensor)}" for path, tensor in _with_graph(roots)]
 
 
-def kept_graphs(**roots: Any) -> list[str]:
+def find_tensors_with_graph(**roots: Any) -> list[str]:
     """Say which tensors keep their graph, by the path from a root that holds them where one does.
 
     Ask it between updates: then nothing should.
@@ -115,14 +115,14 @@ def kept_graphs(**roots: Any) -> list[str]:
     found = _with_graph(roots)
     elsewhere = live_tensors().kinds - Counter(kind_of(tensor) for _, tensor in found)
     lines = []
-    for path, tensor in found[:_NAMED]:
+    for path, tensor in found[:_MAX_NAMED]:
         # Not counted: our list of pairs, the name here, and the argument of getrefcount.
         size, references = storage_bytes(tensor), sys.getrefcount(tensor) - 3
         lines.append(f"{path}: {kind_of(tensor)}, {size:,} bytes, {references} references")
-    if len(found) > _NAMED:
-        lines.append(f"{len(found) - _NAMED:,} more in {', '.join(roots)}")
+    if len(found) > _MAX_NAMED:
+        lines.append(f"{len(found) - _MAX_NAMED:,} more in {', '.join(roots)}")
     graphs = [pair for pair in elsewhere.most_common() if pair[0].has_graph]
-    return lines + [f"{count:,} elsewhere: {kind}" for kind, count in graphs[:_NAMED]]
+    return lines + [f"{count:,} elsewhere: {kind}" for kind, count in graphs[:_MAX_NAMED]]
 
 
 def _with_graph(roots: Mapping[str, Any]) -> list[tuple[str, Tensor]]:

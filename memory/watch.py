@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.block_profile import Profile
+from steadyrl.memory.cache_cleaner import CacheCleaner
 from steadyrl.memory.leak import LeakDetector
 from steadyrl.memory.monitor import Monitor, Reading
 from steadyrl.memory.process import MB, readable
-from steadyrl.memory.profile import Profile
-from steadyrl.memory.reclaim import CacheCleaner
 from steadyrl.memory.settings import MemorySettings
 
 log = logging.getLogger("steadyrl")
@@ -70,7 +70,7 @@ class MemoryWatch:
             # Learning takes memory of its own, a compiler's among it, and only now.
             self._learns = True
             self._cleaner.begin()
-            self._detector.begin_anew()
+            self._detector.restart_warmup()
         self._cleaner.note("updates", count)
         self._check_limit()
 
@@ -105,7 +105,7 @@ class MemoryWatch:
         scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
         if reading.cuda is not None:
             scalars["memory/cuda_growth_mb_per_million_steps"] = self._detector.slope("CUDA")
-        scalars["memory/cache_clear_ms"] = self._cleaner.spending.take_milliseconds()
+        scalars["memory/cache_clear_ms"] = self._cleaner.cost.pop_milliseconds()
         return scalars
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ def what_was_there_before_is_collected_once():
 def programs_stay_mapped(monkeypatch):
     """Leave in memory what runs unmap: a run that is over in a moment would only map it again."""
     for module in unmapping():
-        monkeypatch.setattr(module, "let_go_of_code", lambda: None)
+        monkeypatch.setattr(module, "unmap_clean_pages", lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.registry import build_agent, of_rank
 from steadyrl.envs.factory import build_env
 from steadyrl.envs.vector import VectorEnv
-from steadyrl.memory.budget import plan_line
-from steadyrl.memory.reclaim import let_go_of_code
+from steadyrl.memory.budget import memory_plan
+from steadyrl.memory.cache_cleaner import unmap_clean_pages
 from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import RunDirectory, SeenDirectory
 from steadyrl.training.checkpoints.saver import Saver
@@ -75,7 +75,7 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
     settings = job.settings.run
     seeds = derive_seeds(settings.seed, comm.rank)
     device = torch.device(device_name(settings.device))
-    let_go_of_code()  # importing everything took most of it
+    unmap_clean_pages()  # importing everything took most of it
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
@@ -267,4 +267,4 @@ def _announce(job: Job, env: VectorEnv, agent: Agent, device: torch.device) -> N
         torch.get_num_threads(),
         "" if torch.get_num_threads() == 1 else "s",
     )
-    log.info(plan_line(agent.nbytes(), device))
+    log.info(memory_plan(agent.nbytes(), device))

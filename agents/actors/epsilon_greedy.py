@@ -15,8 +15,8 @@ from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.engine.cpu.network import HostNetwork
 from steadyrl.agents.engine.cpu.policy import epsilon_greedy_actions
 from steadyrl.agents.networks.action_mask import UNIFORM_INT_MAX, Masks
-from steadyrl.core.saved import Saved, set_numpy_generator
-from steadyrl.core.state import give
+from steadyrl.core.saved_state import Saved, set_numpy_generator
+from steadyrl.core.state import to_plain
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import GreedyActor, Observations
@@ -90,7 +90,7 @@ class EpsilonGreedyActor(Actor):
     def state_dict(self) -> dict[str, Any]:
         # Loading redraws the block from there.
         return {
-            "generator": self._state_before_draw if self.next else give(self._generator),
+            "generator": self._state_before_draw if self.next else to_plain(self._generator),
             "next": self.next,
         }
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from steadyrl.agents.engine.cpu.policy import PolicyArrays, greedy_actions
-from steadyrl.core.jit import Held, call, compiled
+from steadyrl.core.jit import Boxed, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STOP, BlockResult, StepMany
 
 
-@compiled
+@jit
 def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
     """Step environments with greedy actions until they stop the block."""
-    context, policy_arrays = boxed_context.inside, boxed.inside
+    context, policy_arrays = boxed_context.value, boxed.value
     counters = context.counters
     while True:
         call(advance, (context,))
@@ -21,10 +21,10 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         greedy_actions(policy_arrays, context.observations[counters[OBS_SLOT]], context.flat_action)
 
 
-@compiled
+@jit
 def box(policy_arrays: Any) -> Any:
     """Box the arguments of `run_steps`."""
-    return Held(policy_arrays)
+    return Boxed(policy_arrays)
 
 
 class FusedGreedy:

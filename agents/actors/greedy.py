@@ -15,8 +15,8 @@ from steadyrl.agents.base import Actor, Decision
 from steadyrl.agents.engine.cpu.network import Floats
 from steadyrl.agents.engine.cpu.policy import PolicyArrays
 from steadyrl.buffers.memory_layout import send
-from steadyrl.core.cuda_graph import Recorded
-from steadyrl.core.saved import Limits
+from steadyrl.core.cuda_graph import CudaGraphed
+from steadyrl.core.saved_state import Limits
 
 Observations = NDArray[Any]  # [N, …]
 
@@ -56,7 +56,9 @@ class GreedyActor(Actor):
         policy_arrays: PolicyArrays | None = None,
     ) -> None:
         plays = cuda_graph and on_host is None
-        how: Any = Recorded(self.decide, "a decision", copies=True) if plays else self.decide
+        how: Any = (
+            CudaGraphed(self.decide, "a decision", copies_inputs=True) if plays else self.decide
+        )
         self._decide: Callable[..., Any] = how
         self.act_many = None if policy_arrays is None else FusedGreedy(policy_arrays)
         self._network, self.on_host, self.device = network, on_host, device

@@ -21,8 +21,8 @@ from steadyrl.agents.engine.cpu.policy import (
 )
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head
-from steadyrl.core.cuda_graph import Recorded
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.cuda_graph import CudaGraphed
+from steadyrl.core.saved_state import COUNT, Limits
 
 if TYPE_CHECKING:
     from steadyrl.agents.actors.greedy import Observations
@@ -72,7 +72,7 @@ class SamplingActor(Actor):
         self.stores_log_prob = on_host is None
         plays = cuda_graph and self.stores_log_prob
         how: Any = (
-            Recorded(self._sample_on_device, "a decision", copies=True)
+            CudaGraphed(self._sample_on_device, "a decision", copies_inputs=True)
             if plays
             else self._sample_on_device
         )

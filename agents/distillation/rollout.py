@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted
 from steadyrl.buffers.rollout.sequences import SequenceRollout
-from steadyrl.core.saved import Saved
+from steadyrl.core.saved_state import Saved
 
 
 class DistilledBatch(NamedTuple):

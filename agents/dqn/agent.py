@@ -36,9 +36,9 @@ from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.buffers.replay.buffer import ReplayBatch, ReplayBuffer
 from steadyrl.core.metrics import Metrics
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.envs.types import BlockResult, DiscreteActions, EnvSpec, Step, StepMany
-from steadyrl.memory.reclaim import reclaim
+from steadyrl.memory.cache_cleaner import reclaim
 
 log = logging.getLogger("steadyrl")
 

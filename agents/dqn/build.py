@@ -119,7 +119,7 @@ def init_replay(
         gamma=settings.gamma,
         device=device,
         seed=seed,
-        recorded=mode == "cudagraph",
+        cuda_graph=mode == "cudagraph",
     )
 
 

@@ -15,13 +15,13 @@ from steadyrl.agents.learner.schedules import cosine, linear
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.fused_append import ERROR, append_timestep
 from steadyrl.buffers.replay.host import HostReplay
-from steadyrl.core.jit import Held, call, compiled
+from steadyrl.core.jit import Boxed, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
 STEPS, DRAWN = range(2)  # indices of `cursors`
 CONSTANT, LINEAR, COSINE = range(3)
 CURVES = {"constant": CONSTANT, "linear": LINEAR, "cosine": COSINE}
-linear_jit, cosine_jit = compiled(linear), compiled(cosine)
+linear_jit, cosine_jit = jit(linear), jit(cosine)
 
 
 class ExplorationArrays(NamedTuple):
@@ -37,11 +37,11 @@ class ExplorationArrays(NamedTuple):
     cursors: NDArray[np.int64]  # [2] steps so far, next row of `uniforms`
 
 
-@compiled
+@jit
 def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
     """Step environments until the random numbers are used up or the block ends."""
-    context = boxed_context.inside
-    arrays, ring = boxed.inside
+    context = boxed_context.value
+    arrays, ring = boxed.value
     counters, cursors = context.counters, arrays.cursors
     while True:
         call(advance, (context,))
@@ -67,7 +67,7 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         cursors[DRAWN] = drawn + 1
 
 
-@compiled
+@jit
 def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
     """Return `Schedule.at`."""
     start, end, steps, warmup, delay = epsilons
@@ -81,10 +81,10 @@ def epsilon_at(curve: int, epsilons: Any, now: int) -> float:
     return epsilon
 
 
-@compiled
+@jit
 def box(arrays: Any, ring: Any) -> Any:
     """Box the arguments of `run_steps`."""
-    return Held((arrays, ring))
+    return Boxed((arrays, ring))
 
 
 class FusedRollout:

@@ -11,11 +11,11 @@ from steadyrl.agents.settings import TaughtSettings, TeacherSettings
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import (
     SettingError,
-    at_most,
-    fraction,
-    hidden_layers,
-    positive,
-    zero_or_more,
+    validate_at_most,
+    validate_fraction,
+    validate_hidden,
+    validate_non_negative,
+    validate_positive,
 )
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 
@@ -39,10 +39,10 @@ class DistributionSettings:
     v_max: float
 
     def __post_init__(self) -> None:
-        at_most(self, 10_000, "atoms")
+        validate_at_most(self, 10_000, "atoms")
         if self.atoms < 2:
             raise SettingError("atoms", self.atoms, "must be at least 2")
-        at_most(self, 1e6, "v_max")
+        validate_at_most(self, 1e6, "v_max")
         if not -1e6 <= self.v_min < self.v_max:
             reason = f"must lie below v_max={self.v_max:g}, and be -1e6 at least"
             raise SettingError("v_min", self.v_min, reason)
@@ -62,8 +62,8 @@ class MunchausenSettings:
     log_policy_min: float
 
     def __post_init__(self) -> None:
-        at_most(self, 1e6, "temperature")
-        fraction(self, "alpha")
+        validate_at_most(self, 1e6, "temperature")
+        validate_fraction(self, "alpha")
         _refuse_freezing(self, "temperature")
         if not -1e6 <= self.log_policy_min <= 0:
             reason = "must lie between -1e6 and 0"
@@ -78,8 +78,8 @@ class NoisySettings:
     sigma: float
 
     def __post_init__(self) -> None:
-        positive(self, "sigma")
-        at_most(self, 1_000, "sigma")
+        validate_positive(self, "sigma")
+        validate_at_most(self, 1_000, "sigma")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class DQNTeacherSettings(TeacherSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _refuse_freezing(self, "temperature")
-        at_most(self, 1_000, "temperature")
+        validate_at_most(self, 1_000, "temperature")
 
 
 def _refuse_freezing(settings: object, name: str) -> None:
@@ -142,16 +142,20 @@ class DQNSettings(TaughtSettings):
     takes_masks = True
 
     def __post_init__(self) -> None:
-        hidden_layers(self.hidden)
+        validate_hidden(self.hidden)
         names = ("learning_rate", "batch_size", "n_step", "train_every", "updates_per_train")
-        positive(self, *names, "target_every", "target_tau", "grad_accumulation")
-        zero_or_more(self, "learning_starts", "max_grad_norm")
-        fraction(self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau")
-        at_most(self, 1_000, "learning_rate", "learning_rate_end")
+        validate_positive(self, *names, "target_every", "target_tau", "grad_accumulation")
+        validate_non_negative(self, "learning_starts", "max_grad_norm")
+        validate_fraction(
+            self, "gamma", "epsilon_start", "epsilon_end", "epsilon_fraction", "target_tau"
+        )
+        validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
         scheduled(self, "learning_rate")
         self._refuse_contradictory_epsilon()
-        at_most(self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train")
-        at_most(self, 1e30, "max_grad_norm")
+        validate_at_most(
+            self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train"
+        )
+        validate_at_most(self, 1e30, "max_grad_norm")
         if self.replay.capacity < self.batch_size:
             raise SettingError(
                 "replay.capacity",
@@ -164,7 +168,7 @@ class DQNSettings(TaughtSettings):
             raise SettingError("loss", self.loss, reason)
 
     def _refuse_contradictory_epsilon(self) -> None:
-        fraction(self, "epsilon_warmup", "epsilon_delay")
+        validate_fraction(self, "epsilon_warmup", "epsilon_delay")
         if self.epsilon_warmup + self.epsilon_delay + self.epsilon_fraction > 1:
             name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
             reason = f"epsilon_fraction={self.epsilon_fraction:g} more are beyond the run's end"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from steadyrl.agents.engine.inductor import CompiledGraph
-from steadyrl.core.cuda_graph import Recorded
+from steadyrl.core.cuda_graph import CudaGraphed
 
 log = logging.getLogger("steadyrl")
 
@@ -54,5 +54,5 @@ def compile_for_mode(
     if mode == "eager":
         return eager
     if mode == "cudagraph":
-        return Recorded(eager)
+        return CudaGraphed(eager)
     return CompiledGraph(function, eager, only_read=only_read)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.statistics import Statistics
-from steadyrl.core.saved import Limits
+from steadyrl.core.saved_state import Limits
 from steadyrl.core.state import Stateful
 
 WEIGHT = Limits(-1e9, 1e9)  # beyond these a network has diverged

@@ -42,7 +42,7 @@ from steadyrl.agents.learner.precision import (
 from steadyrl.core.cuda_graph import host_sees
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.core.metrics import Metrics
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 
 LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vanish in float32

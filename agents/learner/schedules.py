@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-from steadyrl.core.errors import SettingError, fraction, zero_or_more
+from steadyrl.core.errors import SettingError, validate_fraction, validate_non_negative
 
 Shape = Literal["constant", "linear", "cosine"]
 
@@ -62,8 +62,8 @@ def scheduled(settings: object, *names: str) -> None:
     """Validate the schedules NAME: `NAME_end`, `NAME_warmup` and `anneal_NAME`."""
     for name in names:
         end, warmup = f"{name}_end", f"{name}_warmup"
-        zero_or_more(settings, end)
-        fraction(settings, warmup)
+        validate_non_negative(settings, end)
+        validate_fraction(settings, warmup)
         if getattr(settings, warmup) == 1:
             raise SettingError(warmup, 1, "must be below 1: the warm-up would take the whole run")
         if getattr(settings, f"anneal_{name}") == "constant" and getattr(settings, end):

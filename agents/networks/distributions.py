@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor, nn
 
-from steadyrl.core.saved import FINITE, Limits
+from steadyrl.core.saved_state import FINITE, Limits
 from steadyrl.envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)

@@ -23,8 +23,8 @@ from typing_extensions import override
 from steadyrl.agents.learner.comm import SINGLE_PROCESS, Comm
 from steadyrl.agents.learner.statistics import Statistics
 from steadyrl.agents.networks.action_mask import Masks
-from steadyrl.core.jit import compiled
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.jit import jit
+from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 
 CLIP = 10.0  # normalised observations and rewards stay within ±10 standard deviations
@@ -256,7 +256,7 @@ class RewardNormaliser(Stateful):
         return 1 / std if std > EPSILON else 1.0
 
 
-@compiled
+@jit
 def update_discounted_returns(  # type: ignore[no-untyped-def]
     reward, valid, gamma, episodic, returns, count, mean, square
 ):

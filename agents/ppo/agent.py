@@ -44,9 +44,9 @@ from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.buffers.rollout.sequences import SequenceRollout
 from steadyrl.core.metrics import Metrics
-from steadyrl.core.saved import COUNT, Limits, check_limits, tensor
+from steadyrl.core.saved_state import COUNT, Limits, check_limits, tensor
 from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
-from steadyrl.memory.reclaim import reclaim
+from steadyrl.memory.cache_cleaner import reclaim
 
 
 class PPO(Agent):

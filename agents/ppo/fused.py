@@ -13,7 +13,7 @@ from steadyrl.agents.engine.cpu.policy import PolicyArrays, sample_actions
 from steadyrl.agents.networks.normalizers import RewardNormaliser
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
-from steadyrl.core.jit import Held, call, compiled
+from steadyrl.core.jit import Boxed, call, jit
 from steadyrl.envs.types import NON_FINITE, OBS_SLOT, STEP_SLOT, STOP, BlockResult, StepMany
 
 POSITION, NOISE = range(2)  # indices of `cursors`
@@ -34,10 +34,10 @@ class RolloutArrays(NamedTuple):
     cursors: NDArray[Any]  # [2] next row of the rollout, next row of the noise
 
 
-@compiled
+@jit
 def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
     """Step environments until the rollout is full, the noise is used up or the block ends."""
-    context, arrays = boxed_context.inside, boxed.inside
+    context, arrays = boxed_context.value, boxed.value
     counters, cursors = context.counters, arrays.cursors
     while True:
         t = cursors[POSITION]
@@ -68,17 +68,17 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         cursors[NOISE] += 1
 
 
-@compiled
+@jit
 def _copy(these: Any, there: Any) -> None:
     for n in range(these.shape[0]):
         for i in range(these.shape[1]):
             there[n, i] = these[n, i]
 
 
-@compiled
+@jit
 def box(arrays: Any) -> Any:
     """Box the arguments of `run_steps`."""
-    return Held(arrays)
+    return Boxed(arrays)
 
 
 class FusedRollout:

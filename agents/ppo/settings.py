@@ -11,11 +11,11 @@ from steadyrl.agents.settings import TaughtSettings
 from steadyrl.core.errors import (
     WIDEST_LAYER,
     SettingError,
-    at_most,
-    fraction,
-    hidden_layers,
-    positive,
-    zero_or_more,
+    validate_at_most,
+    validate_fraction,
+    validate_hidden,
+    validate_non_negative,
+    validate_positive,
 )
 from steadyrl.envs.types import EnvSpec
 
@@ -34,9 +34,9 @@ class RNDSettings:
     gamma: float
 
     def __post_init__(self) -> None:
-        zero_or_more(self, "coef")
-        at_most(self, 1e6, "coef")
-        fraction(self, "fraction", "gamma")
+        validate_non_negative(self, "coef")
+        validate_at_most(self, 1e6, "coef")
+        validate_fraction(self, "fraction", "gamma")
 
     def coefs(self, total_steps: int) -> Schedule:
         """Return the weight of the intrinsic advantages over a run."""
@@ -52,8 +52,8 @@ class RecurrentSettings:
     sequence_length: int
 
     def __post_init__(self) -> None:
-        positive(self, "size", "sequence_length")
-        at_most(self, WIDEST_LAYER, "size")
+        validate_positive(self, "size", "sequence_length")
+        validate_at_most(self, WIDEST_LAYER, "size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +100,21 @@ class PPOSettings(TaughtSettings):
     takes_masks = True
 
     def __post_init__(self) -> None:
-        hidden_layers(self.hidden)
-        positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
-        positive(self, "grad_accumulation")
+        validate_hidden(self.hidden)
+        validate_positive(self, "learning_rate", "rollout_steps", "epochs", "minibatches", "clip")
+        validate_positive(self, "grad_accumulation")
         for name in ("batch_size", "target_kl"):
             if getattr(self, name) is not None:
-                positive(self, name)
-        zero_or_more(self, "entropy_coef", "value_coef", "max_grad_norm")
-        fraction(self, "gamma", "gae_lambda")
+                validate_positive(self, name)
+        validate_non_negative(self, "entropy_coef", "value_coef", "max_grad_norm")
+        validate_fraction(self, "gamma", "gae_lambda")
         scheduled(self, "learning_rate", "clip", "entropy_coef")
-        at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
-        at_most(self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef")
-        at_most(self, 1e6, "grad_accumulation")
-        at_most(self, 1e30, "max_grad_norm", "target_kl")
+        validate_at_most(self, 1_000, "learning_rate", "learning_rate_end", "epochs")
+        validate_at_most(
+            self, 1e6, "clip", "clip_end", "entropy_coef", "entropy_coef_end", "value_coef"
+        )
+        validate_at_most(self, 1e6, "grad_accumulation")
+        validate_at_most(self, 1e30, "max_grad_norm", "target_kl")
         if abs(self.log_std_init) > LARGEST_LOG_STD:
             reason = f"must be between {-LARGEST_LOG_STD} and {LARGEST_LOG_STD}"
             raise SettingError("log_std_init", self.log_std_init, reason)

@@ -31,7 +31,7 @@ from steadyrl.agents.networks.settings import NetworkSettings
 from steadyrl.agents.ppo.loss import ADAM_EPSILON
 from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, prefaulted
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.core.metrics import Metrics
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import EnvSpec
@@ -103,7 +103,7 @@ def rnd_loss(
     return PerSampleLoss(error + squares, (error, squares))
 
 
-@compiled
+@jit
 def non_episodic_gae(  # type: ignore[no-untyped-def]
     reward, value, valid, gamma, gae_lambda, advantage
 ):

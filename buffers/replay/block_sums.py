@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steadyrl.buffers.replay.sum_tree import EPSILON, check_shapes, invalid_update, load_priorities
-from steadyrl.core.cuda_graph import Recorded, host_sees
+from steadyrl.core.cuda_graph import CudaGraphed, host_sees
 
 
 def first_beyond(sums: Tensor, values: Tensor, target: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ class BlockSums:
     """Sample transition ids in proportion to their priorities, with torch operations only."""
 
     def __init__(
-        self, slots: int, alpha: float, device: torch.device, *, recorded: bool = False
+        self, slots: int, alpha: float, device: torch.device, *, cuda_graph: bool = False
     ) -> None:
-        """Allocate `slots` priorities; `recorded`: updates are replayed as one CUDA graph."""
+        """Allocate `slots` priorities; `cuda_graph`: updates are replayed as one CUDA graph."""
         blocks, width = self._shape(slots)
         self.alpha, self.slots, self._device, self._width = alpha, slots, device, width
         options: dict[str, Any] = {"dtype": torch.float64, "device": device}
@@ -68,8 +68,8 @@ class BlockSums:
         self._max_priority = torch.ones((), **options)  # the largest raw priority seen
         self._deferred = DeferredCheck(device)
         self._apply = (
-            Recorded(self._apply_update, "what priorities become")
-            if recorded
+            CudaGraphed(self._apply_update, "what priorities become")
+            if cuda_graph
             else self._apply_update
         )
 

@@ -16,8 +16,8 @@ from typing_extensions import override
 from steadyrl.buffers.replay.block_sums import BlockSums
 from steadyrl.buffers.replay.sum_tree import NO_LEVELS, SumTree, check_leaves
 from steadyrl.buffers.replay.timeline import ReplayLayout, Timeline
-from steadyrl.core.saved import Limits, Saved, check_limits, length, set_numpy_generator
-from steadyrl.core.state import Stateful, give
+from steadyrl.core.saved_state import Limits, Saved, check_limits, length, set_numpy_generator
+from steadyrl.core.state import Stateful, to_plain
 
 NOT_SAMPLEABLE = "replay: there is no complete transition to draw yet"
 
@@ -41,7 +41,7 @@ class ReplayBuffer(Stateful, ABC):
     and sample the same transitions, so a checkpoint of one can be loaded into the other.
     """
 
-    may_be_left_out = True
+    optional_in_checkpoint = True
 
     def __init__(
         self, layout: ReplayLayout, priorities: SumTree | BlockSums | None, seed: int
@@ -205,7 +205,7 @@ class ReplayBuffer(Stateful, ABC):
 
     def metadata(self) -> dict[str, Any]:
         """Return a copy of the state without the stored timesteps."""
-        copied: dict[str, Any] = give(self._metadata())
+        copied: dict[str, Any] = to_plain(self._metadata())
         return copied
 
     def load_metadata(self, metadata: Mapping[str, Any]) -> None:

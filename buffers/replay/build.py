@@ -25,11 +25,11 @@ def build_replay(
     gamma: float,
     device: torch.device,
     seed: int,
-    recorded: bool = False,
+    cuda_graph: bool = False,
 ) -> ReplayBuffer:
     """Build the replay buffer; raise MemoryBudgetError before allocating if it does not fit.
 
-    `recorded`: sampling and priority updates on an accelerator are replayed as CUDA graphs.
+    `cuda_graph`: sampling and priority updates on an accelerator are replayed as CUDA graphs.
     """
     from steadyrl.buffers.replay.device import DeviceReplay  # here: both build on this module
     from steadyrl.buffers.replay.host import HostReplay
@@ -49,4 +49,4 @@ def build_replay(
         require_room(layout, HostReplay.bytes_needed, None)
         return HostReplay(layout, **common)
     require_room(layout, DeviceReplay.bytes_needed, where)
-    return DeviceReplay(layout, **common, recorded=recorded)
+    return DeviceReplay(layout, **common, cuda_graph=cuda_graph)

@@ -19,7 +19,7 @@ from steadyrl.buffers.memory_layout import send
 from steadyrl.buffers.replay.block_sums import BlockSums
 from steadyrl.buffers.replay.buffer import NOT_SAMPLEABLE, ReplayBatch, ReplayBuffer
 from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID, ReplayLayout
-from steadyrl.core.cuda_graph import Recorded
+from steadyrl.core.cuda_graph import CudaGraphed
 
 
 class DeviceReplay(ReplayBuffer):
@@ -35,14 +35,14 @@ class DeviceReplay(ReplayBuffer):
         gamma: float,
         device: torch.device,
         seed: int,
-        recorded: bool = False,
+        cuda_graph: bool = False,
     ) -> None:
-        """Allocate; `recorded`: sampling and priority updates are one CUDA graph launch each."""
+        """Allocate; `cuda_graph`: sampling and priority updates are one CUDA graph launch each."""
         blocks = None
         if layout.prioritized:
-            blocks = BlockSums(layout.slots, alpha, device, recorded=recorded)
+            blocks = BlockSums(layout.slots, alpha, device, cuda_graph=cuda_graph)
         super().__init__(layout, blocks, seed)
-        self._draw = Recorded(self._draw_batch, "a draw") if recorded else self._draw_batch
+        self._draw = CudaGraphed(self._draw_batch, "a draw") if cuda_graph else self._draw_batch
         self._device = device
         ring_size, envs = layout.ring_size, layout.num_envs
         dtype = getattr(torch, layout.dtype)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from steadyrl.buffers.replay.timeline import IS_TERMINATED, IS_TRUNCATED, IS_VALID, close_timestep
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
 # Entries of `Ring.counters`: the pending timestep, the number of sampleable transitions, and the
 # error code of `close_timestep` (0: none).
@@ -34,7 +34,7 @@ class Ring(NamedTuple):
     counters: NDArray[Any]  # [PLACES] int64
 
 
-@compiled
+@jit
 def append_timestep(ring: Ring, outcome: Any, action: Any, obs: Any, clip: bool) -> None:
     """Store actions [N, 1] with their outcome, and the newest frame of each obs [N, stack · F]."""
     ring_size, envs = ring.flags.shape

@@ -24,10 +24,10 @@ from steadyrl.buffers.replay.timeline import (
     Timeline,
     draw_uniform,
 )
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
 
-@compiled
+@jit
 def stack_slots(flags, slot, frame_slots):  # type: ignore[no-untyped-def]
     """Write the slots of the frames in the stack at `slot`, oldest first.
 
@@ -46,7 +46,7 @@ def stack_slots(flags, slot, frame_slots):  # type: ignore[no-untyped-def]
             slot = before
 
 
-@compiled
+@jit
 def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type: ignore[no-untyped-def]
     """Prefetch the cache lines of the first and last timestep of full windows; all arrays flat."""
     slots = flags.size
@@ -60,7 +60,7 @@ def fetch_windows(flags, frames, actions, rewards, index, reach, size):  # type:
         prefetch(frames, end * size)
 
 
-@compiled
+@jit
 def read_windows(  # type: ignore[no-untyped-def]
     flags,
     frames,
@@ -120,7 +120,7 @@ def read_windows(  # type: ignore[no-untyped-def]
                 next_obs[b, place, i] = frames[next_frame, i]
 
 
-@compiled
+@jit
 def draw_windows(boxed, beta):  # type: ignore[no-untyped-def]
     """Sample transitions (by priority if there is a tree, else uniformly) and gather them.
 
@@ -130,7 +130,7 @@ def draw_windows(boxed, beta):  # type: ignore[no-untyped-def]
         nodes, minima, offsets, sampleable, cursors, uniform, weight,
         flags, frames, actions, rewards, gammas, index,
         frame_slots, obs, next_obs, action, reward, discount,
-    ) = boxed.inside  # fmt: skip
+    ) = boxed.value  # fmt: skip
     if len(nodes):
         draw_stratified(nodes, minima, offsets, uniform, beta, uniform, index, weight)
     else:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from steadyrl.buffers.memory_layout import prefaulted_zeros, prefetch
 from steadyrl.core.errors import NonFiniteError
-from steadyrl.core.jit import compiled
-from steadyrl.core.saved import Saved, length
+from steadyrl.core.jit import jit
+from steadyrl.core.saved_state import Saved, length
 
 EPSILON = 1e-6  # keeps a transition without error drawable; ε in Schaul et al. 2016, §3.3
 
@@ -62,7 +62,7 @@ def level_offsets(slots: int) -> list[int]:
         size = lines
 
 
-@compiled
+@jit
 def refresh(nodes, minima, offsets, index):  # type: ignore[no-untyped-def]
     """Recompute all ancestors of the leaves `index` [B]: sums, and minima of nonzero leaves.
 
@@ -98,7 +98,7 @@ def refresh(nodes, minima, offsets, index):  # type: ignore[no-untyped-def]
                 minima[above - offsets[1] + parent] = smallest
 
 
-@compiled
+@jit
 def root_sums(nodes, minima, offsets):  # type: ignore[no-untyped-def]
     """Return the sum of all leaves and the smallest nonzero leaf (infinity if there is none)."""
     levels = offsets.shape[0] - 1
@@ -112,7 +112,7 @@ def root_sums(nodes, minima, offsets):  # type: ignore[no-untyped-def]
     return total, smallest
 
 
-@compiled
+@jit
 def set_leaves(nodes, minima, offsets, initial_priority, added, evicted):  # type: ignore[no-untyped-def]
     """Set added leaves to `initial_priority`, then evicted leaves to 0."""
     nodes[added] = initial_priority
@@ -121,7 +121,7 @@ def set_leaves(nodes, minima, offsets, initial_priority, added, evicted):  # typ
     refresh(nodes, minima, offsets, evicted)
 
 
-@compiled
+@jit
 def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight):  # type: ignore[no-untyped-def]
     """Stratified sampling: draw one leaf from each of B equal parts of the priority mass.
 
@@ -158,7 +158,7 @@ def draw_stratified(nodes, minima, offsets, uniform, beta, target, index, weight
         weight[b] = (nodes[index[b]] / smallest) ** -beta
 
 
-@compiled
+@jit
 def set_priorities(nodes, minima, offsets, slots, index, error, alpha, max_priority):  # type: ignore[no-untyped-def]
     """Set p = (|δ| + ε)^α for leaves that have not been evicted.
 

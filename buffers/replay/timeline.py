@@ -26,8 +26,8 @@ from typing_extensions import override
 
 from steadyrl.buffers.memory_layout import prefaulted_zeros
 from steadyrl.buffers.replay.sum_tree import NO_LEVELS, Levels, set_leaves
-from steadyrl.core.jit import compiled
-from steadyrl.core.saved import ANY_WHOLE, LARGEST, Limits
+from steadyrl.core.jit import jit
+from steadyrl.core.saved_state import ANY_WHOLE, LARGEST, Limits
 from steadyrl.core.state import Stateful
 
 VALID, TERMINATED, ENDED = 1, 2, 4  # bits of a slot's flags
@@ -96,7 +96,7 @@ class ReplayLayout:
         return {**asdict(self), "frame_shape": list(self.frame_shape)}
 
 
-@compiled
+@jit
 def add_and_evict(  # type: ignore[no-untyped-def]
     sampleable, cursors, added, evicted, env, timestep, begin, end, ring_size, n_step, num_added,
     num_evicted,
@@ -128,7 +128,7 @@ def add_and_evict(  # type: ignore[no-untyped-def]
     return num_added, num_evicted
 
 
-@compiled
+@jit
 def close_timestep(  # type: ignore[no-untyped-def]
     flags, sampleable, cursors, added, evicted, step_flags, timestep, n_step, nodes, minima,
     offsets, initial_priority,
@@ -186,7 +186,7 @@ def close_timestep(  # type: ignore[no-untyped-def]
     return num_added, num_evicted
 
 
-@compiled
+@jit
 def draw_uniform(sampleable, cursors, uniform, index):  # type: ignore[no-untyped-def]
     """Map uniform numbers in [0, 1) to sampleable ids, uniformly."""
     envs, span = sampleable.shape

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from steadyrl.buffers.memory_layout import send
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
-from steadyrl.core.saved import Saved
+from steadyrl.core.saved_state import Saved
 from steadyrl.core.state import Stateful
 from steadyrl.memory.budget import require
 

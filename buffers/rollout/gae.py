@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
 
-@compiled
+@jit
 def gae_host(reward, value, flags, gamma, gae_lambda, advantage):  # type: ignore[no-untyped-def]
     """Write advantages [T, N] from rewards [T, N], values [T + 1, N] and flags [3, T, N].
 

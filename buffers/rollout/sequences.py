@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from steadyrl.buffers.memory_layout import send
 from steadyrl.buffers.rollout.buffer import RolloutBuffer, gather_minibatch, prefaulted
-from steadyrl.core.saved import Saved
+from steadyrl.core.saved_state import Saved
 
 
 class SequenceBatch(NamedTuple):

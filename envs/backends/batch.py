@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.saved import LARGEST_SEED, Saved
+from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import WarnOnce, episode_seed
 from steadyrl.envs.encoding.statistics import read_infos
 from steadyrl.envs.encoding.step_buffer import StepBuffer, backend_kind

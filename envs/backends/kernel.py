@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from steadyrl.core.jit import address_of
-from steadyrl.core.saved import LARGEST, LARGEST_SEED, Saved
+from steadyrl.core.saved_state import LARGEST, LARGEST_SEED, Saved
 from steadyrl.envs.backends.kernel_generators import TWISTER_WORDS, check_generators, check_twisters
 from steadyrl.envs.encoding.spaces import action_decoder
 from steadyrl.envs.encoding.step_buffer import (

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.core.jit import Held, address_of, call, compiled, is_kept
+from steadyrl.core.jit import Boxed, address_of, call, is_cached, jit
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.kernels.state import Outcome, Simulation
 from steadyrl.envs.types import (
@@ -52,7 +52,7 @@ class BlockContext(NamedTuple):
     counters: NDArray[np.int64]
 
 
-@compiled
+@jit
 def advance(context: BlockContext) -> None:
     """Step the kernel with the current actions; update observations, statistics and counters."""
     counters, returns = context.counters, context.returns
@@ -89,7 +89,7 @@ def advance(context: BlockContext) -> None:
     counters[STOP] = full or counters[TIMESTEPS_LEFT] <= 0 or counters[STEPS_LEFT] <= 0
 
 
-@compiled
+@jit
 def _finite(numbers: Any) -> bool:
     """Return whether numbers [F] are finite: x - x is 0 for finite x, NaN otherwise."""
     total = numbers.dtype.type(0)
@@ -99,7 +99,7 @@ def _finite(numbers: Any) -> bool:
     return finite
 
 
-@compiled
+@jit
 def _push(before: Any, frames: Any, valid: Any, stack: Any) -> None:
     size, frame = stack.shape[1], frames.shape[1]
     for env in range(len(frames)):
@@ -109,10 +109,10 @@ def _push(before: Any, frames: Any, valid: Any, stack: Any) -> None:
             stack[env, size - frame + i] = frames[env, i]
 
 
-@compiled
+@jit
 def box(context: Any) -> Any:
     """Box the context for compiled code."""
-    return Held(context)
+    return Boxed(context)
 
 
 class KernelVectorEnv(VectorEnv):
@@ -132,7 +132,7 @@ class KernelVectorEnv(VectorEnv):
         self._ended = np.zeros((max(64, 2 * n), 4))
         self._max_timesteps = FIRST_BLOCK
         # Compiling takes longer than most runs gain from it: used only if the code is cached.
-        self._can_fuse = is_kept(advance) and bool(backend.address())
+        self._can_fuse = is_cached(advance) and bool(backend.address())
         self._advance = 0  # the address of `advance`
         self._boxed_context: Any = None  # the context
         self._boxed_sim: Any = None  # the simulation it was built for

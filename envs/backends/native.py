@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import SettingError
-from steadyrl.core.saved import FINITE, Saved, check_limits
-from steadyrl.core.state import take
+from steadyrl.core.saved_state import FINITE, Saved, check_limits
+from steadyrl.core.state import restore
 from steadyrl.envs.backends.batch import BatchBackend
 from steadyrl.envs.encoding.spaces import encoders
 from steadyrl.envs.encoding.step_buffer import StepBuffer
@@ -90,7 +90,7 @@ def _taken(current: Any, saved: Any) -> Any:
         return saved.numpy().copy()
     if current is None and (saved is None or hasattr(saved, "numpy")):
         return None if saved is None else saved.numpy().copy()
-    return take(current, saved)
+    return restore(current, saved)
 
 
 def _make(settings: EnvSettings) -> gym.vector.VectorEnv[Any, Any, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import NonFiniteError
-from steadyrl.core.saved import LARGEST_SEED, Saved
+from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import WarnOnce
 from steadyrl.envs.backends.worker import FORCE_RESET, REPLAY, STEP, WorkerConfig
 from steadyrl.envs.backends.worker_handle import (

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadyrl.core.errors import NonFiniteError
-from steadyrl.core.saved import LARGEST_SEED, Saved
+from steadyrl.core.saved_state import LARGEST_SEED, Saved
 from steadyrl.envs.backends.single_env import SingleEnv, WarnOnce
 from steadyrl.envs.encoding.step_buffer import StepBuffer, load_progress
 from steadyrl.envs.faults import Faults, validate_same_spaces

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import Episode
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.saved import Saved
+from steadyrl.core.saved_state import Saved
 from steadyrl.envs.types import (
     ActionSpec,
     BoxActions,

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
@@ -39,7 +39,7 @@ def _declare(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 fused: Any = intrinsic(_declare)
 
 
-@compiled
+@jit
 def small_cos(angle: Any) -> Any:
     """Return the cosine of an angle between ±π/4 in float32."""
     square = angle * angle
@@ -47,7 +47,7 @@ def small_cos(angle: Any) -> Any:
     return fused(fused(value, square, COS_2), square, ONE)
 
 
-@compiled
+@jit
 def small_sin(angle: Any) -> Any:
     """Return the sine of an angle between ±π/4 in float32."""
     square = angle * angle
@@ -70,7 +70,7 @@ def acrobot() -> Kernel:
     return Kernel(step, (6,), spaces.Discrete(3), float_state=RANGES, constants=(2.0,))
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -87,7 +87,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         obs[4], obs[5] = state[2], state[3]
 
 
-@compiled
+@jit
 def _hang(state: NDArray[Any], generator: NDArray[Any], obs: NDArray[Any]) -> None:
     """Start an episode, of which Gymnasium's first state is in single precision."""
     for i in range(4):
@@ -97,7 +97,7 @@ def _hang(state: NDArray[Any], generator: NDArray[Any], obs: NDArray[Any]) -> No
     obs[4], obs[5] = state[2], state[3]
 
 
-@compiled
+@jit
 def _swing(state: NDArray[Any], torque: float, square: float) -> None:
     """Move the links by one step of the classic Runge-Kutta method."""
     half = SECONDS / 2.0
@@ -112,7 +112,7 @@ def _swing(state: NDArray[Any], torque: float, square: float) -> None:
     state[3] = min(max(state[3], -FASTEST_2), FASTEST_2)
 
 
-@compiled
+@jit
 def _ahead(state: NDArray[Any], seconds: float, k: Any) -> Any:
     return (
         state[0] + seconds * k[0],
@@ -122,7 +122,7 @@ def _ahead(state: NDArray[Any], seconds: float, k: Any) -> Any:
     )
 
 
-@compiled
+@jit
 def _slope(a: float, b: float, a_dot: float, b_dot: float, torque: float, square: float) -> Any:
     """Return the derivatives of both angles and both speeds."""
     cos_b, sin_b, half_turn = math.cos(b), math.sin(b), math.pi / 2
@@ -137,7 +137,7 @@ def _slope(a: float, b: float, a_dot: float, b_dot: float, torque: float, square
     return a_dot, b_dot, a_acc, b_acc
 
 
-@compiled
+@jit
 def _wrapped(angle: float) -> float:
     while angle > math.pi:
         angle = angle - 2 * math.pi

@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
@@ -33,7 +33,7 @@ def cartpole(sutton_barto_reward: bool = False) -> Kernel:
     return Kernel(step, (4,), spaces.Discrete(2), float_state=RANGES, constants=rewards)
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     states, obs = sim.float_state, outcome.obs
@@ -49,7 +49,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
             obs[env, i] = states[env, i]
 
 
-@compiled
+@jit
 def _push(states: NDArray[Any], env: int, force: float) -> bool:
     x, x_dot, theta, theta_dot = states[env, 0], states[env, 1], states[env, 2], states[env, 3]
     cos, sin = math.cos(theta), math.sin(theta)

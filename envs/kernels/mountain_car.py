@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
 from steadyrl.envs.kernels.state import (
@@ -43,7 +43,7 @@ def mountain_car_continuous(goal_velocity: float = 0) -> Kernel:
     return Kernel(step_continuous, (2,), action, float_state=RANGES, constants=(goal_velocity,))
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -64,7 +64,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         outcome.obs[env, 0], outcome.obs[env, 1] = state[0], state[1]
 
 
-@compiled
+@jit
 def step_continuous(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -80,7 +80,7 @@ def step_continuous(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> 
         outcome.obs[env, 0], outcome.obs[env, 1] = state[0], state[1]
 
 
-@compiled
+@jit
 def _drive(state: NDArray[Any], force: Any, goal: float, first: bool) -> bool:
     """Move the car; an episode's first step is made in float64, the others in float32."""
     there: bool
@@ -93,7 +93,7 @@ def _drive(state: NDArray[Any], force: Any, goal: float, first: bool) -> bool:
     return there
 
 
-@compiled
+@jit
 def _moved(x: Any, speed: Any, force: Any, goal: Any, numbers: Any) -> tuple[Any, Any, bool]:
     left, right, fastest, mark, three, zero = numbers
     slope = F32(SLOPE * math.cos(np.float64(three * x)))
@@ -105,6 +105,6 @@ def _moved(x: Any, speed: Any, force: Any, goal: Any, numbers: Any) -> tuple[Any
     return x, speed, x >= mark and speed >= goal
 
 
-@compiled
+@jit
 def _park(state: NDArray[Any], generator: NDArray[Any]) -> None:
     state[0], state[1] = uniform(generator, -0.6, -0.4), 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.pcg64 import BITS_32, ONE, U64, ZERO
 
 LENGTH, SHIFT = 624, 397
@@ -22,7 +22,7 @@ MASK_B, MASK_C = U64(0x9D2C5680), U64(0xEFC60000)
 S5, S6, S7, S11, S15, S18, S30 = map(U64, (5, 6, 7, 11, 15, 18, 30))
 
 
-@compiled
+@jit
 def seed_twister(twister: NDArray[Any], seed: Any) -> None:
     """Make a generator [625] what `np.random.RandomState(seed)` is."""
     word = U64(seed) & BITS_32
@@ -32,7 +32,7 @@ def seed_twister(twister: NDArray[Any], seed: Any) -> None:
     twister[PLACE] = U64(LENGTH)
 
 
-@compiled
+@jit
 def _twist(twister: NDArray[Any]) -> None:
     for place in range(LENGTH):
         word = (twister[place] & UPPER) | (twister[(place + 1) % LENGTH] & LOWER)
@@ -41,7 +41,7 @@ def _twist(twister: NDArray[Any]) -> None:
     twister[PLACE] = ZERO
 
 
-@compiled
+@jit
 def _next_32(twister: NDArray[Any]) -> Any:
     if twister[PLACE] >= U64(LENGTH):
         _twist(twister)
@@ -53,7 +53,7 @@ def _next_32(twister: NDArray[Any]) -> Any:
     return word ^ (word >> S18)
 
 
-@compiled
+@jit
 def rand(twister: NDArray[Any]) -> float:
     """Draw from [0, 1) as `RandomState.rand()` does."""
     high, low = _next_32(twister) >> S5, _next_32(twister) >> S6
@@ -61,7 +61,7 @@ def rand(twister: NDArray[Any]) -> float:
     return drawn
 
 
-@compiled
+@jit
 def randint(twister: NDArray[Any], low: int, high: int) -> int:
     """Draw from low…high-1 as `RandomState.randint(low, high)` does; at most 2^32 - 1 of them."""
     most = U64(high - low - 1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
 WORDS = 6  # of one generator
 HIGH, LOW, INC_HIGH, INC_LOW, KEPT, HALF = range(WORDS)
@@ -36,7 +36,7 @@ def words_of(generator: np.random.Generator) -> NDArray[np.uint64]:
     return np.array([*whole, found["has_uint32"], found["uinteger"]], np.uint64)
 
 
-@compiled
+@jit
 def _hashed(value: Any, constant: Any, times: Any) -> tuple[Any, Any]:
     """Return the hash of a word of a seed, and the constant for the next word."""
     value = (value ^ constant) & BITS_32
@@ -45,13 +45,13 @@ def _hashed(value: Any, constant: Any, times: Any) -> tuple[Any, Any]:
     return value ^ (value >> SIXTEEN), constant
 
 
-@compiled
+@jit
 def _mixed(left: Any, right: Any) -> Any:
     value = (MIX_LEFT * left - MIX_RIGHT * right) & BITS_32
     return value ^ (value >> SIXTEEN)
 
 
-@compiled
+@jit
 def _pool(entropy: Any) -> Any:
     """Mix the words [W] of a seed into four, as `np.random.SeedSequence` does."""
     pool, constant = np.zeros(4, np.uint64), INIT_A
@@ -69,7 +69,7 @@ def _pool(entropy: Any) -> Any:
     return pool
 
 
-@compiled
+@jit
 def episode_seed(seed: NDArray[Any], env: int, episode: int) -> Any:
     """Derive the seed of one episode of one environment from the words [W] of the run's seed."""
     entropy = np.empty(len(seed) + 2, np.uint64)
@@ -81,7 +81,7 @@ def episode_seed(seed: NDArray[Any], env: int, episode: int) -> Any:
     return value
 
 
-@compiled
+@jit
 def seed_generator(generator: NDArray[Any], seed: Any) -> None:
     """Make a generator [6] what `np.random.default_rng(seed)` is, for a seed of one word."""
     entropy = np.empty(1, np.uint64)
@@ -102,7 +102,7 @@ def seed_generator(generator: NDArray[Any], seed: Any) -> None:
     _advance(generator)
 
 
-@compiled
+@jit
 def _product_high(left: Any, right: Any) -> Any:
     """Return the upper 64 of a product's 128 bits."""
     left_low, left_high = left & BITS_32, left >> HALF_WORD
@@ -113,7 +113,7 @@ def _product_high(left: Any, right: Any) -> Any:
     return left_high * right_high + (middle >> HALF_WORD) + (other >> HALF_WORD)
 
 
-@compiled
+@jit
 def _advance(generator: NDArray[Any]) -> None:
     high, low = generator[HIGH], generator[LOW]
     carried = _product_high(low, STEP_LOW) + high * STEP_LOW + low * STEP_HIGH
@@ -122,7 +122,7 @@ def _advance(generator: NDArray[Any]) -> None:
     generator[LOW] = low
 
 
-@compiled
+@jit
 def _next_64(generator: NDArray[Any]) -> Any:
     _advance(generator)
     high, low = generator[HIGH], generator[LOW]
@@ -130,7 +130,7 @@ def _next_64(generator: NDArray[Any]) -> Any:
     return (value >> turn) | (value << ((U64(64) - turn) & U64(63)))
 
 
-@compiled
+@jit
 def _next_32(generator: NDArray[Any]) -> Any:
     if generator[KEPT]:
         generator[KEPT] = ZERO
@@ -141,21 +141,21 @@ def _next_32(generator: NDArray[Any]) -> Any:
     return value & BITS_32
 
 
-@compiled
+@jit
 def random(generator: NDArray[Any]) -> float:
     """Draw from [0, 1) as `Generator.random()` does."""
     drawn: float = np.float64(_next_64(generator) >> ELEVEN) * (1.0 / 9007199254740992.0)
     return drawn
 
 
-@compiled
+@jit
 def uniform(generator: NDArray[Any], low: float, high: float) -> float:
     """Draw from [low, high) as `Generator.uniform(low, high)` does."""
     drawn: float = low + (high - low) * random(generator)
     return drawn
 
 
-@compiled
+@jit
 def integers(generator: NDArray[Any], low: int, high: int) -> int:
     """Draw from low…high-1 as `Generator.integers(low, high)` does; at most 2^32 - 1 of them."""
     count = U64(high - low)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import uniform
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
@@ -29,7 +29,7 @@ def pendulum(g: float = 10.0) -> Kernel:
     return Kernel(step, (3,), action, float_state=RANGES, constants=(3 * g / (2 * 1.0), 2.0))
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -47,7 +47,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         outcome.obs[env, 2] = state[1]
 
 
-@compiled
+@jit
 def _turn(state: NDArray[Any], torque: Any, constants: NDArray[Any]) -> float:
     angle, speed, square = state[0], state[1], constants[SQUARE]
     upright = ((angle + math.pi) % (2 * math.pi)) - math.pi

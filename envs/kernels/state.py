@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import episode_seed, seed_generator
 
@@ -68,7 +68,7 @@ def seed_words(seed: int | None) -> NDArray[np.uint64]:
     return np.array(words, np.uint64)
 
 
-@compiled
+@jit
 def begin_episode(sim: Simulation, outcome: Outcome, env: int) -> None:
     """Begin the next episode of an environment: seed its generator, mark the step as a reset."""
     reset_episode(sim.clock, outcome, env)
@@ -76,7 +76,7 @@ def begin_episode(sim: Simulation, outcome: Outcome, env: int) -> None:
         seed_generator(sim.generators[env], episode_seed(sim.seed, env, sim.clock[env, EPISODE]))
 
 
-@compiled
+@jit
 def reset_episode(clock: NDArray[Any], outcome: Outcome, env: int) -> None:
     """Begin the next episode of an environment without reseeding: mark the step as a reset."""
     clock[env, NEEDS_RESET] = False
@@ -88,7 +88,7 @@ def reset_episode(clock: NDArray[Any], outcome: Outcome, env: int) -> None:
     outcome.valid[env] = False
 
 
-@compiled
+@jit
 def record_step(
     sim: Simulation, outcome: Outcome, env: int, reward: float, terminated: bool
 ) -> None:
@@ -103,7 +103,7 @@ def record_step(
     clock[env, NEEDS_RESET] = terminated or truncated
 
 
-@compiled
+@jit
 def valid_actions(action: NDArray[Any], choices: int) -> bool:
     """Return whether all actions [N] are in 0…choices-1: kernels use them as indices, unchecked."""
     for choice in action:  # noqa: SIM110 - a loop is what compiles to one

@@ -16,7 +16,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import random
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
@@ -55,7 +55,7 @@ def _table(env: Any) -> Kernel:
     return Kernel(step, (states,), spaces.Discrete(actions), int_state=here, constants=constants)
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     table, states = sim.constants, outcome.obs.shape[1]
@@ -78,7 +78,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         outcome.obs[env, state] = 1.0
 
 
-@compiled
+@jit
 def _first_above(table: NDArray[Any], at: int, stride: int, count: int, drawn: float) -> int:
     """Return which of so many numbers is the first above the drawn one; 0 where none is."""
     for i in range(count):

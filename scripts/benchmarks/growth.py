@@ -148,7 +148,7 @@ class _Losses(Keep):
 
 class _Recorded(Keep):
     def __init__(self) -> None:
-        from steadyrl.core.histories import History
+        from steadyrl.core.history import History
         from steadyrl.core.metrics import MetricAccumulator
 
         self.metrics, self.means = MetricAccumulator(), History(1000)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import psutil
 
-from steadyrl.memory.process import read_share
+from steadyrl.memory.process import read_process_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,7 +91,7 @@ def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | 
 def _look_at(process: psutil.Process) -> tuple[float, ...] | None:
     """Return memory, CPU seconds, open files and threads of one process; None if it vanished."""
     try:
-        share, times = read_share(process), process.cpu_times()
+        share, times = read_process_memory(process), process.cpu_times()
         if share is None:
             return None
         # With that of children which have ended, so that the sum never falls.

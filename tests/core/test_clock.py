@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadyrl.agents.learner.schedules import linear
-from steadyrl.core.clock import Interval, Outlook, RateLimiter
+from steadyrl.core.clock import Interval, RateLimiter, StepRate
 
 
 @given(every=st.integers(1, 50), jumps=st.lists(st.integers(0, 120), max_size=60))
@@ -43,10 +43,10 @@ def test_a_schedule_over_no_steps_is_at_its_end():
 
 def outlook_of(rows, asked):
     """Return what is expected at these rows, of rows [seconds, updates] of one step each."""
-    outlook, now, done, found = Outlook(), 0.0, 0, {}
+    outlook, now, done, found = StepRate(), 0.0, 0, {}
     for step, (seconds, updates) in enumerate(rows, start=1):
         now, done = now + seconds, done + updates
-        outlook.row(now, step, done)
+        outlook.on_timestep(now, step, done)
         if step in asked:
             found[step] = outlook.take(now, step, done)
     return found

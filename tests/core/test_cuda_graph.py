@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from steadyrl.core.cuda_graph import Recorded, record
+from steadyrl.core.cuda_graph import CudaGraphed, capture
 
 MB = 1_000_000
 ON_A_DEVICE = [
@@ -17,7 +17,7 @@ ON_A_DEVICE = [
 
 
 class Device:
-    """What torch does where a stream is captured, as far as `record` asks for it."""
+    """What torch does where a stream is captured, as far as `capture` asks for it."""
 
     def __init__(self):
         self.stream, self.allocating, self.kept, self.modes = "main", [], [], []
@@ -118,7 +118,7 @@ def device(monkeypatch):
 
 
 def test_what_is_recorded_has_a_pool_of_its_own_and_lets_other_threads_go_on(device):
-    plays = [record(lambda: None) for _ in range(2)]
+    plays = [capture(lambda: None) for _ in range(2)]
     assert device.modes == ["thread_local"] * 2
     assert device.state == ("main", [], [0, 1], False)
     assert len(plays) == 2
@@ -144,15 +144,15 @@ def is_wrong(_):
 def test_a_capture_that_fails_leaves_nothing_behind(device, fault):
     for _ in range(2):
         with pytest.raises((RuntimeError, ValueError)):
-            record(lambda: fault(device))
+            capture(lambda: fault(device))
         assert device.state == ("main", [], [], False)
-    record(lambda: None)
+    capture(lambda: None)
     assert device.state == ("main", [], [2], False)
 
 
 def test_the_reason_is_the_first_error(device, caplog):
-    recorded = Recorded(lambda x: waits(device), "a test")
-    recorded._calls = Recorded.WARM_UP
+    recorded = CudaGraphed(lambda x: waits(device), "a test")
+    recorded._calls = CudaGraphed.WARM_UP
     with caplog.at_level(logging.WARNING, "steadyrl"), pytest.raises(RuntimeError):
         recorded(torch.ones(1))
     (message,) = caplog.messages
@@ -176,7 +176,7 @@ class TestOnADevice:
             return end(large[:4].float())
 
         with pytest.raises((RuntimeError, ValueError)):
-            record(fails)
+            capture(fails)
 
     @pytest.mark.parametrize("end", [torch.Tensor.item, lambda _: int("a word")])
     def test_memory_can_be_had_after_a_capture_that_failed(self, end):
@@ -190,7 +190,7 @@ class TestOnADevice:
         del large, warm
         assert self.reserved() <= before
         assert 0 <= torch.rand(1, device="cuda").item() < 1
-        double, result = record(lambda: torch.ones(2, device="cuda") * 2)
+        double, result = capture(lambda: torch.ones(2, device="cuda") * 2)
         double()
         assert result.tolist() == [2.0, 2.0]
 
@@ -216,7 +216,7 @@ class TestOnADevice:
         torch.cuda.empty_cache()
         thread = threading.Thread(target=other)
         thread.start()
-        play, result = record(function)
+        play, result = capture(function)
         thread.join()
         assert failed == []
         play()

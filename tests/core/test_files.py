@@ -8,7 +8,7 @@ import pytest
 from disks import RecordedOs, after_power_cut
 
 import steadyrl.core.files
-from steadyrl.core.files import Files, write_whole
+from steadyrl.core.files import Files, write_atomic
 from steadyrl.training.checkpoints.archive import finish_replacing, replace_archive, write_archive
 from steadyrl.training.checkpoints.manifest import MANIFEST, OLD
 
@@ -41,7 +41,7 @@ def test_a_policy_whose_replacing_was_finished_later(tmp_path: Path, recorded: R
 def test_a_file_that_is_replaced_is_on_the_disk_before_it_has_the_name(
     tmp_path: Path, recorded: RecordedOs
 ) -> None:
-    write_whole(tmp_path / "a.json", "{}")
+    write_atomic(tmp_path / "a.json", "{}")
     (created, temporary), (forced, _), (renamed, *names) = recorded.log
     assert (created, forced, renamed) == ("create", "fsync", "rename")
     assert names == [temporary, str(tmp_path / "a.json")]

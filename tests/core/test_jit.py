@@ -278,4 +278,4 @@ def test_without_a_home_nothing_is_kept_in_the_working_directory(planted, monkey
 def test_a_compiler_that_is_switched_off_is_refused_in_a_line(monkeypatch):
     monkeypatch.setattr(compiled_module.settings, "DISABLE_JIT", 1)
     with pytest.raises(SettingError, match=r"^NUMBA_DISABLE_JIT=1: .* unset it$"):
-        compiled_module.compiled(int)
+        compiled_module.jit(int)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steadyrl.core.state import Stateful, give, key_of, take
+from steadyrl.core.state import Stateful, restore, state_key, to_plain
 
 
 class Moments(NamedTuple):
@@ -105,7 +105,7 @@ def test_a_state_is_of_its_moment(kind):
     value = of_kind(kind, fresh=False)
     part = Whole(value)
     state = part.state_dict()
-    before = give(state)
+    before = to_plain(state)
     for inner in value.values() if isinstance(value, dict) else [value]:
         if isinstance(inner, np.ndarray):
             inner[...] = 77
@@ -188,13 +188,13 @@ def test_what_is_no_tensor_is_refused_where_one_is_needed(kind):
 
 
 def test_keys_are_the_names_without_what_marks_them_private():
-    assert key_of("_learner") == "learner"
-    assert key_of("updates") == "updates"
+    assert state_key("_learner") == "learner"
+    assert state_key("updates") == "updates"
 
 
 def test_take_returns_what_cannot_be_changed_in_place():
-    assert take(1, 5) == 5
-    assert take([1], [2, 3]) == [2, 3]
+    assert restore(1, 5) == 5
+    assert restore([1], [2, 3]) == [2, 3]
 
 
 def test_numbers_of_numpy_become_numbers():

@@ -12,7 +12,7 @@ import yaml
 from toy_environments import settings
 
 from steadyrl.agents.distillation.teacher import ObjectTeacher, TeacherError
-from steadyrl.core.errors import ExpectedError, SettingError, exit_with, told_lines
+from steadyrl.core.errors import ExpectedError, SettingError, error_lines, exit_with
 from steadyrl.core.user_frames import place_of, shown_frames, user_frames
 from steadyrl.envs.backends.native import NativeBackend
 from steadyrl.envs.factory import BACKENDS, build_env, probe
@@ -118,7 +118,7 @@ def test_a_teacher_that_fails_is_placed():
     with pytest.raises(TeacherError) as caught:
         teacher.predict(torch.zeros(5, 4))
     assert f"{PLACE})" in str(caught.value)
-    assert PLACE in told_lines(caught.value)[-1]
+    assert PLACE in error_lines(caught.value)[-1]
 
 
 def test_a_job_of_a_sweep_shows_the_frames_too(capsys):

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.api import KernelEntry
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.state import NEEDS_RESET, begin_episode, record_step
@@ -70,7 +70,7 @@ def dim_kernel():
     return Kernel(step, (9, 10, 14), spaces.Discrete(2), images=True)
 
 
-@compiled
+@jit
 def step(sim, action, outcome):
     """Show black and, after an action, one element that is nearly black."""
     for env in range(len(action)):

@@ -15,7 +15,7 @@ DIVERGES, KILLED = 0.92, 0.93
 class Fated(gym.Wrapper):
     def __init__(self, env, number, mark):
         super().__init__(env)
-        self._number, self._mark = number, Path(mark)
+        self._number, self._last = number, Path(mark)
         self._steps = 0
 
     def step(self, action):
@@ -23,10 +23,10 @@ class Fated(gym.Wrapper):
         self._steps += 1
         if self._number == DIVERGES and self._steps > 200:
             reward = float("nan")
-        if self._number == KILLED and self._steps > 700 and not self._mark.exists():
+        if self._number == KILLED and self._steps > 700 and not self._last.exists():
             saved = f"all/*{KILLED}*/checkpoints/step-{500:012d}"
-            if any(self._mark.parent.glob(saved)):
-                self._mark.touch()
+            if any(self._last.parent.glob(saved)):
+                self._last.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         return obs, reward, terminated, truncated, info
 

@@ -15,13 +15,13 @@ from steadyrl.training.checkpoints.archive import TEMPORARY
 class Filmed(gym.Wrapper):
     def __init__(self, env, mark):
         super().__init__(env)
-        self._mark, self._pictures = Path(mark), 0
+        self._last, self._pictures = Path(mark), 0
 
     def render(self):
         self._pictures += 1
-        if self._pictures == 3 and not self._mark.exists():
-            self._mark.touch()
-            while any(self._mark.parent.glob(f"run/checkpoints/{TEMPORARY}*")):
+        if self._pictures == 3 and not self._last.exists():
+            self._last.touch()
+            while any(self._last.parent.glob(f"run/checkpoints/{TEMPORARY}*")):
                 os.sched_yield()
             os.kill(os.getppid(), signal.SIGKILL)
         return super().render()

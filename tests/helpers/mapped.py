@@ -4,6 +4,6 @@ import sys
 
 
 def unmapping():
-    """Return the modules that have `let_go_of_code` by its name."""
+    """Return the modules that have `unmap_clean_pages` by its name."""
     ours = [module for name, module in sys.modules.items() if name.startswith("steadyrl.")]
-    return [module for module in ours if "let_go_of_code" in vars(module)]
+    return [module for module in ours if "unmap_clean_pages" in vars(module)]

@@ -109,26 +109,26 @@ class Doors(Masking):
 
     def mask(self):
         mask = np.zeros(self.actions, np.bool_)
-        mask[self.unlocked[min(self.room, self.rooms - 1)]] = True
+        mask[self.unlocked[min(self.tightest_bound, self.rooms - 1)]] = True
         return mask
 
     def seen(self):
-        return np.eye(self.rooms + 1, dtype=np.float32)[self.room, : self.rooms]
+        return np.eye(self.rooms + 1, dtype=np.float32)[self.tightest_bound, : self.rooms]
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.room = self.steps = 0
+        self.tightest_bound = self.steps = 0
         return self.tell(self.seen())
 
     def step(self, action):
         if not self.punish:
             self.refuse_forbidden(action)
         reward = 0.0 if self.mask()[action - 2] else -1.0
-        if action - 2 == self.unlocked[self.room][0]:
-            self.room, reward = self.room + 1, 1.0
+        if action - 2 == self.unlocked[self.tightest_bound][0]:
+            self.tightest_bound, reward = self.tightest_bound + 1, 1.0
         self.steps += 1
         seen, info = self.tell(self.seen())
-        return seen, reward, self.room == self.rooms, self.steps == 2 * self.rooms, info
+        return seen, reward, self.tightest_bound == self.rooms, self.steps == 2 * self.rooms, info
 
 
 gym.register("StampedMasks-v0", Stamped)

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.api import KernelEntry
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import integers
@@ -21,7 +21,7 @@ def counted(length=0):
     return Kernel(step, (3,), spaces.Discrete(3), int_state=ranges, constants=(length,))
 
 
-@compiled
+@jit
 def step(sim, action, outcome):
     """Observe (steps, last action, the episode's mark); the reward is the step's number."""
     for env in range(len(action)):
@@ -51,7 +51,7 @@ def chosen(first=0):
     return Kernel(choose, (1,), spaces.Discrete(3, start=first))
 
 
-@compiled
+@jit
 def choose(sim, action, outcome):
     """Observe and be rewarded by the number of the choice."""
     for env in range(len(action)):
@@ -67,7 +67,7 @@ def reached(shape=(2, 2)):
     return Kernel(reach, (1,), spaces.Box(-2, 3, tuple(shape)))
 
 
-@compiled
+@jit
 def reach(sim, action, outcome):
     """Observe the actions' sum, and be rewarded by it."""
     for env in range(len(action)):

@@ -160,7 +160,7 @@ def load():
         batch = replay.sample(1, beta=1.0)
         replay.update_priorities(batch.index, torch.ones(1))
     for module in unmapping():
-        module.let_go_of_code = lambda: None  # mapping it again takes a run half a second
+        module.unmap_clean_pages = lambda: None  # mapping it again takes a run half a second
     gc.step_wait()
     gc.freeze()  # a collection in a run need not go through all this again
 

@@ -9,7 +9,7 @@ from pages import mapped_by
 
 import steadyrl.memory.budget as budget
 from steadyrl.core.errors import MemoryBudgetError
-from steadyrl.memory.budget import Room
+from steadyrl.memory.budget import Bound
 from steadyrl.memory.process import readable
 
 ROOT = Path(__file__).parents[2]
@@ -26,17 +26,17 @@ def machine(monkeypatch):
 
 
 def test_without_limits_the_machine_is_the_bound(machine):
-    assert budget.room() == ("memory of this machine", 16 * GB)
+    assert budget.tightest_bound() == ("memory of this machine", 16 * GB)
     assert budget.available_bytes() == 15.2 * GB
 
 
 def test_the_tightest_cgroup_is_the_bound(machine):
-    machine += [Room("cgroup limit 32.0 GB", 30 * GB), Room("cgroup limit 8.00 GB", 7 * GB)]
-    assert budget.room() == ("cgroup limit 8.00 GB", 7 * GB)
+    machine += [Bound("cgroup limit 32.0 GB", 30 * GB), Bound("cgroup limit 8.00 GB", 7 * GB)]
+    assert budget.tightest_bound() == ("cgroup limit 8.00 GB", 7 * GB)
 
 
 def test_what_fits_passes_and_what_does_not_is_refused_in_one_line(machine):
-    machine.append(Room("cgroup limit 8.00 GB", 7 * GB))
+    machine.append(Bound("cgroup limit 8.00 GB", 7 * GB))
     budget.require("replay", budget.available_bytes())
     with pytest.raises(MemoryBudgetError) as caught:
         budget.require("replay of 1,000,000 rows", int(28.2 * GB), unit_bytes=28_200)
@@ -48,14 +48,14 @@ def test_what_fits_passes_and_what_does_not_is_refused_in_one_line(machine):
 
 
 def test_the_named_capacity_fits(machine):
-    machine.append(Room("cgroup limit 8.00 GB", 7 * GB))
+    machine.append(Bound("cgroup limit 8.00 GB", 7 * GB))
     budget.require("replay", 235_000 * 28_200, unit_bytes=28_200)
     with pytest.raises(MemoryBudgetError):
         budget.require("replay", 236_000 * 28_200, unit_bytes=28_200)
 
 
 def test_a_part_without_capacity_is_refused_too(machine):
-    machine.append(Room("cgroup limit 1.00 GB", 10_000_000))
+    machine.append(Bound("cgroup limit 1.00 GB", 10_000_000))
     with pytest.raises(MemoryBudgetError, match=r"rollout needs 1\.00 GB but 0 B are free"):
         budget.require("rollout", GB)
 
@@ -93,7 +93,7 @@ def test_cuda_memory_is_the_bound_on_a_gpu():
 
     device = torch.device("cuda", 0)
     _, total = torch.cuda.mem_get_info(device)
-    assert 0 < budget.room(device).free <= total
+    assert 0 < budget.tightest_bound(device).free <= total
     with pytest.raises(MemoryBudgetError, match="cuda:0"):
         budget.require("replay", 2 * total, unit_bytes=100, device=device)
 

@@ -1,4 +1,4 @@
-from steadyrl.memory.budget import Room, cgroup_rooms
+from steadyrl.memory.budget import Bound, cgroup_bounds
 
 
 def write(path, text):
@@ -26,28 +26,28 @@ def test_v2_finds_every_limit_of_the_nest(tmp_path):
     mount = v2(tmp_path, "/slice/job")
     limit(mount / "slice", 1000, 900, inactive=50)
     limit(mount / "slice/job", 5000, 300)
-    assert list(cgroup_rooms(tmp_path / "proc")) == [
-        Room("cgroup limit 5.00 KB", 4700),
-        Room("cgroup limit 1.00 KB", 150),
+    assert list(cgroup_bounds(tmp_path / "proc")) == [
+        Bound("cgroup limit 5.00 KB", 4700),
+        Bound("cgroup limit 1.00 KB", 150),
     ]
 
 
 def test_v2_without_limit(tmp_path):
     mount = v2(tmp_path, "/job")
     limit(mount / "job", "max", 300)
-    assert list(cgroup_rooms(tmp_path / "proc")) == []
+    assert list(cgroup_bounds(tmp_path / "proc")) == []
 
 
 def test_v2_in_a_container_that_sees_its_own_root(tmp_path):
     mount = v2(tmp_path, "/")
     limit(mount, 2000, 2500)
-    assert list(cgroup_rooms(tmp_path / "proc")) == [Room("cgroup limit 2.00 KB", 0)]
+    assert list(cgroup_bounds(tmp_path / "proc")) == [Bound("cgroup limit 2.00 KB", 0)]
 
 
 def test_a_group_outside_of_the_mount_is_looked_for_at_the_mount(tmp_path):
     mount = v2(tmp_path, "/../other")
     limit(mount, 2000, 500)
-    assert list(cgroup_rooms(tmp_path / "proc")) == [Room("cgroup limit 2.00 KB", 1500)]
+    assert list(cgroup_bounds(tmp_path / "proc")) == [Bound("cgroup limit 2.00 KB", 1500)]
 
 
 def test_v1_container_mount_with_a_host_path(tmp_path):
@@ -63,8 +63,8 @@ def test_v1_container_mount_with_a_host_path(tmp_path):
         write(directory / "memory.limit_in_bytes", f"{top}\n")
         write(directory / "memory.usage_in_bytes", f"{used}\n")
         write(directory / "memory.stat", "inactive_file 7\ntotal_inactive_file 500\n")
-    assert list(cgroup_rooms(tmp_path / "proc")) == [Room("cgroup limit 4.00 KB", 3000)]
+    assert list(cgroup_bounds(tmp_path / "proc")) == [Bound("cgroup limit 4.00 KB", 3000)]
 
 
 def test_a_system_without_any(tmp_path):
-    assert list(cgroup_rooms(tmp_path / "nowhere")) == []
+    assert list(cgroup_bounds(tmp_path / "nowhere")) == []

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 
 from steadyrl.memory import leak
-from steadyrl.memory.census import take_census
 from steadyrl.memory.leak import LeakDetector
+from steadyrl.memory.object_census import take_census
 from steadyrl.memory.process import Tree
 
 MB = 1_000_000
@@ -85,11 +85,11 @@ def test_handles_are_compared_with_those_after_the_warm_up(detector):
 
 def test_growth_without_a_python_object_says_so(leak_settings):
     detector = LeakDetector(leak_settings)
-    original, leak.growers = leak.growers, lambda before: []
+    original, leak.growth_report = leak.growth_report, lambda before: []
     try:
         (said, *_) = feed(detector, [(500 + 10 * i) * MB for i in range(16)])
     finally:
-        leak.growers = original
+        leak.growth_report = original
     assert "no Python object" in said and "MALLOC_ARENA_MAX" in said
 
 

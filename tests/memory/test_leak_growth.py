@@ -96,6 +96,6 @@ def test_slow_growth_is_seen_over_the_run_however_late_it_begins(begins):
 
 def test_it_rings_once_per_doubling():
     bell = DoublingAlarm()
-    assert [bell.rings(v) for v in (10, 11, 19, 20, 39, 41, 41)] == [
+    assert [bell.should_warn(v) for v in (10, 11, 19, 20, 39, 41, 41)] == [
         True, False, False, True, False, True, False,
     ]  # fmt: skip

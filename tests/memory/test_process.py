@@ -10,7 +10,7 @@ import psutil
 import pytest
 from pages import fresh_pages
 
-from steadyrl.memory.monitor import RareReading
+from steadyrl.memory.monitor import ThrottledReading
 from steadyrl.memory.process import read_heap, read_peak, read_rss, read_tree
 
 MB = 1_000_000
@@ -38,13 +38,13 @@ def test_the_peak_is_that_of_this_process_and_not_of_the_one_that_started_it():
 def test_pages_shared_with_children_count_once(process):
     shared = fresh_pages(60 * MB)
     before = read_tree(process)
-    read_end, write_end = os.pipe()
+    read_tail, write_end = os.pipe()
     children = []
     for _ in range(4):
         child = os.fork()
         if child == 0:
             os.close(write_end)
-            os.read(read_end, 1)  # until the parent closes its end
+            os.read(read_tail, 1)  # until the parent closes its end
             os._exit(0)
         children.append(child)
     try:
@@ -54,7 +54,7 @@ def test_pages_shared_with_children_count_once(process):
         os.close(write_end)
         for child in children:
             os.waitpid(child, 0)
-        os.close(read_end)
+        os.close(read_tail)
     assert now.children - before.children == 4
     assert now.pss - before.pss < 0.5 * shared.nbytes
     assert total_rss - before.pss > 3 * shared.nbytes
@@ -127,7 +127,7 @@ def test_a_costly_reading_is_rare(clock):
         calls.append(clock.now)
         return len(calls)
 
-    reading = RareReading(read, every_seconds=10, clock=clock, effort=clock)
+    reading = ThrottledReading(read, every_seconds=10, clock=clock, effort=clock)
     assert reading.value == 1 and not reading.poll()
     clock.now += 39  # more than every_seconds, but less than 400 times what it takes
     assert not reading.poll() and reading.value == 1
@@ -139,14 +139,14 @@ def test_waiting_for_a_busy_machine_is_not_what_a_reading_takes(clock):
     def read():
         clock.now += 5  # but hardly any of them on the processor
 
-    reading = RareReading(read, every_seconds=10, clock=clock)
+    reading = ThrottledReading(read, every_seconds=10, clock=clock)
     clock.now += 10
     assert reading.poll()
 
 
 def test_the_interval_is_kept_by_a_cheap_reading_and_zero_means_always(clock):
-    rare = RareReading(lambda: clock.now, every_seconds=10, clock=clock)
-    always = RareReading(lambda: clock.now, every_seconds=0, clock=clock)
+    rare = ThrottledReading(lambda: clock.now, every_seconds=10, clock=clock)
+    always = ThrottledReading(lambda: clock.now, every_seconds=0, clock=clock)
     clock.now = 9.0
     assert not rare.poll() and always.poll()
     clock.now = 10.0

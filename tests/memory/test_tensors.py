@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from steadyrl.memory.tensors import (
+    find_tensors_with_graph,
     has_graph,
-    kept_graphs,
     kind_of,
     live_tensors,
     reachable_tensors,
@@ -63,15 +63,17 @@ def test_the_path_is_readable():
 
 
 def test_what_keeps_graphs_is_named_with_its_path_and_the_rest_counted():
-    assert kept_graphs(agent=Plain(torch.ones(3))) == []
+    assert find_tensors_with_graph(agent=Plain(torch.ones(3))) == []
     holder = Plain([with_graph() for _ in range(7)])
     hidden = [with_graph() for _ in range(3)]
-    lines = kept_graphs(agent=holder)
+    lines = find_tensors_with_graph(agent=holder)
     assert lines[0] == ("agent.kept[0]: float32[3] on cpu with their graph, 12 bytes, 1 references")
     assert lines[5:] == ["2 more in agent", "3 elsewhere: float32[3] on cpu with their graph"]
     assert len(hidden) == 3
     held_twice = [with_graph()] * 2
-    (line,) = (line for line in kept_graphs(agent=held_twice) if line.startswith("agent[0]"))
+    (line,) = (
+        line for line in find_tensors_with_graph(agent=held_twice) if line.startswith("agent[0]")
+    )
     assert line.endswith(" 2 references")
 
 

@@ -195,7 +195,7 @@ def test_garbage_is_collected_before_a_run_is_stopped(make, process):
         watch.measure(0)
     finally:
         gc.enable()
-    assert watch._cleaner.spending.times == 1
+    assert watch._cleaner.cost.times == 1
 
 
 def test_a_limit_is_looked_at_twenty_times_a_second_and_not_more(alert_settings, clock):
@@ -217,7 +217,7 @@ def test_the_cleaner_is_told_everything(make, settings):
     watch.on_episodes(0)
     watch.on_episodes(3)
     watch.on_rollout()
-    assert watch._cleaner.spending.times == 4
+    assert watch._cleaner.cost.times == 4
     assert watch.measure(0)["memory/cache_clear_ms"] > 0
     assert watch.measure(1)["memory/cache_clear_ms"] == 0
 

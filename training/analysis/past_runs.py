@@ -9,9 +9,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steadyrl.core.documents import from_json, read_yaml
 from steadyrl.core.errors import ExpectedError, describe
-from steadyrl.core.files import plain_lines
+from steadyrl.core.files import read_lines
+from steadyrl.core.safe_parsing import from_json, read_yaml
 from steadyrl.training.checkpoints.run_directory import CONFIG, in_use, read_summary
 from steadyrl.training.config.overrides import flatten
 
@@ -95,7 +95,7 @@ def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], 
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        yield from (line for line, _ in plain_lines(path, LONGEST_LINE) if line.strip())
+        yield from (line for line, _ in read_lines(path, LONGEST_LINE) if line.strip())
     except FileNotFoundError:
         return
     except OSError as error:

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from steadyrl.core.documents import from_json
 from steadyrl.core.errors import one_line
 from steadyrl.core.files import Files
+from steadyrl.core.safe_parsing import from_json
 from steadyrl.memory.budget import available_bytes
 from steadyrl.memory.process import readable
 from steadyrl.training.checkpoints.formats import FORMAT

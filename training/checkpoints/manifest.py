@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from steadyrl.core.documents import from_json
 from steadyrl.core.errors import ExpectedError
-from steadyrl.core.files import open_plain, read_plain
+from steadyrl.core.files import open_regular, read_regular
+from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.checkpoints.formats import FORMAT
 
 MANIFEST = "manifest.json"
@@ -158,13 +158,13 @@ def check(path: Path, entry: Mapping[str, Any], *, keep: bool = False) -> bytes:
 def open_saved(path: Path) -> BinaryIO:
     """Open a regular file for reading; links, pipes and devices are refused."""
     try:
-        return os.fdopen(open_plain(path), "rb")
+        return os.fdopen(open_regular(path), "rb")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _read(path: Path, most: int) -> bytes:
     try:
-        return read_plain(path, most)
+        return read_regular(path, most)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

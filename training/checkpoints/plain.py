@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.core.documents import DEEPEST, from_json
+from steadyrl.core.safe_parsing import DEEPEST, from_json
 
 TENSOR, NUMBER = "$tensor", "$number"
 LONGEST_DOCUMENT, MOST_VALUES = 64_000_000, 1_000_000  # bytes of JSON, and values in them

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.buffers.replay.timeline import ENDED, TERMINATED, VALID
-from steadyrl.core.saved import Saved
+from steadyrl.core.saved_state import Saved
 from steadyrl.training.checkpoints.archive import Existing, read_part
 from steadyrl.training.checkpoints.manifest import CheckpointError, part_names
 from steadyrl.training.checkpoints.plain import nbytes_of

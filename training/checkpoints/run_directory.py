@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from steadyrl.core.documents import read_json
 from steadyrl.core.errors import ExpectedError, SettingError
-from steadyrl.core.files import Files, write_whole
+from steadyrl.core.files import Files, write_atomic
+from steadyrl.core.safe_parsing import read_json
 
 LOCK = ".lock"
 CONFIG = "config.yaml"  # marks a directory as a run's
@@ -176,7 +176,7 @@ class RunDirectory:
                     path.unlink()
             for name, text in files.items():
                 self._make((self.path / name).parent)
-                write_whole(self.path / name, text)
+                write_atomic(self.path / name, text)
             # If the run is killed now, no summary may claim that it finished.
             (self.path / SUMMARY).unlink(missing_ok=True)
         except OSError as error:

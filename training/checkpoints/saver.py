@@ -18,8 +18,8 @@ from steadyrl.buffers.replay.buffer import ReplayBuffer
 from steadyrl.core.clock import Interval
 from steadyrl.core.errors import ExpectedError, NonFiniteError, describe
 from steadyrl.core.files import Files
-from steadyrl.core.saved import Saved as SavedState
-from steadyrl.core.state import Stateful, give
+from steadyrl.core.saved_state import Saved as SavedState
+from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.training.checkpoints.archive import (
     Existing,
@@ -179,7 +179,7 @@ class Saver:
             if self._settings.replay:
                 self._replay = ReplaySave(replay, self._blocks_of, self._prefix)
         # Copied: some parts return views of memory that training goes on writing to.
-        parts["agent"] = give(state)
+        parts["agent"] = to_plain(state)
         metadata = {**self._metadata, "eval_return_mean": score, "replay": self._replay is not None}
         # Also called if the save fails before its first part.
         release = bool if self._replay is None else self._replay.close

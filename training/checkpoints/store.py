@@ -11,7 +11,7 @@ from typing import Any
 
 from steadyrl.core.errors import describe
 from steadyrl.core.files import Files
-from steadyrl.memory.reclaim import share_one_heap
+from steadyrl.memory.cache_cleaner import use_one_arena
 from steadyrl.training.checkpoints.archive import remove_unfinished, write_archive
 from steadyrl.training.checkpoints.manifest import (
     CheckpointError,
@@ -74,7 +74,7 @@ class Checkpoints:
             finally:
                 after()
 
-        share_one_heap()
+        use_one_arena()
         thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         thread.start()  # RuntimeError if no thread can be started
         self._thread = thread

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from steadyrl.core.files import write_whole
-from steadyrl.core.saved import COUNT, UNKNOWN_YET, Limits
+from steadyrl.core.files import write_atomic
+from steadyrl.core.saved_state import COUNT, UNKNOWN_YET, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.training.checkpoints.run_directory import SUMMARY
 
@@ -65,7 +65,7 @@ class Summary(Stateful):
         """Write the file atomically; on failure warn and return the reason."""
         values = {k: _plain(v) for k, v in asdict(self).items()}
         try:
-            write_whole(directory / SUMMARY, json.dumps(values, indent=2) + "\n")
+            write_atomic(directory / SUMMARY, json.dumps(values, indent=2) + "\n")
         except OSError as error:
             reason = error.strerror or str(error)
             log.warning("cannot write summary.json: %s", reason)

@@ -16,10 +16,10 @@ from steadyrl.core.errors import (
     SettingError,
     describe,
     is_out_of_memory,
-    no_room_to_start,
     printable,
+    startup_memory_error,
 )
-from steadyrl.core.files import read_end
+from steadyrl.core.files import read_tail
 from steadyrl.training.config.settings import Job
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
         return None
     unloaded = isinstance(error, ImportError | OSError)
     if unloaded and getattr(error, "errno", None) != errno.ENOMEM:
-        return no_room_to_start(error)
+        return startup_memory_error(error)
     try:
-        from steadyrl.memory.budget import plan_line
+        from steadyrl.memory.budget import memory_plan
     except (ImportError, MemoryError, OSError):  # there is no room for torch
-        return no_room_to_start(error)
+        return startup_memory_error(error)
 
-    plan = plan_line({}, _device_at_work())
+    plan = memory_plan({}, _device_at_work())
     return MemoryBudgetError(
         f"memory ran out ({describe(error)}); {plan}: make the replay, the "
         "rollout, the batch or the network smaller, or use fewer environments"
@@ -100,7 +100,7 @@ def _device_at_work() -> torch.device | None:
 def holds_traceback(log: Path, error: Exception) -> bool:
     """Return whether a run's log tells the story of `error`: a full disk may have kept it short."""
     try:
-        _, begin, story = read_end(log, LONGEST_STORY).rpartition("Traceback (most recent")
+        _, begin, story = read_tail(log, LONGEST_STORY).rpartition("Traceback (most recent")
     except OSError:
         return False
     return bool(begin) and type(error).__name__ in story

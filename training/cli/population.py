@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from steadyrl.core.documents import read_json
 from steadyrl.core.errors import ExpectedError, describe, exit_with
+from steadyrl.core.safe_parsing import read_json
 from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.tuning.members import (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steadyrl.core.errors import ExpectedError, describe, exit_with
-from steadyrl.core.files import open_plain, read_end
+from steadyrl.core.files import open_regular, read_tail
 from steadyrl.training.analysis.past_runs import read_metrics
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS
@@ -191,7 +191,7 @@ def hold(plan: Plan, number: int) -> int | None:
     """Lock a trial's directory; None where a living process has it."""
     path = plan.folder / "trials" / str(number)
     path.mkdir(parents=True, exist_ok=True)
-    file = open_plain(path / ".lock", os.O_RDWR | os.O_CREAT)
+    file = open_regular(path / ".lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -263,7 +263,7 @@ def run_seeds(
             if trial.should_prune():
                 return None
         ended = [child for child in children if child.process.poll() is not None]
-        lines = read_end(place / "out.log", LONGEST_LOG).splitlines()
+        lines = read_tail(place / "out.log", LONGEST_LOG).splitlines()
         return [child.wait(last_error(lines)) for child in ended]
 
 

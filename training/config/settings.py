@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from omegaconf import OmegaConf
 
 from steadyrl.agents.registry import ALGORITHMS, AgentSettings, settings_type
-from steadyrl.core.errors import SettingError, at_most
+from steadyrl.core.errors import SettingError, validate_at_most
 from steadyrl.envs.settings import UPPER_BOUNDS, EnvSettings
 from steadyrl.envs.types import EnvSpec
 from steadyrl.memory.settings import MemorySettings
@@ -42,7 +42,7 @@ class EvalSettings:
         for name in ("episodes", "num_envs", "max_episode_steps"):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "must be 1 or more")
-        at_most(self, UPPER_BOUNDS["num_envs"][0], "num_envs")
+        validate_at_most(self, UPPER_BOUNDS["num_envs"][0], "num_envs")
 
 
 @dataclass(frozen=True, kw_only=True)

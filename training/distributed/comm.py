@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.core.errors import ExpectedError, describe
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.training.distributed.heartbeat import Heartbeat, Told
 from steadyrl.training.run.rank_info import RankInfo

@@ -39,7 +39,7 @@ class RankRun(Run):
         ranks, saver = services.comm, services.saver
         assert isinstance(ranks, Ranks) and isinstance(saver, RankSaver)
         self._ranks, self._saver = ranks, saver
-        self._pace = SharedRateLimiter(ranks)
+        self._log_limiter = SharedRateLimiter(ranks)
         self._over = False  # a rank's memory error ends the run after this step
         self._memory: dict[str, float] = {}
         self._peak = 0.0  # MB of all ranks

@@ -15,7 +15,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from steadyrl.core.errors import one_line
-from steadyrl.core.files import open_plain
+from steadyrl.core.files import open_regular
 from steadyrl.training.logging.sinks import JsonLines, Record, RunInfo, Sink
 from steadyrl.training.logging.tensorboard import TensorBoard
 from steadyrl.training.logging.terminal import attached
@@ -135,7 +135,7 @@ class _MessageFile(logging.FileHandler):
             super().emit(record)
 
     def _open(self) -> TextIOWrapper:
-        handle = open_plain(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        handle = open_regular(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         return os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steadyrl.core.documents import from_json
-from steadyrl.core.files import open_plain, plain_lines
+from steadyrl.core.files import open_regular, read_lines
+from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
 from steadyrl.training.config.schema import show
 
@@ -89,7 +89,7 @@ class JsonLines(Sink):
 
     def _open(self) -> int:
         if self._file < 0:
-            self._file = open_plain(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._file = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         return self._file
 
     def film(self, step: int, gif: bytes) -> None:
@@ -99,7 +99,7 @@ class JsonLines(Sink):
         """Drop the lines of later steps, and what ends in none: it was not written fully."""
         handle = self._open()
         end = 0
-        for line, at in plain_lines(self._path, LONGEST_LINE):
+        for line, at in read_lines(self._path, LONGEST_LINE):
             try:
                 known = from_json(line)["step"] <= step
             except (ValueError, KeyError, TypeError):

@@ -33,7 +33,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 from typing_extensions import override
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.training.logging.sinks import Record, RunInfo, Sink
 
 HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
@@ -257,7 +257,7 @@ def _checksum(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-@compiled
+@jit
 def _crc(data: Any, table: Any) -> Any:
     """Return the CRC-32C of bytes [N]; in Python a record of 300 took 37 µs in place of 6."""
     crc = ONES

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from steadyrl.core.histories import History
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.history import History
+from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import Episode
 

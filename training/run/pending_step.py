@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from steadyrl.agents.base import Decision
-from steadyrl.core.saved import FINITE, Limits, Saved, check_limits, length, real, tensor
-from steadyrl.core.state import Stateful, give
+from steadyrl.core.saved_state import FINITE, Limits, Saved, check_limits, length, real, tensor
+from steadyrl.core.state import Stateful, to_plain
 from steadyrl.envs.encoding.step_buffer import action_layout
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Episode, Step
 
@@ -29,7 +29,7 @@ class PendingStep(Stateful):
         if self.content is None:
             return {"content": None}
         decision, step = self.content
-        return {"content": {"decision": give(decision), "step": give(step)}}
+        return {"content": {"decision": to_plain(decision), "step": to_plain(step)}}
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

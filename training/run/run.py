@@ -16,7 +16,7 @@ from steadyrl.agents.base import Agent, Decision
 from steadyrl.core.clock import Interval, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import MetricAccumulator, Metrics
-from steadyrl.core.saved import COUNT, Limits
+from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.envs.types import Episode, Step
 from steadyrl.envs.vector import VectorEnv
 from steadyrl.memory.process import MB, read_peak
@@ -188,7 +188,7 @@ class Run(SavedRun):
         """Count what was collected; save where that is due."""
         before, self.steps = self.steps, self.steps + collected.steps
         self._on_update(collected.metrics)
-        self._stopwatch.row(self.steps, self._agent.updates)
+        self._stopwatch.on_timestep(self.steps, self._agent.updates)
         if collected.episodes:
             self._notify(lambda watch: watch.on_episodes(len(collected.episodes)))
             for after, episode in collected.episodes:
@@ -218,7 +218,7 @@ class Run(SavedRun):
         if self.stopped:
             return
         self._eval_due.due(self.steps)
-        if self._log_due.due(self.steps) and self._stopwatch.lets_pass():
+        if self._log_due.due(self.steps) and self._stopwatch.may_log():
             scalars |= self._scalars()
         if scalars:
             self._write(scalars)
@@ -354,7 +354,7 @@ class Run(SavedRun):
                 speed,
                 scalars.get("rollout/return_mean"),
                 scalars.get("memory/rss_mb", 0.0),
-                self._stopwatch.outlook(self.steps, self._agent.updates),
+                self._stopwatch.expected_steps_per_second(self.steps, self._agent.updates),
             )
         )
         return scalars

@@ -49,11 +49,11 @@ def ended_by_signals() -> Iterator[None]:
     except KeyboardInterrupt as error:
         _leave(getattr(error, "exit_code", SIGNAL_EXIT + signal.SIGINT))
     except (ImportError, MemoryError, OSError) as error:
-        from steadyrl.core.errors import exit_with, is_out_of_memory, no_room_to_start
+        from steadyrl.core.errors import exit_with, is_out_of_memory, startup_memory_error
 
         if not is_out_of_memory(error):
             raise
-        exit_with(no_room_to_start(error))
+        exit_with(startup_memory_error(error))
     except SystemExit as ended:
         from steadyrl.training.run.rank_info import rank_info  # imports more than this module may
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from steadyrl.core.errors import ExpectedError, one_line, printable, told_lines
+from steadyrl.core.errors import ExpectedError, error_lines, one_line, printable
 from steadyrl.training.checkpoints.run_directory import absolute
 from steadyrl.training.logging.terminal import accept_all_text
 from steadyrl.training.run.signals import SIGNAL_EXIT
@@ -103,7 +103,7 @@ def _inside(train: Callable[[], float | None]) -> Outcome:
     try:
         return Outcome("finished", 0, train())
     except ExpectedError as error:
-        say("\n".join(told_lines(error)))
+        say("\n".join(error_lines(error)))
         line = one_line(str(error))
         return Outcome(status_of(error.exit_code), error.exit_code, error=line)
 

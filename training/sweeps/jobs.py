@@ -18,9 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from steadyrl.core.documents import read_json, read_yaml
 from steadyrl.core.errors import ExpectedError, SettingError
-from steadyrl.core.files import open_plain, write_whole
+from steadyrl.core.files import open_regular, write_atomic
+from steadyrl.core.safe_parsing import read_json, read_yaml
 from steadyrl.training.checkpoints.run_directory import CONFIG, read_summary, validate_no_links
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten, is_free, set_key
 from steadyrl.training.config.settings import completed, load_settings
@@ -167,7 +167,7 @@ class SweepDirectory:
         (self.path / JOBS).mkdir(parents=True, exist_ok=True)
         plan = self.path / JOBS / ".plan"
         try:
-            file = open_plain(plan, os.O_WRONLY | os.O_CREAT)
+            file = open_regular(plan, os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise SweepError(f"{plan}: cannot be used: {error.strerror}") from None
         with os.fdopen(file, "w"):
@@ -183,7 +183,7 @@ class SweepDirectory:
         """Hold a job while it is run here; false where somebody else does."""
         lock = self._file(job.name).with_suffix(".lock")
         try:
-            file = open_plain(lock, os.O_RDWR | os.O_CREAT)
+            file = open_regular(lock, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise SweepError(f"{lock}: cannot be used: {error.strerror}") from None
         try:
@@ -202,7 +202,7 @@ class SweepDirectory:
         kept = asdict(job)
         if Path(job.run_dir).is_relative_to(self.path):  # so that the directory may be moved
             kept["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
-        write_whole(self._file(job.name), json.dumps(kept, default=str) + "\n")
+        write_atomic(self._file(job.name), json.dumps(kept, default=str) + "\n")
 
     def read(self, name: str) -> SweepJob | None:
         """Return a job, if there is one of this name."""
@@ -260,7 +260,7 @@ class SweepDirectory:
         hidden = ("identity", "pid", "host", "runner", "place", "counted")
         shown = [{k: v for k, v in asdict(job).items() if k not in hidden} for job in jobs]
         whole = {"format": FORMAT, "version": _version(), "jobs": shown}
-        write_whole(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
+        write_atomic(self.path / SWEEP, json.dumps(whole, indent=2) + "\n")
         return jobs
 
 

@@ -20,9 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from steadyrl.agents.networks.settings import is_large_image
 from steadyrl.agents.registry import Compiling
-from steadyrl.core.documents import read_yaml
-from steadyrl.core.errors import NonFiniteError, SettingError, describe, one_line, told_lines
-from steadyrl.core.files import write_whole
+from steadyrl.core.errors import NonFiniteError, SettingError, describe, error_lines, one_line
+from steadyrl.core.files import write_atomic
+from steadyrl.core.safe_parsing import read_yaml
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.checkpoints.run_directory import (
@@ -63,7 +63,7 @@ def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
     whole["wall_seconds"] = sum(summary.get("wall_seconds", 0.0) for summary in ended)
     whole["runs"] = [{key: summary.get(key) for key in EACH} for summary in ended]
     try:
-        write_whole(directory / SUMMARY, json.dumps(whole, indent=2) + "\n")
+        write_atomic(directory / SUMMARY, json.dumps(whole, indent=2) + "\n")
     except OSError as error:
         say(f"warning: cannot write summary.json: {error.strerror or error}")
 
@@ -212,7 +212,7 @@ def _run(job: Job, account: SweepJob, train: Callable[[Job], float | None]) -> N
         if not account.begun:  # nor would the others
             raise
         account.error, account.exit_code = one_line(str(error)), error.exit_code
-        say("\n".join(told_lines(error)))
+        say("\n".join(error_lines(error)))
     finally:
         account.status = "waiting"
         if account.begun:

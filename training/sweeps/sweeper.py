@@ -26,7 +26,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from steadyrl.core.errors import ExpectedError, describe
-from steadyrl.core.files import write_whole
+from steadyrl.core.files import write_atomic
 from steadyrl.memory.process import usable_cores
 from steadyrl.training.checkpoints.run_directory import RunDirectoryInUseError, absolute
 from steadyrl.training.run.job import fixed_keys, run_name
@@ -95,7 +95,7 @@ class ResumableSweeper(Sweeper):
         [batch] = basic_sweeper.BasicSweeper.split_arguments(parsed, None)
         place = SweepDirectory(absolute(Path(self.config.hydra.sweep.dir), "hydra.sweep.dir"))
         place.path.mkdir(parents=True, exist_ok=True)
-        write_whole(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
+        write_atomic(place.path / "multirun.yaml", OmegaConf.to_yaml(self.config))
         with place.planning():
             jobs = self._plan(place, batch, typed)
         names = [job.name for job in jobs]

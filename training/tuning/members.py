@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steadyrl.core.documents import read_json
 from steadyrl.core.errors import ExpectedError, describe
-from steadyrl.core.files import Files, read_end, write_whole
+from steadyrl.core.files import Files, read_tail, write_atomic
+from steadyrl.core.safe_parsing import read_json
 from steadyrl.training.checkpoints.manifest import (
     MANIFEST,
     CheckpointError,
@@ -82,11 +82,11 @@ def train_generation(
         child = Child(own, place, output=output.fileno(), threads=1)
         outcome = child.wait()
     if outcome.status != "finished" or outcome.score is None:
-        lines = read_end(place / "out.log", LONGEST_LOG).splitlines()
+        lines = read_tail(place / "out.log", LONGEST_LOG).splitlines()
         why = outcome.error or last_error(lines)
         raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
     member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
-    write_whole(place / "member.json", json.dumps(member.plain(folder)) + "\n")
+    write_atomic(place / "member.json", json.dumps(member.plain(folder)) + "\n")
     old = folder / f"generation-{generation - KEPT - 1:03d}"
     for checkpoints in old.glob(f"{name}-*/checkpoints"):
         shutil.rmtree(checkpoints, ignore_errors=True)

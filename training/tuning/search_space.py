@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from steadyrl.core.documents import read_yaml as read_yaml_file
 from steadyrl.core.errors import ExpectedError, SettingError, describe, nearest
+from steadyrl.core.safe_parsing import read_yaml as read_yaml_file
 from steadyrl.training.config.hints import explain
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import CONFIGS, Job

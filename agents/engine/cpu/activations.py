@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from steadyrl.agents.engine.cpu.products import fma
 from steadyrl.agents.networks.settings import Activation
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
 RELU, TANH, ELU, SILU = range(4)
 CODES: dict[Activation, int] = {"relu": RELU, "tanh": TANH, "elu": ELU, "silu": SILU}
@@ -74,7 +74,7 @@ def _declare_power_of_two(typing_context: Any, exponent: Any) -> Any:
 power_of_two: Any = intrinsic(_declare_power_of_two)
 
 
-@compiled
+@jit
 def exp_of_negative(x: Any) -> Any:
     """Return e^x of a float32 x ≤ 0, to a few units in the last place; 0 below e^−87."""
     inner = max(x, LEAST)
@@ -92,14 +92,14 @@ def exp_of_negative(x: Any) -> Any:
     return y if x >= LEAST else ZERO
 
 
-@compiled
+@jit
 def silu(x: Any) -> Any:
     """Return x·σ(x) of a float32: by e^−|x|, so that it keeps its digits where σ is nearly 0."""
     small = exp_of_negative(-abs(x))
     return x * (ONE if x >= ZERO else small) / (ONE + small)
 
 
-@compiled
+@jit
 def tanh(x: Any) -> Any:
     """Return tanh(x) of a float32."""
     inner = min(max(x, -FLAT), FLAT)
@@ -120,7 +120,7 @@ def tanh(x: Any) -> Any:
     return -ONE if x <= -FLAT else y
 
 
-@compiled
+@jit
 def activate(x: Any, activation: int) -> None:
     """Apply an activation to numbers [F] in place; elu by way of tanh, which is quick."""
     if activation == RELU:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from steadyrl.agents.engine.cpu.products import add_multiple
-from steadyrl.core.jit import compiled, floats_at
+from steadyrl.core.jit import floats_at, jit
 
 ZERO = np.float32(0)
 
 
-@compiled
+@jit
 def transpose_filters(weight: int, filters: int, channels: int, tall: int, wide: int) -> Any:
     """Return filters [O, C, h, w] at an address as [C · h · w · O], each row of one backwards.
 
@@ -33,7 +33,7 @@ def transpose_filters(weight: int, filters: int, channels: int, tall: int, wide:
     return there
 
 
-@compiled
+@jit
 def convolve(weights: Any, tall: int, wide: int, bias: Any, board: Any, sums: Any, y: Any) -> None:
     """Write max(0, bias + filters * board) [O · h · w] for a board [C, H, W] and turned weights.
 

@@ -28,7 +28,7 @@ from steadyrl.agents.engine.cpu.products import (
     add_two_products_of_each,
 )
 from steadyrl.agents.networks.settings import Activation
-from steadyrl.core.jit import compiled, floats_at
+from steadyrl.core.jit import floats_at, jit
 
 Floats = NDArray[np.float32]
 
@@ -135,7 +135,7 @@ def _layer_row(layer: Layer | Convolution) -> list[int]:
     return row
 
 
-@compiled
+@jit
 def _normalise(x: Any, weight: Any, bias: Any) -> None:
     mean = square = ZERO
     count = F32(len(x))
@@ -151,7 +151,7 @@ def _normalise(x: Any, weight: Any, bias: Any) -> None:
         x[i] = x[i] / scale * weight[i] + bias[i]
 
 
-@compiled
+@jit
 def _times(x: Any, weight: int, y: Any) -> None:
     """Add x [in] times a weight [in, out] at an address to y [out]."""
     inputs, outputs, size = len(x), len(y), x.itemsize
@@ -166,7 +166,7 @@ def _times(x: Any, weight: int, y: Any) -> None:
         add_inputs_to_one(given, inputs, weight + at * size, outputs, made + at * size)
 
 
-@compiled
+@jit
 def _times_transposed(x: Any, weight: int, y: Any) -> None:
     """Add x [in] times a weight [out, in] at an address to y [out]."""
     inputs, outputs = len(x), len(y)
@@ -178,7 +178,7 @@ def _times_transposed(x: Any, weight: int, y: Any) -> None:
         add_one_product(given, weight + o * inputs * size, inputs, made + o * size)
 
 
-@compiled
+@jit
 def _rows_times_transposed(
     x: int, inputs: int, weight: int, y: int, outputs: int, row_stride: int
 ) -> None:
@@ -196,7 +196,7 @@ def _rows_times_transposed(
             add_one_product(x + row * row_stride, weight + o * inputs * size, inputs, to)
 
 
-@compiled
+@jit
 def _linear(layer_row: Any, scratch: Any, side: int, rows: int) -> None:
     """Make the other side of the room [N, out] of this one [N, in] by one linear layer."""
     inputs, outputs, weight = layer_row[INPUTS], layer_row[OUTPUTS], layer_row[WEIGHT]
@@ -218,7 +218,7 @@ def _linear(layer_row: Any, scratch: Any, side: int, rows: int) -> None:
         _rows_times_transposed(x, inputs, weight, y, outputs, row_stride)
 
 
-@compiled
+@jit
 def _convolve_boards(
     layer_row: Any, filters: Any, sums: Any, scratch: Any, side: int, rows: int
 ) -> None:
@@ -231,7 +231,7 @@ def _convolve_boards(
         convolve(filters, layer_row[TALL], layer_row[WIDE], bias, board, sums, scratch[1 - side, n])
 
 
-@compiled
+@jit
 def _norm_and_activate(layer_row: Any, activation: int, scratch: Any, side: int, rows: int) -> None:
     """Apply what comes between two layers to one side of the room [N, out]."""
     outputs = layer_row[OUTPUTS]
@@ -246,7 +246,7 @@ def _norm_and_activate(layer_row: Any, activation: int, scratch: Any, side: int,
         activate(there, activation)
 
 
-@compiled
+@jit
 def _widest(layer_table: Any) -> int:
     widest: int = layer_table[0, OUTPUTS]
     for layer in range(1, len(layer_table)):
@@ -254,7 +254,7 @@ def _widest(layer_table: Any) -> int:
     return widest
 
 
-@compiled
+@jit
 def _forward_rows(layer_table: Any, activation: int, x: Any, y: Any) -> None:
     """Do what `forward` does row by row: nothing is gained by several small ones at once."""
     layers = len(layer_table)
@@ -282,7 +282,7 @@ def _forward_rows(layer_table: Any, activation: int, x: Any, y: Any) -> None:
             here = there
 
 
-@compiled
+@jit
 def _forward_batched(layer_table: Any, activation: int, x: Any, y: Any) -> None:
     """Do it a few rows at a time."""
     first, layers = layer_table[0], len(layer_table)
@@ -312,7 +312,7 @@ def _forward_batched(layer_table: Any, activation: int, x: Any, y: Any) -> None:
                 y[begin + n, o] = scratch[layers % 2, n, o]
 
 
-@compiled
+@jit
 def forward(layer_table: Any, activation: int, x: Any, y: Any) -> None:
     """Write the last layer's output [N, K] for inputs [N, D]: the same, whichever way is taken."""
     if layer_table[0, FILTERS] or layer_table[0, SCALED]:

@@ -30,7 +30,7 @@ from steadyrl.agents.networks.encoders import MLP, PixelScale
 from steadyrl.agents.networks.normalizers import CLIP
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
 LIMIT = np.float32(CLIP)
 NOTHING: Floats = np.zeros(0, np.float32)
@@ -48,7 +48,7 @@ class PolicyArrays(NamedTuple):
     bias: Floats  # [A]
 
 
-@compiled
+@jit
 def policy_parameters(policy_arrays: PolicyArrays, obs: Any, parameters: Any) -> None:
     """Write the last layer's output [N, K] for observations [N, D]."""
     if not len(policy_arrays.mean):
@@ -62,7 +62,7 @@ def policy_parameters(policy_arrays: PolicyArrays, obs: Any, parameters: Any) ->
     forward(policy_arrays.layer_table, policy_arrays.activation, x, parameters)
 
 
-@compiled
+@jit
 def sample_actions(
     policy_arrays: PolicyArrays, obs: Any, noise: Any, chosen: Any, sent: Any
 ) -> None:
@@ -88,7 +88,7 @@ def sample_actions(
                 sent[n, a] = policy_arrays.bias[a] + action * policy_arrays.scale[a]
 
 
-@compiled
+@jit
 def greedy_actions(policy_arrays: PolicyArrays, obs: Any, sent: Any) -> None:
     """Write the best actions [N, A] for observations [N, D] as the environment is sent them.
 
@@ -106,7 +106,7 @@ def greedy_actions(policy_arrays: PolicyArrays, obs: Any, sent: Any) -> None:
                 sent[n, a] = policy_arrays.bias[a] + parameters[n, a] * policy_arrays.scale[a]
 
 
-@compiled
+@jit
 def _first_best(values: Any) -> int:
     best = 0
     for k in range(1, len(values)):
@@ -115,7 +115,7 @@ def _first_best(values: Any) -> int:
     return best
 
 
-@compiled
+@jit
 def epsilon_greedy_actions(
     layer_table: Any,
     activation: int,

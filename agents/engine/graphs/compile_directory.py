@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from steadyrl.agents.engine.graphs.plain_paths import plain_path, torch_by_plain_paths
-from steadyrl.core.private import make_private, temporary_folder
+from steadyrl.core.private_directories import make_private, temporary_folder
 
 log = logging.getLogger("steadyrl")
 

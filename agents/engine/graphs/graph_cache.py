@@ -23,7 +23,7 @@ from torch import Tensor
 
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
-from steadyrl.core.private import cache_folder, is_private, make_private
+from steadyrl.core.private_directories import cache_directory, is_private, make_private
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
 
 def folder() -> Path:
     """Return where libraries are kept."""
-    return cache_folder()
+    return cache_directory()
 
 
 def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from steadyrl.core.private import cache_folder
+from steadyrl.core.private_directories import cache_directory
 
 TORCH = ("_TORCH_PATH", "TORCH_LIB_PATH")  # where its headers and libraries are
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR itself has a space
@@ -48,7 +48,7 @@ def _is_plain(path: Path) -> bool:
 @cache
 def _links() -> tempfile.TemporaryDirectory[str]:
     """Make a private directory for links, which is removed when the process ends."""
-    for place in (Path(tempfile.gettempdir()), *map(Path, TEMPORARY), cache_folder()):
+    for place in (Path(tempfile.gettempdir()), *map(Path, TEMPORARY), cache_directory()):
         if _is_plain(place):
             with suppress(OSError):
                 return tempfile.TemporaryDirectory(prefix="steadyrl-", dir=place)

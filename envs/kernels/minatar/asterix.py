@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.minatar.game import (
     ACTION,
     DOWN,
@@ -53,7 +53,7 @@ def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
             raise ValueError(f"wholes: in row {slot + 1} somebody is at {entity[PLACE]}, beside it")
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -70,7 +70,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         _draw(state, outcome.obs[env])
 
 
-@compiled
+@jit
 def _start(state: NDArray[Any]) -> None:
     clear(state)
     state[X] = state[Y] = 5
@@ -79,7 +79,7 @@ def _start(state: NDArray[Any]) -> None:
     state[RAMP_IN] = RAMP_INTERVAL
 
 
-@compiled
+@jit
 def _play(state: NDArray[Any], action: int, twister: NDArray[Any]) -> tuple[int, bool]:
     """Move player and others; return the reward, and whether an enemy caught the player."""
     if state[SPAWN_IN] == 0:
@@ -109,7 +109,7 @@ def _play(state: NDArray[Any], action: int, twister: NDArray[Any]) -> tuple[int,
     return reward, caught
 
 
-@compiled
+@jit
 def _meet(state: NDArray[Any]) -> tuple[int, bool]:
     """Return what the player gains where it stands, and whether an enemy stands there."""
     entity = state[FIRST + WIDTH * (state[Y] - 1) : FIRST + WIDTH * state[Y]]
@@ -121,7 +121,7 @@ def _meet(state: NDArray[Any]) -> tuple[int, bool]:
     return 1, False
 
 
-@compiled
+@jit
 def _spawn(state: NDArray[Any], twister: NDArray[Any]) -> None:
     to_right, is_gold = rand(twister) < 1 / 2, rand(twister) < 1 / 3
     free = np.empty(SLOTS, np.int64)
@@ -136,7 +136,7 @@ def _spawn(state: NDArray[Any], twister: NDArray[Any]) -> None:
         state[at + TO_RIGHT], state[at + IS_GOLD] = to_right, is_gold
 
 
-@compiled
+@jit
 def _ramp(state: NDArray[Any]) -> None:
     """Make the game harder after each interval."""
     if state[SPAWN] <= 1 and state[MOVE] <= 1:
@@ -152,7 +152,7 @@ def _ramp(state: NDArray[Any]) -> None:
     state[RAMP_IN] = RAMP_INTERVAL
 
 
-@compiled
+@jit
 def _draw(state: NDArray[Any], picture: NDArray[Any]) -> None:
     wipe(picture)
     picture[PLAYER, state[Y], state[X]] = LIT

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.minatar.game import (
     ACTION,
     LEFT,
@@ -35,7 +35,7 @@ TOP, BOTTOM = 1, 4  # the rows of bricks
 MOVE_X, MOVE_Y = (-1, 1, 1, -1), (-1, -1, 1, 1)
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -54,7 +54,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         _draw(state, outcome.obs[env])
 
 
-@compiled
+@jit
 def _serve(state: NDArray[Any], side: int) -> None:
     state[X], state[DIRECTION] = (9, 3) if side else (0, 2)
     state[Y], state[PLACE], state[STRUCK] = 3, 4, 0
@@ -63,13 +63,13 @@ def _serve(state: NDArray[Any], side: int) -> None:
     _build(state)
 
 
-@compiled
+@jit
 def _build(state: NDArray[Any]) -> None:
     for brick in range(BRICKS + SIZE * TOP, BRICKS + SIZE * BOTTOM):
         state[brick] = 1
 
 
-@compiled
+@jit
 def _is_clear(state: NDArray[Any]) -> bool:
     for brick in range(BRICKS, WHOLES):  # noqa: SIM110 - a loop is what compiles to one
         if state[brick]:
@@ -77,7 +77,7 @@ def _is_clear(state: NDArray[Any]) -> bool:
     return True
 
 
-@compiled
+@jit
 def _fly(state: NDArray[Any]) -> tuple[int, bool]:
     """Move the ball; return the reward, and whether the ball is lost."""
     state[LAST_X], state[LAST_Y] = state[X], state[Y]
@@ -110,7 +110,7 @@ def _fly(state: NDArray[Any]) -> tuple[int, bool]:
     return reward, lost
 
 
-@compiled
+@jit
 def _draw(state: NDArray[Any], picture: NDArray[Any]) -> None:
     wipe(picture)
     picture[BALL, state[Y], state[X]] = LIT

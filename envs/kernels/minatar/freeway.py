@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.minatar.game import (
     ACTION,
     DOWN,
@@ -39,7 +39,7 @@ RANGES = (
 )
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -56,7 +56,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         _draw(state, outcome.obs[env])
 
 
-@compiled
+@jit
 def _shuffle(state: NDArray[Any], twister: NDArray[Any]) -> None:
     """Draw the speeds of all cars, then their directions."""
     for car in range(CARS):
@@ -67,7 +67,7 @@ def _shuffle(state: NDArray[Any], twister: NDArray[Any]) -> None:
         state[at + WAIT] = abs(state[at + SPEED])
 
 
-@compiled
+@jit
 def _play(state: NDArray[Any], action: int, twister: NDArray[Any]) -> int:
     """Move chicken and cars; return the reward."""
     reward = 0
@@ -95,7 +95,7 @@ def _play(state: NDArray[Any], action: int, twister: NDArray[Any]) -> int:
     return reward
 
 
-@compiled
+@jit
 def _draw(state: NDArray[Any], picture: NDArray[Any]) -> None:
     wipe(picture)
     picture[CHICKEN, state[Y], COLUMN] = LIT

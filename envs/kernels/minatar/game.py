@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.mt19937 import WORDS, rand, seed_twister
 from steadyrl.envs.kernels.pcg64 import episode_seed
@@ -45,7 +45,7 @@ def minatar(
     )
 
 
-@compiled
+@jit
 def begin_game(sim: Simulation, outcome: Outcome, env: int) -> None:
     """Begin the next game of an environment, whose generator is seeded for it."""
     reset_episode(sim.clock, outcome, env)
@@ -55,14 +55,14 @@ def begin_game(sim: Simulation, outcome: Outcome, env: int) -> None:
     sim.int_state[env, LAST] = NOTHING
 
 
-@compiled
+@jit
 def clear(numbers: NDArray[Any]) -> None:
     """Set all numbers [M] to zero."""
     for i in range(len(numbers)):
         numbers[i] = 0
 
 
-@compiled
+@jit
 def wipe(picture: NDArray[Any]) -> None:
     """Set a picture [C, H, W] to nothing."""
     channels, height, width = picture.shape
@@ -72,7 +72,7 @@ def wipe(picture: NDArray[Any]) -> None:
                 picture[channel, y, x] = 0
 
 
-@compiled
+@jit
 def played(
     int_state: NDArray[Any], twister: NDArray[Any], constants: NDArray[Any], env: int, chosen: int
 ) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.minatar.game import (
     ACTION,
     DOWN,
@@ -42,7 +42,7 @@ ROWS = 272
 ROOM = (8, 128, 64, 64, 8)
 
 
-@compiled
+@jit
 def append(counts: NDArray[Any], rows: NDArray[Any], which: int, part: Any) -> None:
     """Put a part (x, y, to the right?, moves in, shoots in) at the end of a list, if not full.
 
@@ -56,7 +56,7 @@ def append(counts: NDArray[Any], rows: NDArray[Any], which: int, part: Any) -> N
     counts[which] += 1
 
 
-@compiled
+@jit
 def remove(counts: NDArray[Any], rows: NDArray[Any], which: int, place: int) -> None:
     """Remove one part of a list."""
     counts[which] -= 1
@@ -65,7 +65,7 @@ def remove(counts: NDArray[Any], rows: NDArray[Any], which: int, place: int) -> 
             rows[at, i] = rows[at + 1, i]
 
 
-@compiled
+@jit
 def remove_equal(counts: NDArray[Any], rows: NDArray[Any], which: int, place: int) -> int:
     """Remove the first part of a list that equals the one at this place; return where it was."""
     first, wanted = BEGIN[which], BEGIN[which] + place
@@ -80,7 +80,7 @@ def remove_equal(counts: NDArray[Any], rows: NDArray[Any], which: int, place: in
     return place
 
 
-@compiled
+@jit
 def first_at(counts: NDArray[Any], rows: NDArray[Any], which: int, x: int, y: int) -> int:
     """Return the place of the first part of a list that is here, -1 where none is."""
     for place in range(counts[which]):
@@ -97,7 +97,7 @@ def first_at(counts: NDArray[Any], rows: NDArray[Any], which: int, x: int, y: in
 MOST_ABOARD, DIVER_INTERVAL, SHOT_INTERVAL = 6, 5, 10
 
 
-@compiled
+@jit
 def _ahead(part: NDArray[Any]) -> bool:
     """Move a part by one; tell whether it is still on the board."""
     part[X] += 1 if part[TO_RIGHT] else -1
@@ -105,13 +105,13 @@ def _ahead(part: NDArray[Any]) -> bool:
     return there
 
 
-@compiled
+@jit
 def _meets(state: NDArray[Any], part: NDArray[Any]) -> bool:
     met: bool = part[X] == state[SUB_X] and part[Y] == state[SUB_Y]
     return met
 
 
-@compiled
+@jit
 def move_our_bullets(counts: NDArray[Any], rows: NDArray[Any]) -> int:
     """Return how many enemies they hit."""
     hits, i = 0, counts[OUR_BULLETS] - 1
@@ -130,7 +130,7 @@ def move_our_bullets(counts: NDArray[Any], rows: NDArray[Any]) -> int:
     return hits
 
 
-@compiled
+@jit
 def move_divers(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any]) -> None:
     """Move the divers, and take those aboard that are where we are."""
     i = counts[DIVERS] - 1
@@ -152,7 +152,7 @@ def move_divers(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any]) -
         i -= 1
 
 
-@compiled
+@jit
 def move_enemies(
     state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], which: int
 ) -> tuple[int, bool]:
@@ -188,7 +188,7 @@ def move_enemies(
     return hits, struck
 
 
-@compiled
+@jit
 def move_their_bullets(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any]) -> bool:
     """Tell whether one hits us."""
     struck, i = False, counts[THEIR_BULLETS] - 1
@@ -238,7 +238,7 @@ def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
         raise ValueError(f"wholes: the submarine's end at {state[SUB_X]} is beside the board")
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -263,7 +263,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         _draw(state, counts, rows, outcome.obs[env])
 
 
-@compiled
+@jit
 def _dive(state: NDArray[Any]) -> None:
     clear(state)
     state[OXYGEN], state[SUB_X], state[SURFACED] = MAX_OXYGEN, 5, 1
@@ -271,7 +271,7 @@ def _dive(state: NDArray[Any]) -> None:
     state[DIVER_IN], state[MOVE] = DIVER_SPAWN_SPEED, MOVE_SPEED
 
 
-@compiled
+@jit
 def _come(
     state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], twister: NDArray[Any]
 ) -> None:
@@ -290,7 +290,7 @@ def _come(
         state[DIVER_IN] = DIVER_SPAWN_SPEED
 
 
-@compiled
+@jit
 def _blocked(counts: NDArray[Any], rows: NDArray[Any], y: int, to_right: bool) -> bool:
     """Tell whether an enemy in this row goes the other way."""
     for which in (SUBS, FISH):
@@ -300,7 +300,7 @@ def _blocked(counts: NDArray[Any], rows: NDArray[Any], y: int, to_right: bool) -
     return False
 
 
-@compiled
+@jit
 def _steer(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], action: int) -> None:
     if action == FIRE and state[SHOT_IN] == 0:
         append(counts, rows, OUR_BULLETS, (state[SUB_X], state[SUB_Y], state[SUB_RIGHT], 0, 0))
@@ -315,7 +315,7 @@ def _steer(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], action
         state[SUB_Y] = min(8, state[SUB_Y] + 1)
 
 
-@compiled
+@jit
 def _breathe(state: NDArray[Any], ramping: bool) -> tuple[int, bool]:
     """Count the timers down; return what surfacing is worth, and whether the game is lost."""
     for timer in (SPAWN_IN, DIVER_IN, SHOT_IN):
@@ -332,7 +332,7 @@ def _breathe(state: NDArray[Any], ramping: bool) -> tuple[int, bool]:
     return 0, lost
 
 
-@compiled
+@jit
 def _surface(state: NDArray[Any], ramping: bool) -> int:
     """Breathe, set divers down, and return what six of them are worth."""
     state[SURFACED] = 1
@@ -351,7 +351,7 @@ def _surface(state: NDArray[Any], ramping: bool) -> int:
     return reward
 
 
-@compiled
+@jit
 def _draw(
     state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], picture: NDArray[Any]
 ) -> None:

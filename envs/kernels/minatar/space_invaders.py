@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.kernels.minatar.game import (
     ACTION,
     FIRE,
@@ -40,7 +40,7 @@ RANGES = (
 )
 
 
-@compiled
+@jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
     """Make one row [N]."""
     for env in range(len(action)):
@@ -72,14 +72,14 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
         _draw(state, boards, outcome.obs[env])
 
 
-@compiled
+@jit
 def _line_up(boards: NDArray[Any]) -> None:
     for y in range(4):
         for x in range(2, 8):
             boards[ALIENS, y, x] = 1
 
 
-@compiled
+@jit
 def _count(boards: NDArray[Any], top: int, bottom: int, left: int, right: int) -> int:
     """Count the aliens in a part of the board."""
     count = 0
@@ -89,7 +89,7 @@ def _count(boards: NDArray[Any], top: int, bottom: int, left: int, right: int) -
     return count
 
 
-@compiled
+@jit
 def _steer(state: NDArray[Any], boards: NDArray[Any], action: int) -> None:
     if action == FIRE and state[SHOT_IN] == 0:
         boards[OURS, 9, state[X]] = 1
@@ -102,7 +102,7 @@ def _steer(state: NDArray[Any], boards: NDArray[Any], action: int) -> None:
         state[SHOT_IN] -= 1
 
 
-@compiled
+@jit
 def _fly(boards: NDArray[Any]) -> None:
     """Move all bullets, ours up and theirs down."""
     for x in range(SIZE):
@@ -112,13 +112,13 @@ def _fly(boards: NDArray[Any]) -> None:
         boards[OURS, SIZE - 1, x] = boards[THEIRS, 0, x] = 0
 
 
-@compiled
+@jit
 def _is_hit(state: NDArray[Any], boards: NDArray[Any]) -> bool:
     hit: bool = boards[THEIRS, 9, state[X]] + boards[ALIENS, 9, state[X]] > 0
     return hit
 
 
-@compiled
+@jit
 def _march(state: NDArray[Any], boards: NDArray[Any]) -> bool:
     """Move the aliens aside, or down from a side; tell whether they land on ground or cannon."""
     state[MOVE_IN] = min(_count(boards, 0, SIZE, 0, SIZE), state[MOVE])
@@ -136,7 +136,7 @@ def _march(state: NDArray[Any], boards: NDArray[Any]) -> bool:
     return landed
 
 
-@compiled
+@jit
 def _shoot(state: NDArray[Any], boards: NDArray[Any]) -> None:
     """Let the lowest alien of the nearest column shoot, of two as near the left one."""
     x, state[ENEMY_SHOT_IN] = state[X], ENEMY_SHOT_INTERVAL
@@ -149,7 +149,7 @@ def _shoot(state: NDArray[Any], boards: NDArray[Any]) -> None:
                         return
 
 
-@compiled
+@jit
 def _collide(boards: NDArray[Any]) -> int:
     """Remove the aliens that our bullets hit, and these; return how many."""
     shot = 0
@@ -161,7 +161,7 @@ def _collide(boards: NDArray[Any]) -> int:
     return shot
 
 
-@compiled
+@jit
 def _draw(state: NDArray[Any], boards: NDArray[Any], picture: NDArray[Any]) -> None:
     wipe(picture)
     picture[CANNON, 9, state[X]] = LIT

@@ -19,7 +19,7 @@ from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.buffers.replay import block_sums
 from steadyrl.buffers.replay import build as replay_build
 from steadyrl.core import cuda_graph as recording
-from steadyrl.core.cuda_graph import Recorded
+from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.core.errors import NonFiniteError
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from tests.agents.dqn.test_agent import SETTINGS
@@ -31,12 +31,12 @@ def device(monkeypatch, caplog):
     caplog.set_level(logging.WARNING, "steadyrl")
     played = []
 
-    def record(function):
-        play, outputs = tape.record(function)
+    def capture(function):
+        play, outputs = tape.capture(function)
         return lambda: (played.append(1), play()), outputs
 
-    monkeypatch.setattr(recording, "record", record)
-    monkeypatch.setattr(recording, "aside", lambda function: function())
+    monkeypatch.setattr(recording, "capture", capture)
+    monkeypatch.setattr(recording, "on_side_stream", lambda function: function())
     for module in (learner, block_sums):
         monkeypatch.setattr(module, "host_sees", lambda _: False)
     monkeypatch.setattr(replay_build, "choose_accelerator", lambda *_: CPU)
@@ -98,7 +98,7 @@ def test_dqn_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, chang
     assert device == []
     played = learned_by_dqn("cudagraph", monkeypatch, **changes)
     assert played[2] == eager[2] > 20
-    assert len(device) >= (3 if changes["prioritized"] else 2) * (eager[2] - Recorded.WARM_UP)
+    assert len(device) >= (3 if changes["prioritized"] else 2) * (eager[2] - CudaGraphed.WARM_UP)
     torch.testing.assert_close(played[0], eager[0], rtol=0, atol=0)
     torch.testing.assert_close(played[1], eager[1], rtol=0, atol=0)
 
@@ -138,7 +138,7 @@ def test_ppo_with_cuda_graphs_learns_bitwise_the_same(device, monkeypatch, chang
 
 
 def test_a_non_finite_priority_raises_one_update_later(device):
-    sums = block_sums.BlockSums(8, 1.0, CPU, recorded=True)
+    sums = block_sums.BlockSums(8, 1.0, CPU, cuda_graph=True)
     sums.add_and_evict(torch.arange(8), torch.arange(0))
     index = torch.tensor([1, 3])
     for _ in range(5):
@@ -150,14 +150,14 @@ def test_a_non_finite_priority_raises_one_update_later(device):
 
 
 def test_other_shapes_than_the_captured_ones_run_eagerly(device):
-    total = Recorded(lambda x: x.sum(), "a sum")
+    total = CudaGraphed(lambda x: x.sum(), "a sum")
     for n in (3, 3, 3, 3, 3, 1, 5):
         assert total(torch.ones(n)).item() == n
     assert len(device) == 2
 
 
 def test_copied_outputs_are_not_overwritten(device):
-    double = Recorded(lambda x: x * 2, "a test", copies=True)
+    double = CudaGraphed(lambda x: x * 2, "a test", copies_inputs=True)
     rows = torch.arange(8.0)
     found = [double(rows[i : i + 1]).item() for i in range(8)]
     assert found == (2 * torch.arange(8.0)).tolist() == (2 * rows).tolist()
@@ -165,7 +165,7 @@ def test_copied_outputs_are_not_overwritten(device):
 
 
 def test_functions_that_synchronise_are_not_captured(device, caplog):
-    looking = Recorded(lambda x: x * x.sum().item(), "a test")
+    looking = CudaGraphed(lambda x: x * x.sum().item(), "a test")
     for _ in range(5):
         assert looking(torch.full((2,), 3.0)).tolist() == [18.0, 18.0]
     assert device == []

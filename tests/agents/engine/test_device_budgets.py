@@ -23,7 +23,7 @@ from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.buffers.replay import build as replay_build
 from steadyrl.core import cuda_graph as recording
-from steadyrl.core.cuda_graph import Recorded
+from steadyrl.core.cuda_graph import CudaGraphed
 from steadyrl.envs.types import DiscreteActions, EnvSpec, Step
 from tests.agents.dqn.test_agent import SETTINGS as DQN_SETTINGS
 
@@ -74,8 +74,8 @@ def card(monkeypatch, caplog):
     """Pretend that there is a device that can capture graphs."""
     caplog.set_level(logging.WARNING, "steadyrl")
     found = Card()
-    monkeypatch.setattr(recording, "record", found.record)
-    monkeypatch.setattr(recording, "aside", lambda function: function())
+    monkeypatch.setattr(recording, "capture", found.record)
+    monkeypatch.setattr(recording, "on_side_stream", lambda function: function())
     yield found
     assert [r.getMessage() for r in caplog.records if "recorded" in r.getMessage()] == []
 
@@ -151,7 +151,7 @@ def test_dqn_stays_within_its_device_budget(card, monkeypatch, prioritized, home
         stored = card.take()
         agent.update()
         assert len(card.alive) == len(alive), "something outlives its update"
-        assert agent.updates > (Recorded.WARM_UP if mode == "cudagraph" else 0)
+        assert agent.updates > (CudaGraphed.WARM_UP if mode == "cudagraph" else 0)
     graph = f", {mode}" if acting == "device" else ""
     kind = "priorities" if prioritized else "uniform"
     place = f"replay on the {home}"

@@ -21,7 +21,7 @@ from steadyrl.agents.learner.minibatch import Padding
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.buffers.replay.buffer import ReplayBatch
 from steadyrl.core import cuda_graph as recording
-from steadyrl.core.cuda_graph import Recorded, flatten
+from steadyrl.core.cuda_graph import CudaGraphed, flatten
 from steadyrl.core.errors import NonFiniteError
 from tests.agents.dqn.test_agent import SETTINGS
 
@@ -299,7 +299,7 @@ def driver(monkeypatch):
     for name in ("stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *given: nullcontext())
     monkeypatch.setattr(recording, "_release", lambda pool: None)
-    monkeypatch.setattr(Recorded, "WARM_UP", 0)
+    monkeypatch.setattr(CudaGraphed, "WARM_UP", 0)
 
 
 def test_failed_captures_fall_back_to_eager_with_one_warning(driver, caplog):

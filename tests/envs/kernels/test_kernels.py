@@ -15,7 +15,7 @@ from own_kernels import COUNTED
 from toy_environments import settings
 
 from steadyrl.core.errors import SettingError
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.factory import build_env, choose_backend, probe
 from steadyrl.envs.kernels import sources as kernel_sources
@@ -271,7 +271,7 @@ def test_what_another_backend_saved_starts_new_episodes(before, after, caplog):
 
 
 def test_what_cannot_be_kept_is_compiled_all_the_same():
-    assert compiled(eval("lambda number: number + 1"))(2) == 3  # from no file
+    assert jit(eval("lambda number: number + 1"))(2) == 3  # from no file
 
 
 def test_an_own_kernel_is_an_ordinary_environment_too():

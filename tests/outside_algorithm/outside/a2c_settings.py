@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 from steadyrl.agents.registry import Algorithm
-from steadyrl.core.errors import fraction, hidden_layers, positive, zero_or_more
+from steadyrl.core.errors import (
+    validate_fraction,
+    validate_hidden,
+    validate_non_negative,
+    validate_positive,
+)
 from steadyrl.envs.types import EnvSpec
 
 
@@ -23,10 +28,10 @@ class A2CSettings:
     max_grad_norm: float
 
     def __post_init__(self) -> None:
-        hidden_layers(self.hidden)
-        positive(self, "learning_rate", "rollout_steps")
-        fraction(self, "gamma", "gae_lambda")
-        zero_or_more(self, "entropy_coef", "max_grad_norm")
+        validate_hidden(self.hidden)
+        validate_positive(self, "learning_rate", "rollout_steps")
+        validate_fraction(self, "gamma", "gae_lambda")
+        validate_non_negative(self, "entropy_coef", "max_grad_norm")
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit: there are none."""

@@ -11,9 +11,9 @@ from safetensors.torch import save
 from torch import ones
 from written_runs import write_run
 
-from steadyrl.core.documents import from_json, read_yaml
 from steadyrl.core.errors import SettingError
-from steadyrl.core.files import Files, open_plain, plain_lines, read_plain
+from steadyrl.core.files import Files, open_regular, read_lines, read_regular
+from steadyrl.core.safe_parsing import from_json, read_yaml
 from steadyrl.training.analysis.past_runs import NoRunError, read_run
 from steadyrl.training.checkpoints.archive import read_part, write_archive
 from steadyrl.training.checkpoints.manifest import CheckpointError, manifest_of, self_hash
@@ -68,19 +68,19 @@ def test_only_plain_files_are_opened(tmp_path, become, flags):
     path = tmp_path / "odd"
     become(path)
     with pytest.raises(OSError, match=r"is a link|is not a plain file"):
-        open_plain(path, flags)
+        open_regular(path, flags)
 
 
 def test_a_file_is_not_read_beyond_what_it_ever_has(tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
-    assert read_plain(tmp_path / "file", 5) == b"12345"
+    assert read_regular(tmp_path / "file", 5) == b"12345"
     with pytest.raises(OSError, match="5 bytes are more"):
-        read_plain(tmp_path / "file", 4)
+        read_regular(tmp_path / "file", 4)
 
 
 def test_lines_are_whole_or_cut_and_end_where_they_end(tmp_path):
     (tmp_path / "log").write_bytes(b"one\n" + b"x" * 20 + b"\ntwo\nthr")
-    assert list(plain_lines(tmp_path / "log", 8)) == [
+    assert list(read_lines(tmp_path / "log", 8)) == [
         (b"one\n", 4), (b"x" * 8 + b"\n", 25), (b"two\n", 29), (b"thr", 32),
     ]  # fmt: skip
 

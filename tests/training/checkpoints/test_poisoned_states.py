@@ -16,8 +16,8 @@ from poison import CASES, COMMON, Poison, Poisoned, poisons, some_of_each
 from steadyrl.agents.engine.cpu.network import Convolution, HostNetwork, Layer
 from steadyrl.agents.engine.cpu.policy import q_on_host
 from steadyrl.agents.networks.q_network import QNetwork
-from steadyrl.core.saved import numpy_generator, set_numpy_generator, torch_generator
-from steadyrl.core.state import give
+from steadyrl.core.saved_state import numpy_generator, set_numpy_generator, torch_generator
+from steadyrl.core.state import to_plain
 from steadyrl.envs.backends.kernel import KernelBackend
 from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.settings import EnvSettings
@@ -64,7 +64,7 @@ def restored(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> 
     if env_id.startswith("MinAtar"):
         pytest.importorskip("minatar")
     backend = KernelBackend(settings(env_id), seed=1)
-    state = give(backend.snapshot()) | {"episode": [3, 4], "needs_reset": [False, False]}
+    state = to_plain(backend.snapshot()) | {"episode": [3, 4], "needs_reset": [False, False]}
     simulation = state["simulation"]
     for kind, ranges in (("int_state", "int_ranges"), ("float_state", "float_ranges")):
         limits = torch.tensor(getattr(backend.kernel, ranges), dtype=simulation[kind].dtype)

@@ -50,7 +50,7 @@ LOST: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     ),
     "policy/": (saver, "replace_archive", lambda _, path, *more: path.name == "policy"),
     "policy-best/": (saver, "replace_archive", lambda _, path, *more: path.name == "policy-best"),
-    "summary.json": (summary_file, "write_whole", lambda path, text: True),
+    "summary.json": (summary_file, "write_atomic", lambda path, text: True),
     "the last metrics": (JsonLines, "write", lambda _, record: record.step == 400),
 }  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_all_that_is_lost_is_named_together_and_there_is_nothing_to_continue(
 ) -> None:
     monkeypatch.setattr(Checkpoints, "_write", full)
     monkeypatch.setattr(saver, "replace_archive", full)
-    monkeypatch.setattr(summary_file, "write_whole", full)
+    monkeypatch.setattr(summary_file, "write_atomic", full)
     with pytest.raises(UnsavedError) as refused:
         train(job(tmp_path, *SHORT))
     named = "the last checkpoint, policy-best/, policy/ and summary.json: No space left on device"

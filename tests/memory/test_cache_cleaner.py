@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from steadyrl.memory import reclaim as cache
-from steadyrl.memory.reclaim import CacheCleaner, let_go_of_code
+from steadyrl.memory import cache_cleaner as cache
+from steadyrl.memory.cache_cleaner import CacheCleaner, unmap_clean_pages
 from steadyrl.memory.settings import CacheSettings
 
 MB = 1_000_000
@@ -22,7 +22,7 @@ READ_ONLY = 1  # PROT_READ
 # Says what is resident before and after, and the same product twice.
 LETTING_GO = """
 import psutil, torch
-from steadyrl.memory.reclaim import let_go_of_code
+from steadyrl.memory.cache_cleaner import let_go_of_code
 from steadyrl.memory.process import read_rss
 process = psutil.Process()
 torch.manual_seed(0)
@@ -38,7 +38,7 @@ print(held, left, torch.equal(before, first @ second))
 ASKING_AGAIN = """
 import resource
 import numpy as np
-from steadyrl.memory.reclaim import keep_what_is_freed
+from steadyrl.memory.cache_cleaner import keep_what_is_freed
 
 def ask(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -86,19 +86,19 @@ def test_it_cleans_at_crossings_of_updates_episodes_and_rollouts(clock):
     cleaning = cleaner(clock)
     for _ in range(99):
         cleaning.note("updates", 1)
-    assert cleaning.spending.times == 0
+    assert cleaning.cost.times == 0
     cleaning.note("updates", 1)
-    assert cleaning.spending.times == 1
+    assert cleaning.cost.times == 1
     cleaning.note("updates", 250)  # several crossings at once are one occasion
-    assert cleaning.spending.times == 2
+    assert cleaning.cost.times == 2
     cleaning.note("updates", 50)
-    assert cleaning.spending.times == 3
+    assert cleaning.cost.times == 3
     cleaning.note("episodes", 9)
     cleaning.note("episodes", 1)
-    assert cleaning.spending.times == 4
+    assert cleaning.cost.times == 4
     for _ in range(6):
         cleaning.note("rollouts", 1)
-    assert cleaning.spending.times == 6
+    assert cleaning.cost.times == 6
 
 
 def test_zero_is_never(clock):
@@ -107,7 +107,7 @@ def test_zero_is_never(clock):
         cleaning.note("updates", 1)
         cleaning.note("episodes", 1)
         cleaning.note("rollouts", 1)
-    assert cleaning.spending.times == 0
+    assert cleaning.cost.times == 0
 
 
 def test_only_when_there_is_something_to_reclaim(clock):
@@ -117,15 +117,15 @@ def test_only_when_there_is_something_to_reclaim(clock):
     cleaning.note("updates", 100)
     memory.rss += 63 * MB
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 0
+    assert cleaning.cost.times == 0
     memory.rss += 2 * MB
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 0  # a fast run asks more often than it is worth looking
+    assert cleaning.cost.times == 0  # a fast run asks more often than it is worth looking
     clock.now += 0.1
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 1
+    assert cleaning.cost.times == 1
     cleaning.note("updates", 100)  # what was not reclaimed is not tried again at once
-    assert cleaning.spending.times == 1
+    assert cleaning.cost.times == 1
 
 
 def test_it_waits_until_it_can_afford_to(clock):
@@ -134,17 +134,17 @@ def test_it_waits_until_it_can_afford_to(clock):
     memory.rss += 100 * MB
     clock.now += 10
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 0
+    assert cleaning.cost.times == 0
     clock.now += 200
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 1
+    assert cleaning.cost.times == 1
     memory.rss += 100 * MB
     clock.now += 400  # a second was spent, another would be: two in 800 at most
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 1
+    assert cleaning.cost.times == 1
     clock.now += 200
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 2
+    assert cleaning.cost.times == 2
 
 
 def test_pools_that_stay_held_are_not_taken_for_reclaimable_again_and_again(clock, monkeypatch):
@@ -158,7 +158,7 @@ def test_pools_that_stay_held_are_not_taken_for_reclaimable_again_and_again(cloc
     def look():
         clock.now += 1000
         cleaning.note("updates", 1)
-        return cleaning.spending.times
+        return cleaning.cost.times
 
     assert look() == 0  # held from before
     held[0] = 570 * MB
@@ -193,8 +193,8 @@ def test_its_cost_is_reported_once_and_a_share_over_one_percent_is_warned_of(clo
     with caplog.at_level(logging.WARNING, "steadyrl"):
         clock.now += 990
         cleaning.note("updates", 1)
-        assert cleaning.spending.take_milliseconds() == 1000.0
-        assert cleaning.spending.take_milliseconds() == 0.0
+        assert cleaning.cost.pop_milliseconds() == 1000.0
+        assert cleaning.cost.pop_milliseconds() == 0.0
         assert caplog.messages == []
         for _ in range(5):
             cleaning.note("updates", 1)
@@ -237,7 +237,7 @@ def test_what_was_written_to_is_not_let_go_of(tmp_path):
     start = ctypes.addressof(ctypes.c_char.from_buffer(written))
     protect = ctypes.CDLL(None).mprotect
     assert protect(ctypes.c_void_p(start), ctypes.c_size_t(4 * PAGE), READ_ONLY) == 0
-    let_go_of_code()
+    unmap_clean_pages()
     assert written[:] == b"f" * PAGE + b"w" + b"f" * (3 * PAGE - 1)
     assert untouched[:] == b"f" * 4 * PAGE
 
@@ -250,7 +250,7 @@ def test_growth_counts_from_where_the_run_began(clock):
     cleaning.begin()
     memory.rss += 65 * MB
     cleaning.note("updates", 100)
-    assert cleaning.spending.times == 1
+    assert cleaning.cost.times == 1
 
 
 @pytest.mark.gpu
@@ -264,10 +264,10 @@ def test_cuda_blocks_are_given_back(clock):
     torch.cuda.empty_cache()
     block = torch.zeros(100 * MB, dtype=torch.uint8, device=device)
     cleaning.note("updates", 1)
-    assert cleaning.spending.times == 0
+    assert cleaning.cost.times == 0
     del block
     held = torch.cuda.memory_reserved(device)
     clock.now += 1
     cleaning.note("updates", 1)
-    assert cleaning.spending.times == 1
+    assert cleaning.cost.times == 1
     assert torch.cuda.memory_reserved(device) <= held - 64 * MB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steadyrl.core.private import cache_folder, is_private, make_private
+from steadyrl.core.private_directories import cache_directory, is_private, make_private
 
 NOBODY = 65534
 
@@ -70,6 +70,6 @@ def test_without_a_home_the_folder_is_not_below_the_working_directory(
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert cache_folder().is_absolute() and tmp_path not in cache_folder().parents
+    assert cache_directory().is_absolute() and tmp_path not in cache_directory().parents
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/steadyrl")
+    assert cache_directory() == Path("/caches/steadyrl")

@@ -5,9 +5,9 @@ import pytest
 import torch
 from pages import fresh_pages
 
+from steadyrl.memory.block_profile import Profile
+from steadyrl.memory.memory_scope import MemoryScope, MemoryUse
 from steadyrl.memory.process import read_peak, read_rss
-from steadyrl.memory.profile import Profile
-from steadyrl.memory.scope import MemoryScope, Use
 
 MB = 1_000_000
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def test_what_is_kept_and_what_was_only_taken(process):
     assert 36 * MB < reports[0].host.kept <= reports[0].host.taken
     assert reports[1].host.kept < -30 * MB
     assert reports[1].host.taken > 80 * MB
-    assert reports[0].device == Use(0, 0, 0)
+    assert reports[0].device == MemoryUse(0, 0, 0)
 
 
 def test_a_decorated_function_is_measured_at_every_call_also_when_it_recurses():

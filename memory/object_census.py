@@ -14,20 +14,26 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from steadyrl.memory.process import readable
-from steadyrl.memory.tensors import LiveTensors, live_tensors, of_types, slot_names, storage_bytes
+from steadyrl.memory.tensors import (
+    LiveTensors,
+    live_tensors,
+    select_types,
+    slot_names,
+    storage_bytes,
+)
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
-_SMALL = 16  # containers below this many elements are not remembered
-_NAMED = 3  # growers to name of each sort
-_WORTH_NAMING = 100_000  # bytes, for a container that nobody can be named as the owner of
-_OURS = (
+_MIN_ELEMENTS = 16  # containers below this many elements are not remembered
+_MAX_NAMED = 3  # growers to name of each sort
+_MIN_BYTES = 100_000  # bytes, for a container that nobody can be named as the owner of
+_OWN_PACKAGES = (
     "steadyrl.core",
     "steadyrl.memory",
     "tracemalloc",
 )  # what watches is bounded, and would only be noise
 # Tensors are listed by kind, and storages get their Python wrapper by being counted.
 _NAMED_ELSEWHERE = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.storage.UntypedStorage")
-_BORING = {*sys.stdlib_module_names, *_OURS, "builtins"}
+_IGNORED_PACKAGES = {*sys.stdlib_module_names, *_OWN_PACKAGES, "builtins"}
 
 
 class Census(NamedTuple):
@@ -43,7 +49,7 @@ def take_census() -> Census:
     return _count(gc.get_objects())
 
 
-def growers(before: Census) -> list[str]:
+def growth_report(before: Census) -> list[str]:
     """Say what has grown since `before`: containers with their owner, tensors, types."""
     gc.collect()  # what is garbage has not leaked
     objects = gc.get_objects()
@@ -52,7 +58,7 @@ def growers(before: Census) -> list[str]:
     more_tensors = now.tensors.kinds - before.tensors.kinds
     return [
         *_grown_containers(before, objects, own),
-        *(f"{count:,} more tensors {kind}" for kind, count in more_tensors.most_common(_NAMED)),
+        *(f"{count:,} more tensors {kind}" for kind, count in more_tensors.most_common(_MAX_NAMED)),
         *_grown_types(before, now),
     ]
 
@@ -61,34 +67,34 @@ def _count(objects: list[Any]) -> Census:
     types: Counter[str] = Counter()
     for kind, count in Counter(map(type, objects)).items():
         types[f"{kind.__module__}.{kind.__qualname__}"] += count
-    containers = of_types(objects, _CONTAINERS)
+    containers = select_types(objects, _CONTAINERS)
     sizes = zip(map(id, containers), map(len, containers), strict=True)
-    lengths = {key: length for key, length in sizes if length >= _SMALL}
+    lengths = {key: length for key, length in sizes if length >= _MIN_ELEMENTS}
     return Census(types, lengths, live_tensors(objects))
 
 
 def _grown_containers(before: Census, objects: list[Any], own: set[int]) -> list[str]:
     found = []
-    for item in of_types(objects, _CONTAINERS):
+    for item in select_types(objects, _CONTAINERS):
         more = len(item) - before.lengths.get(id(item), 0)
-        if more >= _SMALL and id(item) not in own:
+        if more >= _MIN_ELEMENTS and id(item) not in own:
             newest = _newest(item) or [None]  # another thread may have emptied it
             element_bytes = sum(map(_bytes, newest)) / len(newest)
             found.append((more * element_bytes, more, type(newest[0]), item))
     found.sort(key=lambda entry: -entry[0])
     lines: list[str] = []
-    for nbytes, more, element, item in found[: 5 * _NAMED]:
+    for nbytes, more, element, item in found[: 5 * _MAX_NAMED]:
         owner = _owner(item)
-        if owner is None and nbytes < _WORTH_NAMING:
+        if owner is None and nbytes < _MIN_BYTES:
             continue
-        if owner is not None and _package(owner) in _OURS:
+        if owner is not None and _package(owner) in _OWN_PACKAGES:
             continue
         name = "a container without a name" if owner is None else owner
         lines.append(
             f"{name}: {type(item).__name__} with {more:,} more elements "
             f"({element.__name__}), about {readable(nbytes)}"
         )
-        if len(lines) == _NAMED:
+        if len(lines) == _MAX_NAMED:
             break
     return lines
 
@@ -150,18 +156,18 @@ def _grown_types(before: Census, now: Census) -> list[str]:
     packages: dict[str, Counter[str]] = {}
     for name, count in (now.types - before.types).items():
         package = _package(name)
-        if package not in _BORING and name not in _NAMED_ELSEWHERE:
+        if package not in _IGNORED_PACKAGES and name not in _NAMED_ELSEWHERE:
             packages.setdefault(package, Counter())[name.rpartition(".")[2]] += count
-    ranked = sorted(packages.items(), key=lambda entry: -entry[1].total())[:_NAMED]
+    ranked = sorted(packages.items(), key=lambda entry: -entry[1].total())[:_MAX_NAMED]
     return [
         f"{kinds.total():,} more objects of {package} "
         f"({', '.join(f'{count:,} {kind}' for kind, count in kinds.most_common(3))})"
         for package, kinds in ranked
-        if kinds.total() > _NAMED
+        if kinds.total() > _MAX_NAMED
     ]
 
 
-def grown_lines(before: tracemalloc.Snapshot) -> list[str]:
+def grown_source_lines(before: tracemalloc.Snapshot) -> list[str]:
     """Name the lines of code whose allocations have grown since `before`."""
     now = tracemalloc.take_snapshot().filter_traces(
         [tracemalloc.Filter(False, tracemalloc.__file__)]

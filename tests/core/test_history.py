@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadyrl.core.histories import History
+from steadyrl.core.history import History
 
 
 @given(st.lists(st.floats(-1e6, 1e6)), st.integers(1, 20))

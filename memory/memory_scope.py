@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Use(NamedTuple):
+class MemoryUse(NamedTuple):
     """Bytes in use before a block, at its peak, and after it."""
 
     before: int
@@ -42,8 +42,8 @@ class ScopeReport(NamedTuple):
 
     name: str
     seconds: float
-    host: Use
-    device: Use
+    host: MemoryUse
+    device: MemoryUse
 
 
 # The innermost open scope: an inner one resets the device's peak, so it must tell the outer one.
@@ -98,7 +98,7 @@ class MemoryScope:
         peak = max(self._before, after, record if record > self._record else 0)
         self._note_peak()
         device_after = self._allocated()
-        device = Use(
+        device = MemoryUse(
             self._device_before,
             max(self._device_before, self._device_peak, device_after),
             device_after,
@@ -106,7 +106,7 @@ class MemoryScope:
         if self._outer is not None:
             self._outer._device_peak = max(self._outer._device_peak, device.peak)
         _innermost.set(self._outer)
-        self.report = ScopeReport(self.name, seconds, Use(self._before, peak, after), device)
+        self.report = ScopeReport(self.name, seconds, MemoryUse(self._before, peak, after), device)
         self._give(self.report)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from steadyrl.core.errors import one_line
-from steadyrl.core.files import read_plain
+from steadyrl.core.files import read_regular
 
-LARGEST_FILE = 4_000_000  # bytes of what runs write in one piece, but for checkpoints
-MOST_VALUES = 200_000
+MAX_FILE_BYTES = 4_000_000  # bytes of what runs write in one piece, but for checkpoints
+MAX_VALUES = 200_000
 DEEPEST = 40
 
 
 def from_json(
     text: bytes,
     *,
-    most: int = MOST_VALUES,
+    most: int = MAX_VALUES,
     deepest: int = DEEPEST,
     parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
@@ -34,11 +34,11 @@ def from_json(
         found = json.loads(text.decode(), parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
-    _refuse_deep(found, deepest)
+    _validate_depth(found, deepest)
     return found
 
 
-def _refuse_deep(value: Any, deepest: int) -> None:
+def _validate_depth(value: Any, deepest: int) -> None:
     layer = [value]
     for _ in range(deepest):
         layer = [
@@ -52,9 +52,9 @@ def _refuse_deep(value: Any, deepest: int) -> None:
     raise ValueError("is nested too deeply")
 
 
-def read_json(path: Path, most: int = LARGEST_FILE) -> Any:
+def read_json(path: Path, most: int = MAX_FILE_BYTES) -> Any:
     """Read JSON from a plain file; OSError or ValueError where that cannot be done."""
-    return from_json(read_plain(path, most))
+    return from_json(read_regular(path, most))
 
 
 def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any:
@@ -65,9 +65,9 @@ def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any
     import yaml  # type: ignore[import-untyped]
     from omegaconf import OmegaConf
 
-    text = read_plain(path, LARGEST_FILE, follow=follow).decode()
+    text = read_regular(path, MAX_FILE_BYTES, follow=follow).decode()
     try:
-        _refuse_large(text)
+        _validate_size(text)
     except yaml.YAMLError as error:
         raise ValueError(f"is not the YAML it should be: {one_line(str(error))}") from None
     try:
@@ -76,12 +76,12 @@ def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any
         raise ValueError("is nested too deeply") from None
 
 
-def _refuse_large(text: str) -> None:
+def _validate_size(text: str) -> None:
     """Count what YAML says, an alias as all that it stands for; ValueError if it is too much."""
     import yaml
 
     sizes: dict[str, int] = {}
-    open_ones: list[tuple[str | None, int]] = []  # anchors, and how much there was before
+    open_collections: list[tuple[str | None, int]] = []  # anchors, and how much there was before
     count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
@@ -89,14 +89,14 @@ def _refuse_large(text: str) -> None:
                 raise ValueError(f"*{event.anchor} stands for what it is part of, or for nothing")
             count += sizes[event.anchor]
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_ones.pop()
+            anchor, before = open_collections.pop()
             if anchor is not None:
                 sizes[anchor] = count - before
         elif isinstance(event, yaml.NodeEvent):
             count += 1
             if isinstance(event, yaml.CollectionStartEvent):
-                open_ones.append((event.anchor, count - 1))
+                open_collections.append((event.anchor, count - 1))
             elif event.anchor is not None:
                 sizes[event.anchor] = 1
-        if count > MOST_VALUES // 10 or len(open_ones) > DEEPEST:
+        if count > MAX_VALUES // 10 or len(open_collections) > DEEPEST:
             raise ValueError("stands for more values, or deeper ones, than it ever has")

@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 
 from typing_extensions import override
 
-from steadyrl.core.saved import Saved, real
+from steadyrl.core.saved_state import Saved, real
 from steadyrl.core.state import Stateful
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from steadyrl.core.histories import History
+from steadyrl.core.history import History
+from steadyrl.memory.memory_scope import MemoryScope, ScopeReport
 from steadyrl.memory.process import MB
-from steadyrl.memory.scope import MemoryScope, ScopeReport
 from steadyrl.memory.settings import MemorySettings
-from steadyrl.memory.tensors import kept_graphs
+from steadyrl.memory.tensors import find_tensors_with_graph
 
 
 class _Block:
@@ -76,7 +76,7 @@ class Profile:
                 f"{name:<10}{block.passes:>9,}{block.milliseconds.mean:>10.3f}{taken:>22}{kept:>22}"
             )
             block.clear()
-        graphs = kept_graphs(**self._holders) or ["none"]
+        graphs = find_tensors_with_graph(**self._holders) or ["none"]
         return "\n".join([*lines, "tensors that keep their graph:", *(f"  {g}" for g in graphs)])
 
     def _add(self, report: ScopeReport) -> None:

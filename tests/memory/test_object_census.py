@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from steadyrl.memory.census import growers, take_census
+from steadyrl.memory.object_census import growth_report, take_census
 
 
 class Keeper:
@@ -34,7 +34,7 @@ def test_a_grown_container_is_named_by_its_owner_with_what_it_holds():
     plain.kept += [bytes(1000) for _ in range(2000)]
     slotted.kept.extend(str(i) * 200 for i in range(3000))
     module.kept.update({i: [bytes(1000)] for i in range(900)})
-    lines = growers(before)
+    lines = growth_report(before)
     assert named(lines, "Keeper.kept: list with 2,000 more elements (bytes), about 2.0")
     assert named(lines, "SlotKeeper.kept: deque with 3,000 more elements (str)")
     assert named(lines, "users.module.kept: dict with 900 more elements (list)")
@@ -45,7 +45,7 @@ def test_what_was_there_before_is_not_growth():
     keeper.kept += [bytes(1000) for _ in range(2000)]
     before = take_census()
     keeper.kept[:100] = [bytes(1000) for _ in range(100)]
-    assert named(growers(before), "Keeper.kept") == []
+    assert named(growth_report(before), "Keeper.kept") == []
 
 
 def test_garbage_is_not_growth():
@@ -56,7 +56,7 @@ def test_garbage_is_not_growth():
             keeper = Keeper()
             keeper.kept += [keeper] * 5000
         del keeper
-        assert named(growers(before), "Keeper") == []
+        assert named(growth_report(before), "Keeper") == []
     finally:
         gc.enable()
 
@@ -65,7 +65,7 @@ def test_tensors_and_classes_that_became_more_are_named():
     before = take_census()
     tensors = [torch.zeros(3, 5) for _ in range(20)]
     items = [Item() for _ in range(30)]
-    lines = growers(before)
+    lines = growth_report(before)
     assert named(lines, f"{len(tensors)} more tensors float32[3, 5] on cpu")
     assert named(lines, f"{len(items)} more objects of test_census (30 Item)")
 
@@ -73,10 +73,10 @@ def test_tensors_and_classes_that_became_more_are_named():
 def test_looking_leaves_nothing_behind():
     before = take_census()
     for _ in range(3):
-        growers(before)
+        growth_report(before)
     gc.collect()
     start = len(gc.get_objects())
     for _ in range(5):
-        growers(before)
+        growth_report(before)
     gc.collect()
     assert len(gc.get_objects()) - start < 20

@@ -20,39 +20,41 @@ from steadyrl.memory.settings import CacheSettings
 
 log = logging.getLogger("steadyrl")
 
-_WORTH_SAYING = 3  # cleanings before their share of the time means anything
+_MIN_CLEANINGS = 3  # cleanings before their share of the time means anything
 _MAX_SHARE = 0.01
-_PATIENT_SHARE = 0.0025
+_TARGET_SHARE = 0.0025
 _FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
-_LOOK_SECONDS = 0.1  # between two looks at what could be reclaimed; each reads a file of the system
+_CHECK_SECONDS = (
+    0.1  # between two looks at what could be reclaimed; each reads a file of the system
+)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 LARGEST_OF_HEAP = 32 << 20  # bytes; glibc allows no more
 MADV_DONTNEED = 4  # of sys/mman.h
 # In Linux's list of a process's mappings: one of a file, not to be written to, all as in the file.
-_AS_IN_ITS_FILE = re.compile(
+_CLEAN_FILE_MAPPING = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) r-[-x]p \S+ \S+ [1-9].*\n(?:[A-Z].*\n)*?Anonymous: +0 kB", re.M
 )
 
 
-class Spending:
+class CleaningCost:
     """What cleaning has taken of the run's time, and whether it may take more."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._start = self._next_look = clock()
+        self._start = self._next_check = clock()
         self._seconds = self._reported = 0.0
         self._last = _FIRST_COST
         self._alarm = DoublingAlarm()
         self.times = 0
 
-    def affords_more(self) -> bool:
+    def is_affordable(self) -> bool:
         """Say whether cleaning may be afforded; a look itself costs, and fast runs ask often."""
         now = self._clock()
-        if now < self._next_look:
+        if now < self._next_check:
             return False
-        self._next_look = now + _LOOK_SECONDS
-        return self._seconds + self._last <= _PATIENT_SHARE * (now - self._start)
+        self._next_check = now + _CHECK_SECONDS
+        return self._seconds + self._last <= _TARGET_SHARE * (now - self._start)
 
     def add(self, since: float) -> None:
         """Count a cleaning that began at `since`; warn when they take too much."""
@@ -61,9 +63,9 @@ class Spending:
         self._seconds += self._last
         self.times += 1
         share = self._seconds / max(now - self._start, 1e-9)
-        if self.times < _WORTH_SAYING or share <= _MAX_SHARE:
+        if self.times < _MIN_CLEANINGS or share <= _MAX_SHARE:
             return
-        if self._alarm.rings(self._seconds):
+        if self._alarm.should_warn(self._seconds):
             log.warning(
                 "clearing caches took %.1f %% of the run so far (%d times): raise "
                 "memory.cache.every_updates or memory.cache.min_reclaimable_mb",
@@ -71,7 +73,7 @@ class Spending:
                 self.times,
             )
 
-    def take_milliseconds(self) -> float:
+    def pop_milliseconds(self) -> float:
         """Return what was spent since the last call."""
         milliseconds = (self._seconds - self._reported) * 1e3
         self._reported = self._seconds
@@ -94,7 +96,7 @@ class CacheCleaner:
         rss: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        self._least = settings.min_reclaimable_mb * MB
+        self._min_reclaimable = settings.min_reclaimable_mb * MB
         self._every = {
             "updates": settings.every_updates,
             "episodes": settings.every_episodes,
@@ -102,8 +104,8 @@ class CacheCleaner:
         }
         self._counts = dict.fromkeys(self._every, 0)
         self._device, self._rss, self._clock = device, rss, clock
-        self._clean_rss, self._clean_unused = rss(), unused_by_allocator(device)
-        self.spending = Spending(clock)
+        self._rss_after_clean, self._unused_after_clean = rss(), unused_by_allocator(device)
+        self.cost = CleaningCost(clock)
 
     def note(self, kind: str, count: int) -> None:
         """Count updates, episodes or rollouts; look every so many of them."""
@@ -111,28 +113,34 @@ class CacheCleaner:
         every = self._every[kind]
         due = 0 < every <= count
         self._counts[kind] = count % every if due else count
-        if due and (self._least == 0 or self._is_worth_it()):
+        if due and (self._min_reclaimable == 0 or self._should_clean()):
             self.clean()
 
     def clean(self) -> None:
         """Give back what can be had, whatever it costs."""
         start = self._clock()
         reclaim(self._device)
-        self._clean_rss, self._clean_unused = self._rss(), unused_by_allocator(self._device)
-        self.spending.add(start)
+        self._rss_after_clean, self._unused_after_clean = (
+            self._rss(),
+            unused_by_allocator(self._device),
+        )
+        self.cost.add(start)
 
     def begin(self) -> None:
         """Let go of what only starting took: what is held after it is where growth is from."""
-        keep_what_is_freed()
-        let_go_of_code()
-        self._clean_rss = self._rss()
+        keep_freed_memory()
+        unmap_clean_pages()
+        self._rss_after_clean = self._rss()
 
-    def _is_worth_it(self) -> bool:
-        if not self.spending.affords_more():
+    def _should_clean(self) -> bool:
+        if not self.cost.is_affordable():
             return False
         unused = unused_by_allocator(self._device)
-        self._clean_unused = min(self._clean_unused, unused)
-        return max(self._rss() - self._clean_rss, unused - self._clean_unused) >= self._least
+        self._unused_after_clean = min(self._unused_after_clean, unused)
+        return (
+            max(self._rss() - self._rss_after_clean, unused - self._unused_after_clean)
+            >= self._min_reclaimable
+        )
 
 
 def unused_by_allocator(device: torch.device) -> int:
@@ -149,10 +157,10 @@ def reclaim(device: torch.device) -> None:
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
     trim()
-    let_go_of_code()
+    unmap_clean_pages()
 
 
-def _of_c(name: str) -> Any:
+def _libc(name: str) -> Any:
     """Return a function of the C library; None elsewhere than on Linux, or where it has none."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
@@ -162,43 +170,43 @@ def trim() -> None:
 
     glibc keeps what lies below a block in use, and up to 64 MB besides; others have no such call.
     """
-    hand_back = _of_c("malloc_trim")
+    hand_back = _libc("malloc_trim")
     if hand_back is not None:
         hand_back(0)
 
 
-def share_one_heap() -> None:
+def use_one_arena() -> None:
     """Let every thread allocate where the first one does: glibc keeps what others have freed."""
-    choose = _of_c("mallopt")
+    choose = _libc("mallopt")
     if choose is not None:
         choose(M_ARENA_MAX, 1)
 
 
-def keep_what_is_freed() -> None:
+def keep_freed_memory() -> None:
     """Hand what was freed until now back, and keep of what is freed from now on up to 64 MB.
 
     An update frees what the next one asks for again. By itself glibc hands the end of its heap back
     where that is twice as large as the largest block was: hundreds of pages, which the system then
     clears anew for every update, or none, by what happens to lie behind them.
     """
-    choose = _of_c("mallopt")
+    choose = _libc("mallopt")
     if choose is not None:
         trim()
         choose(M_MMAP_THRESHOLD, LARGEST_OF_HEAP)
         choose(M_TRIM_THRESHOLD, 2 * LARGEST_OF_HEAP)
 
 
-def let_go_of_code() -> None:
+def unmap_clean_pages() -> None:
     """Unmap what is as in its file, programs most of all: 50 ms, then what is used comes back.
 
     Most of torch's code and of a compiler's is needed only to start. The system keeps the files'
     pages while it has room, so one that is wanted again takes microseconds. What was written to, by
     the loader or for a debugger's breakpoint, is no longer as in its file and stays.
     """
-    unmap = _of_c("madvise")
+    unmap = _libc("madvise")
     if unmap is None:
         return
     with suppress(OSError):
-        for found in _AS_IN_ITS_FILE.finditer(Path("/proc/self/smaps").read_bytes()):
+        for found in _CLEAN_FILE_MAPPING.finditer(Path("/proc/self/smaps").read_bytes()):
             start, end = (int(address, 16) for address in found.groups())
             unmap(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

@@ -12,7 +12,7 @@ from pathlib import Path
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def cache_folder() -> Path:
+def cache_directory() -> Path:
     """Return where this user's caches are, by the XDG base directories; always absolute.
 
     Who has no home has a directory of this user's number below the temporary one.
