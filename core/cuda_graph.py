@@ -80,7 +80,7 @@ class CudaGraphed:
     """A function recorded on static inputs and played with one launch per call.
 
     Its arguments are tensors, or tuples of them, of shapes that stay. Those of the call that is
-    recorded are written over by later ones, unless it `copies_inputs` what it is given, which are then
+    recorded are written over by later ones, unless it `copies_inputs`, all of which are then
     tensors. What it returns is written over by the next call. What cannot be recorded goes on
     being run, with one warning.
     """

@@ -71,10 +71,11 @@ def _out_of_memory_cause(error: BaseException) -> BaseException | None:
 
 
 def startup_memory_error(error: BaseException) -> MemoryBudgetError:
-    """Return the refusal that fits where there is not even memory for the program itself."""
+    """Return the error for running out of memory while the program is loading."""
+    cause = describe(_out_of_memory_cause(error) or error)
     return MemoryBudgetError(
-        f"memory ran out while the program was loaded ({describe(_out_of_memory_cause(error) or error)}): "
-        "raise the limit that it runs under (ulimit -v, or the memory of its job)"
+        f"memory ran out while the program was loaded ({cause}): "
+        "raise its memory limit (ulimit -v, or the memory of its job)"
     )
 
 

@@ -207,9 +207,9 @@ class LeakDetector:
         if not growth.leaks or not growth.alarm.should_warn(growth.total):
             return None
         return (
-            f"{worker.name} (process {worker.pid}): its {_describe_growth(growth, step)} What grew is in "
-            "that process: the environment's own code or its libraries; with env.backend=sync "
-            f"and memory.leak.tracemalloc=true it is named, {_STOP}"
+            f"{worker.name} (process {worker.pid}): its {_describe_growth(growth, step)} "
+            "The leak is in that process: the environment's code or its libraries; "
+            f"env.backend=sync with memory.leak.tracemalloc=true names it, {_STOP}"
         )
 
     def _observe_handles(self, tree: Tree) -> list[str]:
