@@ -76,7 +76,9 @@ def of_rank(settings: AgentSettings, rank: int, size: int) -> AgentSettings:
     if size == 1:
         return settings
     if not isinstance(settings, Shareable):
-        reason = "trains in one process only: its settings have no of_rank method. Start without torchrun"
+        reason = (
+            "trains in one process only (its settings have no of_rank): start it without torchrun"
+        )
         raise SettingError("agent.name", settings.name, reason)
     return settings.of_rank(rank, size)
 
@@ -87,7 +89,7 @@ class Algorithm(NamedTuple):
     settings: type[AgentSettings]
     module: str
     cls: str
-    defaults: Path | None = None  # a YAML file; None: in configs/agent
+    defaults: Path | None = None  # YAML; None: see configs/agent
 
 
 class Sample(NamedTuple):

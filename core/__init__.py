@@ -1,4 +1,4 @@
-"""What every floor stands on: errors, plain state, metrics and their histories, compiled code.
+"""Foundations used everywhere: errors, saved state, metrics, timing, JIT, CUDA graphs.
 
 Read `state.py` first.
 """

@@ -1,4 +1,4 @@
-"""When something is due, and how long a run took."""
+"""Intervals, rate limits, and timing of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing_extensions import override
 from steadyrl.core.saved_state import COUNT, Limits, Saved
 from steadyrl.core.state import Stateful
 
-LONGEST = 1e11  # seconds of a run: thousands of years
+LONGEST = 1e11  # seconds; bound of saved times
 
 
 class Interval(Stateful):
-    """Fire once for every crossing of a multiple of `every`; 0 never fires."""
+    """Fires once for every crossing of a multiple of `every`; 0: never."""
 
     state_names = ("next",)
 
@@ -25,19 +25,19 @@ class Interval(Stateful):
         self.next = every if every else None
 
     def due(self, step: int) -> bool:
-        """Return whether a multiple was reached since the last call; several count as one."""
+        """Return whether a multiple was crossed since the last call; several count as one."""
         if not self.reached(step):
             return False
         self.next = (step // self._every + 1) * self._every
         return True
 
     def reached(self, step: int) -> bool:
-        """Return the same, and leave it so."""
+        """Return the same without advancing to the next multiple."""
         return self.next is not None and step >= self.next
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the next step back; with another `every` it is the next multiple of that."""
+        """Restore the next multiple; if `every` has changed, round up to a multiple of it."""
         saved = Saved(state, "an interval")
         following = None if saved.raw("next") is None else saved.whole("next")
         if self.next is not None and following is not None:
@@ -45,7 +45,7 @@ class Interval(Stateful):
 
 
 class RateLimiter(Stateful):
-    """Let so many through at once, and of the rest one a second: what runs for days stays small."""
+    """Rate limit: `burst` events at any time, then one per second; keeps long runs' logs small."""
 
     state_names = ("allowed",)
     state_limits: ClassVar[Mapping[str, Limits]] = {"allowed": COUNT}
@@ -55,7 +55,7 @@ class RateLimiter(Stateful):
         self.allowed = 0
 
     def allows(self, seconds: float) -> bool:
-        """Return whether one more may pass, so long after the beginning; if so, count it."""
+        """Return whether one more event is allowed `seconds` after the start; if so, count it."""
         if self.allowed >= self._burst + seconds:
             return False
         self.allowed += 1
@@ -63,7 +63,7 @@ class RateLimiter(Stateful):
 
 
 class Progress(NamedTuple):
-    """Where a run stood when its speed was taken last."""
+    """Progress of a run when its speed was last measured."""
 
     seconds: float
     steps: int
@@ -71,7 +71,7 @@ class Progress(NamedTuple):
 
 
 class Throughput(Stateful):
-    """Steps and updates a second since it was asked last."""
+    """Steps and updates per second since the last call."""
 
     state_names = ("_last",)
     state_limits: ClassVar[Mapping[str, Limits]] = {"_last": COUNT}
@@ -80,35 +80,35 @@ class Throughput(Stateful):
         self._last = Progress(0.0, 0, 0)
 
     def take(self, seconds: float, steps: int, updates: int) -> tuple[float, float]:
-        """Return steps a second and updates a second; from now on count anew."""
+        """Return steps and updates per second since the last call."""
         last, self._last = self._last, Progress(seconds, steps, updates)
         allowed = max(seconds - last.seconds, 1e-9)
         return (steps - last.steps) / allowed, (updates - last.updates) / allowed
 
 
 class StepRate:
-    """How fast steps are made from here on, of which the time left is told.
+    """Expected steps per second, from which the remaining time is estimated.
 
-    Compilers hold up the first rows and the first update of a process: what was before that update,
-    or before it was first asked, does not count. Where steps wait for updates, as PPO's do, only a
-    time within which there was an update counts.
+    Compilation delays a process's first steps and its first update, so time before that update (or
+    before the first call of `take`) is not counted. Once updates have started, only intervals that
+    contain an update count, because PPO's steps wait for its updates.
     """
 
     def __init__(self) -> None:
-        self._first: int | None = None  # updates after the first row
+        self._first: int | None = None  # updates after the first timestep
         self._last: Progress | None = None
         self._rate = 0.0
         self.has_updated = False
 
     def on_timestep(self, seconds: float, steps: int, updates: int) -> None:
-        """Note that a row is over; once it `has_updated` there is nothing to note any more."""
+        """Record that a timestep ended; no effect once `has_updated` is True."""
         if self._first is None:
             self._first = updates
         elif updates > self._first and not self.has_updated:
             self._last, self._rate, self.has_updated = Progress(seconds, steps, updates), 0.0, True
 
     def take(self, seconds: float, steps: int, updates: int) -> float:
-        """Return steps a second of training since it was asked last; 0 while nobody knows."""
+        """Return the newest estimate of steps per second; 0: unknown yet."""
         last, now = self._last, Progress(seconds, steps, updates)
         if last is None:
             self._last = now
@@ -119,7 +119,7 @@ class StepRate:
 
 
 class Stopwatch(Stateful):
-    """Seconds of a run, those before it was interrupted included; pauses are no training."""
+    """Measures a run's wall-clock time across resumes, and its training time without pauses."""
 
     def __init__(self) -> None:
         self._log_limiter, self._throughput, self._step_rate = (
@@ -132,17 +132,17 @@ class Stopwatch(Stateful):
 
     @property
     def seconds(self) -> float:
-        """Return all seconds."""
+        """Seconds since the run's first start, interruptions excluded."""
         return self._before + time.perf_counter() - self._begin
 
     @property
     def training(self) -> float:
-        """Return the seconds outside of pauses."""
+        """Seconds without pauses (evaluation, saving)."""
         return self.seconds - self._paused
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Count what happens inside as a pause."""
+        """Count the time inside as a pause."""
         begin = time.perf_counter()
         try:
             yield
@@ -150,20 +150,20 @@ class Stopwatch(Stateful):
             self._paused += time.perf_counter() - begin
 
     def may_log(self) -> bool:
-        """Return whether one more line may be logged; if so, count it."""
+        """Return whether one more line may be logged (rate limit); if so, count it."""
         return self._log_limiter.allows(self.seconds)
 
     def speed(self, steps: int, updates: int) -> tuple[float, float]:
-        """Return steps and updates a second of training since the last call."""
+        """Return steps and updates per second of training since the last call."""
         return self._throughput.take(self.training, steps, updates)
 
     def on_timestep(self, steps: int, updates: int) -> None:
-        """Note that a row is over: what was compiled for the first ones is no measure."""
+        """Record that a timestep ended, so that compilation time is left out of the estimate."""
         if not self._step_rate.has_updated:
             self._step_rate.on_timestep(self.training, steps, updates)
 
     def expected_steps_per_second(self, steps: int, updates: int) -> float:
-        """Return how many steps a second are to be expected; 0 while nobody knows."""
+        """Return the expected steps per second; 0: unknown yet."""
         return self._step_rate.take(self.training, steps, updates)
 
     @override

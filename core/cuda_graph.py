@@ -1,4 +1,4 @@
-"""Functions of tensors that an accelerator records once, and then plays with one launch a call."""
+"""CUDA graphs: capture a function of tensors once, then replay it with one launch per call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("steadyrl")
 
 
 def host_sees(tensor: Tensor) -> bool:
-    """Return whether a look at a tensor's numbers is free: a device would have to be waited for."""
+    """Return whether reading the tensor's values needs no device synchronisation."""
     return tensor.device.type == "cpu"
 
 
@@ -32,13 +32,13 @@ def flatten(args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """Record what a function launches, without running it; return what plays it, and its result.
+    """Capture a function as a CUDA graph; return the replay function and the static outputs.
 
-    Other threads may use the device meanwhile. A capture that fails leaves nothing behind.
+    Other threads may use the device meanwhile. A failed capture is cleaned up completely.
     """
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     try:
-        # Entered first because a capture that fails does not leave its own stream.
+        # Entered first, because a failed capture does not restore the current stream.
         with (
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
@@ -52,14 +52,14 @@ def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 
 def _release(pool: Any) -> None:
-    """Return the memory of a capture that ended in an error, and the process to what it was.
+    """Clean up after a failed capture: end allocation to its pool, free it, reset the generator.
 
-    Torch would go on to allocate for that capture, and keep all of it for ever.
+    Otherwise torch would keep allocating into the capture's pool and never free it.
     """
     device = torch.cuda.current_device()
     found = vars(torch._C)
     end = found.get("_cuda_endAllocateToPool") or found["_cuda_endAllocateCurrentStreamToPool"]
-    with suppress(RuntimeError):  # where the error was another, capturing ended well
+    with suppress(RuntimeError):  # no allocation was in progress: the capture itself ended cleanly
         end(device, pool)
         found["_cuda_releasePool"](device, pool)
     generator = torch.cuda.default_generators[device]
@@ -67,7 +67,7 @@ def _release(pool: Any) -> None:
 
 
 def on_side_stream(function: Callable[[], Any]) -> Any:
-    """Run a function on a stream of its own: there libraries and autograd prepare themselves."""
+    """Run a function on a side stream: warm-up of libraries and autograd before capturing."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -77,12 +77,12 @@ def on_side_stream(function: Callable[[], Any]) -> Any:
 
 
 class CudaGraphed:
-    """A function recorded on static inputs and played with one launch per call.
+    """A function captured as a CUDA graph with static inputs and outputs.
 
-    Its arguments are tensors, or tuples of them, of shapes that stay. Those of the call that is
-    recorded are written over by later ones, unless it `copies_inputs`, all of which are then
-    tensors. What it returns is written over by the next call. What cannot be recorded goes on
-    being run, with one warning.
+    Arguments are tensors or tuples of tensors of fixed shapes. The captured call's arguments become
+    the static inputs and are overwritten by later calls; with `copies_inputs` (tensor arguments
+    only) they are cloned instead. The next call overwrites the returned tensors. A function that
+    cannot be captured runs eagerly, with one warning.
     """
 
     WARM_UP = 3
@@ -98,7 +98,7 @@ class CudaGraphed:
         self._outputs: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        """Compute the function of these tensors."""
+        """Call the function: eagerly during warm-up, then by replaying its graph."""
         if self._replay is None:
             self._calls += 1
             if self._calls <= self.WARM_UP:
@@ -118,7 +118,7 @@ class CudaGraphed:
         return self._outputs
 
     def _try_capture(self, args: Any) -> bool:
-        """Record the function, which runs nothing; say whether that could be done."""
+        """Capture the function without running it; return whether that succeeded."""
         if self._copies_inputs:
             args = tuple(tensor.clone() for tensor in args)
         try:
@@ -126,9 +126,11 @@ class CudaGraphed:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            # The first error is the reason; that capturing cannot end either follows from it.
+            # The first error is the cause; the failure to end the capture follows from it.
             reason = describe(error.__context__ or error)
-            log.warning("%s cannot be recorded here, running eagerly: %s", self._name, reason)
+            log.warning(
+                "cannot capture %s as a CUDA graph, running eagerly: %s", self._name, reason
+            )
             self._not_capturable = True
             return False
         self._inputs = flatten(args)

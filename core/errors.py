@@ -1,4 +1,4 @@
-"""Expected failures: each is one clear line for the person at the keyboard and an exit code."""
+"""Expected errors, shown as one line with an exit code; formatting and validation helpers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import NoReturn
 from steadyrl.core.user_frames import place_of, shown_frames
 
 WIDEST_LAYER = 1_000_000
-# What the loader says of a library that there is no memory for; Python makes it an ImportError.
+# Messages of the dynamic loader when out of memory; Python turns them into ImportError.
 UNLOADABLE = ("failed to map segment", "cannot map zero-fill pages", "Cannot allocate memory")
-LONGEST_LINE = 500  # characters of a foreign message that are shown
-SHORT_LINE = 250  # of one after which more is said
+LONGEST_LINE = 500  # characters shown of a third-party message
+SHORT_LINE = 250  # the same, if more text follows
 
 
 class ExpectedError(Exception):
-    """A failure that is explained in one line; its traceback goes to the log only."""
+    """An error shown as one line; its traceback goes to the log only."""
 
     exit_code = 1
-    silent = False  # another process of the same run explains it
-    together = False  # all processes of the run end by it, once they have agreed on it
+    silent = False  # not printed: another process of the same run prints it
+    together = False  # raised on all ranks at the same step
 
 
 class SettingError(ExpectedError):
-    """Refuse a setting: which one, its value, and what is wrong with it."""
+    """An invalid setting: its name, its value, and what is wrong."""
 
     exit_code = 2
 
@@ -39,19 +39,19 @@ class SettingError(ExpectedError):
 
 
 class NonFiniteError(ExpectedError):
-    """Stop a run whose rewards, observations or losses are no longer numbers."""
+    """NaN or infinity in rewards, observations or losses."""
 
     exit_code = 5
 
 
 class MemoryBudgetError(ExpectedError):
-    """Refuse an allocation, or stop a run, that does not fit in the memory there is."""
+    """An allocation, or a run, does not fit into the available memory."""
 
     exit_code = 7
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether Python, the system or the loader of libraries had no memory left."""
+    """Return whether Python, the system or the dynamic loader ran out of memory."""
     return (
         isinstance(error, MemoryError | ImportError | OSError)
         and _out_of_memory_cause(error) is not None
@@ -59,7 +59,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _out_of_memory_cause(error: BaseException) -> BaseException | None:
-    """Return what an error comes from if it is a want of memory: packages wrap it in their own."""
+    """Return the out-of-memory error in an error's chain of causes; None: there is none."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return error
     if isinstance(error, ImportError | OSError) and any(
@@ -80,62 +80,62 @@ def startup_memory_error(error: BaseException) -> MemoryBudgetError:
 
 
 def exit_with(error: ExpectedError) -> NoReturn:
-    """Print one line, and frames of a user's own code that it came from; exit with its code."""
+    """Print the error's line and the frames of user code it came from; exit with its code."""
     if not error.silent:
-        with suppress(OSError):  # where it went to is full, or gone: the code still tells
+        with suppress(OSError):  # stderr is full or closed: the exit code remains
             print("\n".join(error_lines(error)), file=sys.stderr)
     sys.exit(error.exit_code)
 
 
 def error_lines(error: ExpectedError) -> list[str]:
-    """Return the line that tells of a failure, and those of a user's own frames."""
+    """Return the error line and one line per frame of user code."""
     frames = shown_frames(error, except_of=ExpectedError)
     return [f"error: {one_line(str(error))}", *(f"  {one_line(frame)}" for frame in frames)]
 
 
 def describe(error: BaseException) -> str:
-    """Return 'Type: message' as one printable line, whatever the error's own text does."""
+    """Return 'Type: message' as one printable line, even if `str(error)` fails."""
     try:
         message = str(error)
-    except Exception:  # the text of a foreign error is foreign code
+    except Exception:  # __str__ of a third-party error may fail
         return f"{type(error).__name__}: its message cannot be read"
     return f"{type(error).__name__}: {one_line(message) or 'no message'}"
 
 
 def printable(text: str) -> str:
-    """Return foreign text as lines that cannot move the cursor or clear the screen."""
+    """Replace unprintable characters: third-party text must not control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def with_place(error: BaseException) -> str:
-    """Return the same with the place in a user's code that it came from: `… (my_env.py:41)`."""
+    """Return 'Type: message (my_env.py:41)' with the location in user code."""
     return at_place(describe(error), error)
 
 
 def at_place(message: str, error: BaseException) -> str:
-    """Return what is told of an error with the place in a user's code that it came from."""
+    """Append the location in user code that an error came from to its message."""
     place = one_line(place_of(error))
     if not place:
         return message
-    # Whoever shows the line shortens it at its end.
+    # Shortened here, because callers cut lines at the end, where the location is.
     return f"{message if len(message) <= SHORT_LINE else message[: SHORT_LINE - 1] + '…'} ({place})"
 
 
 def one_line(text: str) -> str:
-    """Return foreign text as one line that cannot move the cursor or clear the screen."""
+    """Return third-party text as one printable line of limited length."""
     line = " ".join(printable(text).split())
     return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return 'did you mean X?' for the nearest choice, or the list of all of them."""
+    """Return 'did you mean X?' for the most similar choice, or the list of all choices."""
     known = list(choices)
     close = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
 
 
 def validate_positive(settings: object, *names: str) -> None:
-    """Refuse fields that are not above 0."""
+    """Raise SettingError for fields that are not above 0."""
     for name in names:
         value = getattr(settings, name)
         if not value > 0:
@@ -143,7 +143,7 @@ def validate_positive(settings: object, *names: str) -> None:
 
 
 def validate_non_negative(settings: object, *names: str) -> None:
-    """Refuse fields that are below 0."""
+    """Raise SettingError for fields below 0."""
     for name in names:
         value = getattr(settings, name)
         if not value >= 0:
@@ -151,7 +151,7 @@ def validate_non_negative(settings: object, *names: str) -> None:
 
 
 def validate_at_most(settings: object, limit: float, *names: str) -> None:
-    """Refuse fields beyond what arithmetic in float32, or patience, can do anything with."""
+    """Raise SettingError for fields above `limit` (None fields pass)."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and value > limit:
@@ -159,7 +159,7 @@ def validate_at_most(settings: object, limit: float, *names: str) -> None:
 
 
 def validate_fraction(settings: object, *names: str) -> None:
-    """Refuse fields outside [0, 1]."""
+    """Raise SettingError for fields outside [0, 1]."""
     for name in names:
         value = getattr(settings, name)
         if not 0 <= value <= 1:
@@ -167,7 +167,7 @@ def validate_fraction(settings: object, *names: str) -> None:
 
 
 def validate_hidden(sizes: tuple[int, ...]) -> None:
-    """Refuse an empty network or a layer without units."""
+    """Raise SettingError for no hidden layers or invalid sizes."""
     if not sizes:
         raise SettingError("hidden", list(sizes), "needs at least one layer, such as [64,64]")
     if min(sizes) <= 0:

@@ -14,24 +14,24 @@ from steadyrl.core.state import Stateful
 
 
 class History(Stateful):
-    """The last `maxlen` numbers; older ones are forgotten."""
+    """The last `maxlen` numbers."""
 
     def __init__(self, maxlen: int) -> None:
         if maxlen < 1:
-            raise ValueError(f"a history needs room for at least one number, not {maxlen}")
+            raise ValueError(f"a history needs maxlen of at least 1, not {maxlen}")
         self._values: deque[float] = deque(maxlen=maxlen)
 
     def append(self, value: SupportsFloat) -> None:
-        """Keep a number; what it came from (a tensor, its graph) is not kept."""
+        """Append a number, converted to float: no reference to a tensor or its graph is kept."""
         self._values.append(float(value))
 
     @property
     def mean(self) -> float:
-        """Mean of what is kept; NaN when empty."""
+        """Mean of the stored numbers; NaN when empty."""
         return math.fsum(self._values) / len(self._values) if self._values else math.nan
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all numbers."""
         self._values.clear()
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class History(Stateful):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the numbers back; a shorter history than the saved one keeps the newest."""
+        """Restore the numbers; a history with a smaller maxlen keeps the newest."""
         values = Saved(state, "a history").raw("values")
         if not isinstance(values, list):
             raise ValueError(f"values: saved as {type(values).__name__}, here it is a list")

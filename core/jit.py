@@ -1,8 +1,8 @@
-"""Machine code made of Python functions, which call one another by address.
+"""Numba compilation with a safe on-disk cache, and calls between compiled functions by address.
 
-So one compiled function serves all environments, and one all networks, however deep: what differs
-is data. It need not be compiled anew for each, nor does a cache hold old copies of a user's code.
-Imported only where it is needed: that takes 60 MB, and making machine code 40 more.
+Calling by address lets one compiled rollout run any kernel, and one compiled forward pass any
+network: nothing is recompiled per environment or network. Importing this module takes 60 MB, and
+compiling 40 MB more, so it is imported only where needed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ CONSTANTS = (bool, int, float, str, tuple, np.generic)
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `function` on its first call; keep the machine code for the next process.
+    """Compile `function` with Numba on its first call and cache the machine code on disk.
 
-    Where it cannot be kept, or what is kept cannot be trusted, it is compiled once per process.
+    If there is no directory that only this user can write to, it is compiled in every process.
     """
-    if settings.DISABLE_JIT:  # `call`, `prefetch` and `Boxed` are nothing that Python could run
-        reason = "replays, rollouts and kernels are machine code that Numba makes: unset it"
+    if settings.DISABLE_JIT:  # `call`, `prefetch` and `Boxed` have no Python implementation
+        reason = "replay, rollouts and kernels need Numba's compiler: unset it"
         raise SettingError("NUMBA_DISABLE_JIT", settings.DISABLE_JIT, reason)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     dispatcher: Any = _cached_jit(function, options) or njit(**options)(function)
@@ -57,7 +57,7 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cached_jit(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Return `function` with a cache of its machine code; None where there can be none."""
+    """Return the compiled function with an on-disk cache; None if no safe cache is possible."""
     chosen, beside = settings.CACHE_DIR, _default_cache_directory(function)
     if chosen:
         place, private = chosen, make_private(Path(chosen).absolute())
@@ -68,8 +68,8 @@ def _cached_jit(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         place, private = str(own), make_private(own)
     if not private:
         return None
-    # RuntimeError: Numba found no place that it may write to. AttributeError: this Numba has other
-    # parts than those that are guarded, and would load what is out of date.
+    # RuntimeError: Numba found no writable directory. AttributeError: this Numba version has other
+    # internals than those guarded below, so its cache might load outdated code.
     with suppress(RuntimeError, AttributeError, OSError), _cache_in(place):
         dispatcher: Any = njit(cache=True, **options)(function)
         _guard(dispatcher._cache, _dependencies(function))
@@ -78,14 +78,14 @@ def _cached_jit(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 
 def _default_cache_directory(function: Callable[..., Any]) -> Path | None:
-    """Return where Numba keeps machine code by itself: beside the function's file."""
+    """Return Numba's default cache directory: `__pycache__` beside the function's file."""
     file = Path(function.__code__.co_filename).absolute()
     return file.parent / "__pycache__" if file.exists() else None
 
 
 @contextmanager
 def _cache_in(folder: str) -> Iterator[None]:
-    """Let Numba keep machine code below a directory; of none it is beside the function's file."""
+    """Set Numba's cache directory ("": the default one beside the function's file)."""
     chosen = settings.CACHE_DIR
     settings.CACHE_DIR = folder
     try:
@@ -95,14 +95,17 @@ def _cache_in(folder: str) -> Iterator[None]:
 
 
 def _guard(cache: Any, dependencies: tuple[str, ...]) -> None:
-    """Let a cache load what is up to date and this user's; AttributeError if it has other parts."""
+    """Patch a Numba cache to load only up-to-date files that only this user can write.
+
+    AttributeError: this Numba version has other internals.
+    """
     kept, place = cache._cache_file, Path(cache.cache_path)
-    if not is_private(place):  # made just now, by what is usual for new directories
+    if not is_private(place):  # created just now with the default mode
         place.chmod(0o700)
         if not is_private(place):
             raise PermissionError(f"{place}: others than this user can write to it")
     index = kept._index_path
-    # Numba itself looks at the function's own file only, but what it calls is in there too.
+    # Numba checks the function's own file only, but the code of functions it calls is inlined.
     kept._source_stamp = (kept._source_stamp, dependencies)
     kept._load_index = _with_fallback(_read_if_private(kept._load_index, lambda: index), dict)
     kept._load_data = _read_if_private(kept._load_data, kept._data_path)
@@ -113,7 +116,7 @@ def _guard(cache: Any, dependencies: tuple[str, ...]) -> None:
 
 
 def _read_if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:
-    """Read a file, which holds code, only if nobody else can have written it."""
+    """Wrap a reader of code files: PermissionError if other users can write the file."""
 
     def reads(*arguments: Any) -> Any:
         path = Path(path_of(*arguments))
@@ -125,37 +128,37 @@ def _read_if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> C
 
 
 def _write_private(write: Callable[..., None], path_of: Callable[..., str]) -> Callable[..., None]:
-    """Write a file that others cannot write to, whatever new files are by default."""
+    """Wrap a writer: remove other users' write permission from the file."""
 
     def writes(*arguments: Any) -> None:
         write(*arguments)
         path = Path(path_of(*arguments))
-        with suppress(OSError):  # then it is not read either
+        with suppress(OSError):  # then `_read_if_private` rejects it
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
 
     return writes
 
 
 def _nothing() -> None:
-    """Return what there is where nothing was kept."""
+    """Return None: nothing is cached."""
 
 
 def _with_fallback(read: Callable[..., Any], without: Callable[[], Any]) -> Callable[..., Any]:
-    """Let a cache that cannot be read be none: it was cut short, or is of an older program's."""
+    """Wrap a reader: an unreadable cache file (truncated, other version) counts as missing."""
 
     def reads(*arguments: Any) -> Any:
         try:
             return read(*arguments)
-        except Exception:  # whatever a file may make of its reader
+        except Exception:  # a corrupt file may raise anything
             return without()
 
     return reads
 
 
 def _load_without_compiler(cache: Any) -> Callable[..., Any]:
-    """Load kept machine code without preparing Numba to make some: 40 MB less.
+    """Load cached machine code without initialising Numba's compiler: saves 40 MB.
 
-    All that such code calls by a name that is not there yet is what counts references.
+    The only symbols that cached code needs and that are missing then are the reference counters.
     """
     prepared, kept = cache.load_overload, cache._load_overload
     guard = cache._guard_against_spurious_io_errors
@@ -176,7 +179,7 @@ def _register_refcount_symbols() -> None:
 
 
 def _dependencies(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Name what else the machine code consists of: constants, functions, and what those are of."""
+    """Return what the machine code depends on: constants, source files, and their dependencies."""
     whole = function.__code__
     within = [code for code in whole.co_consts if isinstance(code, CodeType)]  # comprehensions
     found = set()
@@ -185,17 +188,17 @@ def _dependencies(function: Callable[..., Any]) -> tuple[str, ...]:
         file = getattr(sys.modules.get(getattr(value, "__module__", "")), "__file__", None)
         if isinstance(value, CONSTANTS):
             found.add(f"{name} = {value!r}")
-        elif file is not None and os.path.exists(file):  # not within an archive
+        elif file is not None and os.path.exists(file):  # not inside an archive
             status = os.stat(file)
             found |= {
                 f"{file} {status.st_mtime_ns} {status.st_size}",
-                *getattr(value, "made_of", ()),
+                *getattr(value, "dependencies", ()),
             }
     return tuple(sorted(found))
 
 
 def address_of(function: Callable[..., Any], *arguments: Any) -> int | None:
-    """Compile `function` for such arguments; return where its code is, None if it cannot be."""
+    """Compile `function` for these argument types; return its address, None if not possible."""
     if not isinstance(function, Dispatcher):
         return None
     signature = tuple(typeof(argument) for argument in arguments)
@@ -208,7 +211,7 @@ def address_of(function: Callable[..., Any], *arguments: Any) -> int | None:
 
 
 def is_cached(function: Callable[..., Any]) -> bool:
-    """Tell whether the next process need not compile `function` again."""
+    """Return whether the machine code of `function` is cached on disk."""
     return isinstance(function, Dispatcher) and function.stats.cache_path is not None
 
 
@@ -241,20 +244,20 @@ _pointer: Any = intrinsic(_declare_pointer)
 
 @jit
 def floats_at(address: int, count: int) -> Any:
-    """Return the float32 numbers [count] that lie at an address; somebody else keeps them."""
+    """Return float32 numbers [count] at an address as an array; the caller keeps them alive."""
     return carray(_pointer(address), (count,))
 
 
 @structref.register
 class _BoxedType(types.StructRef):  # type: ignore[misc]
-    """What `Boxed` is in compiled code."""
+    """Numba type of `Boxed`."""
 
 
 class Boxed(structref.StructRefProxy):  # type: ignore[misc]
-    """Arguments that compiled code is handed once: reading fifty arrays at each call takes 20 µs.
+    """Arguments converted for compiled code once: unboxing fifty arrays per call takes 20 µs.
 
-    A compiled function makes it, `return Boxed(arguments)`; others read `held.value`. What Python
-    keeps of them must not be replaced, only written to.
+    A compiled function creates it, `return Boxed(arguments)`; others read `boxed.value`. Python
+    code must not replace the boxed arrays, only write into them.
     """
 
 

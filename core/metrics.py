@@ -1,4 +1,4 @@
-"""Training metrics that cannot leak: detached when recorded, summed on the device."""
+"""Training metrics: detached when recorded (no autograd graph), summed on the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from steadyrl.core.state import Stateful
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metrics:
-    """K named numbers as one detached tensor that stays on its device.
-
-    Detaching is part of construction, so metrics with a graph do not exist.
-    """
+    """K named scalars as one tensor [K] on its device, always detached."""
 
     names: tuple[str, ...]
     values: Tensor  # [K]
@@ -36,7 +33,7 @@ class Metrics:
 
 def record(names: Sequence[str], *tensors: Tensor) -> Metrics:
     """Stack K scalar tensors, detached, into metrics on their device."""
-    # float32 first: a graph is never stacked, and half-precision sums would lose digits.
+    # float32: half-precision sums would lose digits.
     values = torch.stack([tensor.detach().reshape(()).float() for tensor in tensors])
     return Metrics(tuple(names), values)
 
@@ -50,7 +47,7 @@ class _Sum:
 
 
 class MetricAccumulator(Stateful):
-    """Means over a log interval: summed in place on the device, read with one transfer."""
+    """Means over a log interval: summed on the device, read with one transfer to the host."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, ...], _Sum] = {}
@@ -61,17 +58,17 @@ class MetricAccumulator(Stateful):
         if known is None:
             total = torch.zeros_like(metrics.values, dtype=torch.float64)
             known = self._sums[metrics.names] = _Sum(total, 0)
-        elif known.total.device != metrics.values.device:  # it comes from a file
+        elif known.total.device != metrics.values.device:  # loaded from a checkpoint
             known.total = known.total.to(metrics.values.device)
         known.total.add_(metrics.values)
         known.count += 1
 
     def flush(self, *, check_step: int | None = None) -> dict[str, float]:
-        """Return the mean of every name and start a new interval; one host transfer.
+        """Return the mean of every metric and start a new interval; one transfer to the host.
 
-        With `check_step`, a mean that is not finite raises NonFiniteError naming it and that step.
+        With `check_step`, a mean that is not finite raises NonFiniteError with its name and step.
         """
-        # Name sets that stayed silent for a whole interval are dropped, so this dict is bounded.
+        # Name sets without an update in the whole interval are dropped, so this dict is bounded.
         self._sums = {names: known for names, known in self._sums.items() if known.count}
         if not self._sums:
             return {}
@@ -114,6 +111,6 @@ def _sum_in(saved: Saved) -> tuple[tuple[str, ...], _Sum]:
     """Return the names of a saved sum, and the sum."""
     names = saved.raw("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("sums.names: are no list of names")
+        raise ValueError("sums.names: not a list of names")
     total = saved.tensor("total", (len(names),), torch.float64)
     return tuple(names), _Sum(total.clone(), saved.whole("count", 1))

@@ -1,4 +1,4 @@
-"""Directories that only this user can write to: compiled code is loaded from no others."""
+"""Directories that only this user can write to; compiled code is loaded from no others."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_directory() -> Path:
-    """Return where this user's caches are, by the XDG base directories; always absolute.
+    """Return this user's cache directory (XDG base directories); always absolute.
 
-    Who has no home has a directory of this user's number below the temporary one.
+    Without a home directory it is `steadyrl-<uid>` in the temporary directory.
     """
     for chosen in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
-        # A home may be missing, empty or relative: nothing is looked for where we happen to be.
+        # A missing, empty or relative home would mean the working directory.
         if os.path.isabs(chosen):
             return Path(chosen) / "steadyrl"
     return temporary_folder()
 
 
 def temporary_folder() -> Path:
-    """Return this user's own directory below the temporary one, whoever may have made it."""
+    """Return `steadyrl-<uid>` in the temporary directory; another user may own it."""
     return Path(tempfile.gettempdir()).absolute() / f"steadyrl-{os.geteuid()}"
 
 
 def make_private(folder: Path, *, mode: int = 0o700) -> bool:
-    """Create a directory where there is none; tell whether only this user can write to it.
+    """Create a directory if missing; return whether it is writable, and by this user only.
 
-    What was there before is left as it is.
+    An existing directory is not changed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -43,9 +43,9 @@ def make_private(folder: Path, *, mode: int = 0o700) -> bool:
 
 
 def is_private(path: Path) -> bool:
-    """Tell whether this user owns a file or a directory, and nobody else can write to it.
+    """Return whether this user owns a file or directory and nobody else can write or replace it.
 
-    Nor to a directory on the way to it, where somebody could put another in its place.
+    Directories on the path to it are checked too.
     """
     try:
         own = os.lstat(path)
@@ -56,13 +56,13 @@ def is_private(path: Path) -> bool:
             and not own.st_mode & OTHERS_WRITE
             and all(_keeps_names(os.stat(way)) for way in ways)
         )
-    except (OSError, RuntimeError):  # RuntimeError: links in a circle
+    except (OSError, RuntimeError):  # RuntimeError: circular links
         return False
 
 
 def _keeps_names(way: os.stat_result) -> bool:
-    """Tell whether nobody but this user and the system can replace what a directory holds."""
-    # In a container the system's files may belong to another than root.
+    """Return whether only this user and the system can replace entries of a directory."""
+    # In a container, system files may belong to another user than root.
     if way.st_uid not in (os.geteuid(), 0, os.stat("/").st_uid):
         return False
     if way.st_mode & stat.S_ISVTX:  # only owners remove and rename
@@ -72,7 +72,7 @@ def _keeps_names(way: os.stat_result) -> bool:
 
 
 def _is_of_one(gid: int) -> bool:
-    """Tell whether a group is this user's own, as many systems make one for each user."""
+    """Return whether a group is this user's private group."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:

@@ -1,7 +1,7 @@
-"""JSON and YAML that a stranger may have written: bounded before anything is made of them.
+"""Parsing of untrusted JSON and YAML: size and depth are checked before objects are built.
 
-A short text can ask for much: `[]` is two bytes, and a list of it takes sixty; an alias of YAML
-stands for all that it names, of which each may be an alias.
+A short text can expand a lot: `[]` is two bytes, the list it makes takes sixty; YAML aliases of
+aliases grow exponentially.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from steadyrl.core.errors import one_line
 from steadyrl.core.files import read_regular
 
-MAX_FILE_BYTES = 4_000_000  # bytes of what runs write in one piece, but for checkpoints
+MAX_FILE_BYTES = 4_000_000  # bytes; larger than any file of a run except checkpoints
 MAX_VALUES = 200_000
 DEEPEST = 40
 
@@ -26,10 +26,10 @@ def from_json(
     deepest: int = DEEPEST,
     parse_constant: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return what JSON says; ValueError where it says nothing, too much, or in too many layers."""
+    """Parse JSON; ValueError if it is invalid, too large or nested too deeply."""
     values = 1 + sum(text.count(mark) for mark in (b"[", b"{", b",", b":"))
     if values > most:
-        raise ValueError(f"holds up to {values:,} values, which is more than it ever has")
+        raise ValueError(f"holds up to {values:,} values, {most:,} are allowed")
     try:
         found = json.loads(text.decode(), parse_constant=parse_constant)
     except RecursionError:
@@ -53,14 +53,14 @@ def _validate_depth(value: Any, deepest: int) -> None:
 
 
 def read_json(path: Path, most: int = MAX_FILE_BYTES) -> Any:
-    """Read JSON from a plain file; OSError or ValueError where that cannot be done."""
+    """Read JSON from a regular file; OSError or ValueError on failure."""
     return from_json(read_regular(path, most))
 
 
 def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any:
-    """Read YAML from a plain file; OSError, ValueError or a parser's error where it cannot be.
+    """Read YAML from a regular file; OSError, ValueError or a parser error on failure.
 
-    It may refer to itself only where references are to be resolved.
+    `resolve` resolves OmegaConf interpolations; without it they are kept as text.
     """
     import yaml  # type: ignore[import-untyped]
     from omegaconf import OmegaConf
@@ -69,7 +69,7 @@ def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any
     try:
         _validate_size(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"is not the YAML it should be: {one_line(str(error))}") from None
+        raise ValueError(f"is not valid YAML: {one_line(str(error))}") from None
     try:
         return OmegaConf.to_container(OmegaConf.create(text), resolve=resolve)
     except RecursionError:
@@ -77,16 +77,16 @@ def read_yaml(path: Path, *, resolve: bool = False, follow: bool = False) -> Any
 
 
 def _validate_size(text: str) -> None:
-    """Count what YAML says, an alias as all that it stands for; ValueError if it is too much."""
+    """Raise ValueError if YAML has too many values (aliases expanded) or is nested too deeply."""
     import yaml
 
     sizes: dict[str, int] = {}
-    open_collections: list[tuple[str | None, int]] = []  # anchors, and how much there was before
+    open_collections: list[tuple[str | None, int]] = []  # anchor, and values before it
     count = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise ValueError(f"*{event.anchor} stands for what it is part of, or for nothing")
+                raise ValueError(f"*{event.anchor} refers to itself or to nothing")
             count += sizes[event.anchor]
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_collections.pop()
@@ -99,4 +99,4 @@ def _validate_size(text: str) -> None:
             elif event.anchor is not None:
                 sizes[event.anchor] = 1
         if count > MAX_VALUES // 10 or len(open_collections) > DEEPEST:
-            raise ValueError("stands for more values, or deeper ones, than it ever has")
+            raise ValueError("has too many values, or is nested too deeply")

@@ -1,7 +1,7 @@
-"""Saved state is what a file says it is: every value is looked at before anything is led by it.
+"""Validation of loaded state: type, shape, dtype and range of every value are checked before use.
 
-Compiled code looks nothing up twice: a place out of range would be read from memory of others. So
-each part says what its numbers may be, and what lies outside is a ValueError that names it.
+Compiled code does not check indices, so an index out of range would access foreign memory. Every
+part declares the range of its numbers; a value outside raises a ValueError with its key.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MERSENNE_WORDS = 624
 
 
 class Limits(NamedTuple):
-    """What saved numbers may be, one by one: finite, and from `least` to `most`."""
+    """Allowed range of saved numbers: finite, from `least` to `most`."""
 
     least: float = -math.inf
     most: float = math.inf
-    optional: bool = False  # None stands for a number that is not known yet
+    optional: bool = False  # None is allowed: not known yet
     finite: bool = True
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ UNKNOWN_YET = Limits(optional=True, finite=False)
 
 
 def whole(value: Any, limits: Limits = COUNT) -> int:
-    """Return a whole number within its limits."""
+    """Return an int within its limits, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"saved as {type(value).__name__}, here it is int")
     if not limits.least <= value <= limits.most:
@@ -49,7 +49,7 @@ def whole(value: Any, limits: Limits = COUNT) -> int:
 
 
 def real(value: Any, limits: Limits = FINITE) -> float:
-    """Return a number within its limits."""
+    """Return a float within its limits, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"saved as {type(value).__name__}, here it is float")
     try:
@@ -64,21 +64,21 @@ def real(value: Any, limits: Limits = FINITE) -> float:
 
 
 def boolean(value: Any) -> bool:
-    """Return a boolean."""
+    """Return a bool, or raise ValueError."""
     if not isinstance(value, bool):
         raise ValueError(f"saved as {type(value).__name__}, here it is bool")
     return value
 
 
 def length(value: Any) -> int:
-    """Return how long the first axis of a tensor is; 0 for what has none."""
+    """Return the length of a tensor's first axis; 0 for a scalar or no tensor."""
     return len(value) if getattr(value, "ndim", 0) else 0
 
 
 def tensor(
     value: Any, shape: tuple[int, ...], dtype: torch.dtype | str, limits: Limits = FINITE
 ) -> torch.Tensor:
-    """Return a tensor of this shape and type, all of whose numbers are within their limits."""
+    """Return a tensor of this shape and dtype with all elements within the limits, or raise."""
     import torch  # here, so that a configuration is checked without it
 
     found = list(value.shape) if isinstance(value, torch.Tensor) else ["not a tensor"]
@@ -93,7 +93,7 @@ def tensor(
 
 
 def check_limits(values: torch.Tensor, limits: Limits) -> None:
-    """Refuse a tensor with a number that is none, or lies outside of the limits."""
+    """Raise ValueError for a tensor with NaN or an element outside the limits."""
     import torch
 
     if values.dtype == torch.bool:  # whose bytes are 0 or 1
@@ -127,36 +127,36 @@ class Saved:
         return key in self._state
 
     def raw(self, key: str) -> Any:
-        """Return what is saved under a key, whatever it is."""
+        """Return the saved value of a key, unchecked."""
         if key not in self._state:
             raise ValueError(f"the saved state of {self._of} has no {key}")
         return self._state[key]
 
     def inside(self, key: str) -> Saved:
-        """Return the mapping under a key."""
+        """Return the nested state of a key."""
         return self._of_key(key, lambda value: Saved(value, f"{self._of}.{key}"))
 
     def whole(self, key: str, least: float = 0, most: float = LARGEST) -> int:
-        """Return the whole number under a key."""
+        """Return the int of a key."""
         return self._of_key(key, lambda value: whole(value, Limits(least, most)))
 
     def wholes(self, key: str, length: int, least: float = 0, most: float = LARGEST) -> list[int]:
-        """Return so many whole numbers under a key."""
+        """Return the list of `length` ints of a key."""
         limits = Limits(least, most)
         return self._of_key(
             key, lambda value: [whole(each, limits) for each in _list(value, length)]
         )
 
     def booleans(self, key: str, length: int) -> list[bool]:
-        """Return so many booleans under a key."""
+        """Return the list of `length` bools of a key."""
         return self._of_key(key, lambda value: [boolean(each) for each in _list(value, length)])
 
     def real(self, key: str, least: float = -math.inf, most: float = math.inf) -> float:
-        """Return the number under a key."""
+        """Return the float of a key."""
         return self._of_key(key, lambda value: real(value, Limits(least, most)))
 
     def boolean(self, key: str) -> bool:
-        """Return the boolean under a key."""
+        """Return the bool of a key."""
         return self._of_key(key, boolean)
 
     def tensor(
@@ -167,12 +167,12 @@ class Saved:
         least: float = -math.inf,
         most: float = math.inf,
     ) -> torch.Tensor:
-        """Return the tensor of this shape and type under a key."""
+        """Return the tensor of a key, of this shape and dtype."""
         limits = Limits(least, most)
         return self._of_key(key, lambda value: tensor(value, shape, dtype, limits))
 
     def draws(self, key: str) -> Any:
-        """Return the state of a generator of NumPy's under a key."""
+        """Return the NumPy generator state of a key."""
         return self._of_key(key, numpy_generator)
 
     def _of_key(self, key: str, read: Callable[[Any], Read]) -> Read:
@@ -191,14 +191,14 @@ def _list(value: Any, length: int) -> list[Any]:
 
 
 def numpy_generator(state: Any, kind: str = "PCG64") -> dict[str, Any]:
-    """Return the state of a generator of NumPy's, which trusts what it is given."""
+    """Return a validated state of a NumPy generator, which itself does not check it."""
     saved = Saved(state, kind)
     if saved.raw("bit_generator") != kind:
         raise ValueError(f"saved from {_shown(saved.raw('bit_generator'))}, here it is {kind}")
     words = saved.inside("state")
     inside = {key: words.whole(key, 0, 2**128 - 1) for key in ("state", "inc")}
     if not inside["inc"] % 2:
-        raise ValueError("state.inc is even: it draws from nothing")
+        raise ValueError("state.inc is even: not a PCG64 state")
     return {
         "bit_generator": kind,
         "state": inside,
@@ -208,17 +208,17 @@ def numpy_generator(state: Any, kind: str = "PCG64") -> dict[str, Any]:
 
 
 def set_numpy_generator(generator: np.random.Generator, state: Any) -> None:
-    """Put a checked state back."""
+    """Validate a state and set it."""
     kind = type(generator.bit_generator).__name__
     if not kind.startswith("PCG64"):
-        raise ValueError(f"the state of a {kind} is none that is saved")
+        raise ValueError(f"the state of a {kind} cannot be loaded")
     generator.bit_generator.state = numpy_generator(state, kind)
 
 
 def torch_generator(state: Any, like: torch.Tensor) -> torch.Tensor:
-    """Return the state of a generator of torch's, which looks at its two places one by one only.
+    """Return a validated state of a torch generator.
 
-    They are how many words are left, and which comes next: together they are at most all of them.
+    torch checks "words left" and "next word" separately only; their sum must fit the state.
     """
     import torch
 
@@ -232,20 +232,20 @@ def torch_generator(state: Any, like: torch.Tensor) -> torch.Tensor:
         flags = int(normal[24:28].view("<i4")[0]), int(normal[36])
         fits = 1 <= left <= MERSENNE_WORDS and seeded == 1 and following <= MERSENNE_WORDS
         if not fits or left + following > MERSENNE_WORDS + 1 or not {*flags} <= {0, 1}:
-            raise ValueError(f"a generator with {left} words left after {following} is none")
+            raise ValueError(f"invalid generator: {left} words left after {following}")
         if words.max() >= 2**32 or not words.any():
-            raise ValueError("a generator with words like these is none")
+            raise ValueError("invalid generator: words out of range")
         kept = [*normal[:24].view("<f8").tolist(), *normal[32:36].view("<f4").tolist()]
         if not all(map(math.isfinite, kept)):
-            raise ValueError("a generator keeps a number that is none")
+            raise ValueError("invalid generator: cached normal number is not finite")
     return checked
 
 
 def _shown(value: Any) -> str:
-    """Return a value in few characters, whoever it comes from."""
+    """Return a value as short text."""
     text = f"{value:g}" if isinstance(value, float) else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        # Python refuses to write out what has thousands of digits.
+        # Python raises for str() of an int with thousands of digits.
         bits = value.bit_length()
         text = f"{value}" if bits <= 128 else f"{'-' if value < 0 else ''}2^{bits} or so"
     return text if len(text) <= 60 else text[:59] + "…"

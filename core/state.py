@@ -1,7 +1,7 @@
-"""How every part gives and takes its state: plain values, under the names of its attributes.
+"""Saving and restoring state: plain values under attribute names.
 
-A class lists the attributes that decide its future; the rest follows from what they are. A part
-whose state is more than that (a replay, the environments) writes the two methods itself.
+A class lists its stateful attributes in `state_names`; how each is saved follows from its type.
+Classes with more complex state (replay, environments) override the two methods.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from steadyrl.core.saved_state import (
 
 
 class Stateful:
-    """A part that can be saved and continued: numbers, text, lists, dicts and tensors only.
+    """Base class with `state_dict` and `load_state_dict` for the attributes in `state_names`.
 
-    What comes back is of the kind, shape and type that is here, finite, and within its limits.
+    State consists of numbers, text, lists, dicts and tensors. Loaded values must have the type,
+    shape and dtype of the current ones, be finite and within `state_limits`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
-    state_limits: ClassVar[Mapping[str, Limits]] = {}  # of the numbers under some of these names
-    optional_in_checkpoint: ClassVar[bool] = False  # a checkpoint may be written without this part
+    state_limits: ClassVar[Mapping[str, Limits]] = {}  # ranges of some of these attributes
+    optional_in_checkpoint: ClassVar[bool] = False  # checkpoints may be saved without this part
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that decides the future, as plain values of this moment."""
+        """Return a copy of the state as plain values."""
         return {state_key(name): to_plain(getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave; raise ValueError for what does not fit."""
+        """Restore a state; raise ValueError for values that do not fit."""
         for name in self.state_names:
             current = getattr(self, name)
             limits = self.state_limits.get(name)
@@ -49,13 +50,13 @@ class Stateful:
 
 
 def state_key(name: str) -> str:
-    """Return the key that an attribute is saved under."""
+    """Return the key of an attribute: its name without leading underscores."""
     return name.lstrip("_")
 
 
 def to_plain(value: Any) -> Any:
-    """Return a plain copy of `value`."""
-    import torch  # here, so that a configuration is checked without it
+    """Return a copy of `value` as plain values (numbers, text, lists, dicts, tensors)."""
+    import torch  # here, so that configurations are checked without importing torch
 
     if isinstance(value, Stateful):
         return value.state_dict()
@@ -81,11 +82,11 @@ def to_plain(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{type(value).__name__} has no plain state")
+    raise TypeError(f"{type(value).__name__} cannot be saved as plain values")
 
 
 def restore(current: Any, saved: Any, limits: Limits | None = None) -> Any:
-    """Put a saved value in the place of `current`: in place where it can be, returned where not."""
+    """Restore a saved value: in place where possible; returns the value to assign."""
     import torch
 
     if isinstance(current, Stateful):
@@ -116,7 +117,7 @@ def restore(current: Any, saved: Any, limits: Limits | None = None) -> Any:
 
 
 def _restore_key(current: Any, saved: Any, key: str, of: str, limits: Limits | None) -> Any:
-    """Take `saved[key]`, naming the key of whatever does not fit."""
+    """Restore `saved[key]`; errors name the key."""
     if not isinstance(saved, Mapping) or key not in saved:
         raise ValueError(f"the saved state of {of} has no {key}")
     try:
@@ -126,7 +127,7 @@ def _restore_key(current: Any, saved: Any, key: str, of: str, limits: Limits | N
 
 
 def _restore_scalar(current: Any, saved: Any, limits: Limits | None) -> Any:
-    """Return `saved`, a plain value that can stand where `current` does."""
+    """Return the plain value `saved` after checking that it has the type of `current`."""
     if limits is not None and limits.optional:
         return None if saved is None else real(saved, limits)
     if isinstance(current, bool):

@@ -1,4 +1,4 @@
-"""Where in a user's own code an error was raised: neither in ours nor in installed libraries."""
+"""Find the frames of user code in a traceback: neither SteadyRL's nor installed libraries'."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_FRAMES = 5  # the last ones, of those that are shown
+MAX_FRAMES = 5  # innermost frames shown
 LONGEST_CODE = 120  # characters of a line
 PACKAGE = Path(__file__).absolute().parents[1]
-# What a checkout has beside the package is ours as well.
+# A checkout's files outside the package are SteadyRL's too.
 OURS = (
     f"{PACKAGE}{os.sep}",
     f"{PACKAGE.with_name('scripts')}{os.sep}",
     str(PACKAGE.with_name("train.py")),
 )
-# Where installed packages lie; the names are those of other virtual environments, too.
+# Directories of installed packages, in any virtual environment.
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-# Packages that run a user's code, or that it only calls: they are not where a mistake is.
+# Packages that call user code or are called by it: their frames are not the cause.
 LIBRARIES = ("gymnasium", "numpy", "torch", "numba", "hydra", "omegaconf", "envpool", "ale_py")
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an error that lie in a user's own code, the outermost first."""
+    """Return the frames of an error in user code, outermost first."""
     return [f for f in _foreign_frames(error) if not any(mark in f.filename for mark in INSTALLED)]
 
 
@@ -36,9 +36,9 @@ def _foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def place_of(error: BaseException) -> str:
-    """Return `file.py:41`, where a user's code raised an error or called what did; "" if nowhere.
+    """Return `file.py:41`, the innermost frame of user code in an error's traceback.
 
-    Where none is the user's own, it is that of an installed package.
+    Without user code, the innermost frame of another installed package; "" if there is none.
     """
     frames = user_frames(error) or _foreign_frames(error)
     return _place(frames[-1]) if frames else ""
@@ -47,14 +47,14 @@ def place_of(error: BaseException) -> str:
 def shown_frames(
     error: BaseException, *, except_of: type[BaseException] | tuple[()] = ()
 ) -> tuple[str, ...]:
-    """Return the last frames of a user's code, a line each, of the first cause that has any.
+    """Return the innermost frames of user code, one line each, of the first cause that has any.
 
-    Errors `except_of` some type were raised by us; only what led to them is looked at.
+    Errors of the types `except_of` are SteadyRL's own: only their causes are searched.
     """
     for each in _causes(error):
         if isinstance(each, except_of):
             continue
-        frames_elsewhere = getattr(each, "user_frames", ())  # of another process
+        frames_elsewhere = getattr(each, "user_frames", ())  # from a worker process
         if frames_elsewhere:
             return tuple(frames_elsewhere)
         frames = user_frames(each)
@@ -67,7 +67,7 @@ def shown_frames(
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what led to it, each once."""
+    """Yield an error and its causes, each once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -76,7 +76,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_foreign(file: str) -> bool:
-    if not os.path.isabs(file):  # of an extension module, or of no file at all: `<string>`
+    if not os.path.isabs(file):  # an extension module, or no file: `<string>`
         return False
     standard = sysconfig.get_path("stdlib") + os.sep
     installed = next((mark for mark in INSTALLED if mark in file), None)
@@ -87,7 +87,7 @@ def _is_foreign(file: str) -> bool:
 
 
 def _place(frame: traceback.FrameSummary) -> str:
-    """Return file and line, the file from the working directory on where it lies below it."""
+    """Return file:line, relative to the working directory if inside it."""
     file = frame.filename
     here = os.path.join(_working_directory(), "")
     return f"{file.removeprefix(here)}:{frame.lineno}"

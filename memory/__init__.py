@@ -1,1 +1,1 @@
-"""Host and GPU memory: budgets, cleaning, the leak detector, the monitor. Read `watch.py` first."""
+"""Host and GPU memory: budgets, cleaning, leak detection, monitoring. Read `watch.py` first."""

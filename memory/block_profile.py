@@ -1,4 +1,4 @@
-"""What methods of the loop take and keep, summed up by block when `memory.profile` is on."""
+"""Profile of the training loop's blocks: memory and time (`memory.profile=true`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steadyrl.memory.tensors import find_tensors_with_graph
 
 
 class _Block:
-    """What one block did since the last table."""
+    """Totals of one block since the last table."""
 
     def __init__(self, passes_kept: int) -> None:
         self.milliseconds = History(passes_kept)
@@ -36,7 +36,7 @@ class _Block:
 
 
 class Profile:
-    """Sums of all blocks by name; times are means over the newest passes of each."""
+    """Totals of all blocks by name; times are means over the newest passes."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Profile:
         settings: MemorySettings,
         holders: Mapping[str, Any],
     ) -> None:
-        """Measure on `device`; look into `holders` for tensors that keep a graph."""
+        """Measure on `device`; search `holders` for tensors that keep an autograd graph."""
         self._device, self._settings, self._holders = device, settings, holders
         self._blocks: dict[str, _Block] = {}
 
@@ -62,11 +62,11 @@ class Profile:
         return measured
 
     def measure(self, name: str) -> MemoryScope:
-        """Return a guard whose report lands in the table."""
+        """Return a memory scope that reports to this profile."""
         return MemoryScope(name, device=self._device, report=self._add)
 
     def table(self, title: str) -> str:
-        """Return the table of all blocks since the last one and what keeps graphs; start anew."""
+        """Return the table since the last call and tensors that keep a graph; reset the totals."""
         lines = [f"memory profile, {title}; MB on the host (and the device)"]
         lines.append(f"{'block':<10}{'passes':>9}{'ms/pass':>10}{'most taken':>22}{'kept':>22}")
         for name, block in self._blocks.items():

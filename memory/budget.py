@@ -1,4 +1,4 @@
-"""What memory there is, control groups counted in, and the refusal of what does not fit."""
+"""Available memory, including cgroup limits, and errors for allocations that do not fit."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ import torch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.memory.process import UNREADABLE, readable
 
-# Kept free of buffers for what else a run needs: stacks, libraries, compiled kernels.
+# Reserved for everything but buffers: stacks, libraries, compiled kernels.
 _RESERVE_FRACTION = 0.05
 _RESERVE_BYTES = 64_000_000
-# An address space limit also counts what is only mapped: libraries loaded later (OpenBLAS spins
-# for ever when it cannot map its buffers), and 72 MB for the stack and the heap of every thread,
-# of which emulators that train and others that evaluate have one per core each.
+# An address-space limit (ulimit -v) also counts mapped but untouched memory: libraries loaded later
+# (OpenBLAS hangs if it cannot map its buffers), and 72 MB of stack and heap per thread. Training
+# and evaluation emulators have one thread per core each.
 _MAPPED_LATER_BYTES = 150_000_000
 _MAPPED_LATER_BYTES_PER_CORE = 150_000_000
-_MAPPED_LATER_FRACTION = 0.25  # of the limit at most: with many cores, small runs must still start
+_MAPPED_LATER_FRACTION = (
+    0.25  # of the limit at most, so that small runs start on machines with many cores
+)
 
-# v1 writes "no limit" as the largest page-aligned 64-bit number.
+# cgroup v1 writes "no limit" as the largest page-aligned 64-bit number.
 _UNLIMITED = 1 << 60
 
 
 class Bound(NamedTuple):
-    """The tightest bound on new memory: what sets it, and how many bytes are left below it."""
+    """A bound on new allocations: its name, and the bytes left below it."""
 
     bound: str
     free: int
 
 
-# Where nothing can be read, nothing can be refused.
+# If no bound can be read, everything is allowed.
 _UNKNOWN = Bound("unknown", 1 << 62)
 
 
 def tightest_bound(device: torch.device | None = None) -> Bound:
-    """Return the tightest of all bounds that apply to new memory on a device (None = host)."""
+    """Return the tightest bound on new allocations on a device (None: host)."""
     if device is not None and device.type == "cuda":
         return _cuda_bound(device)
     return min(_host_bounds(), key=lambda candidate: candidate.free, default=_UNKNOWN)
 
 
 def available_bytes(device: torch.device | None = None) -> int:
-    """Return how much may be allocated, less a small reserve for the program itself."""
+    """Return the bytes that buffers may allocate: free memory minus a reserve for the program."""
     free = tightest_bound(device).free
     return max(0, free - max(_RESERVE_BYTES, int(free * _RESERVE_FRACTION)))
 
@@ -55,16 +57,16 @@ def available_bytes(device: torch.device | None = None) -> int:
 def require(
     name: str, nbytes: int, *, unit_bytes: float = 0, device: torch.device | None = None
 ) -> None:
-    """Raise MemoryBudgetError if `nbytes` do not fit, before anything is allocated.
+    """Raise MemoryBudgetError if `nbytes` do not fit; call it before allocating.
 
-    With `unit_bytes` (what one unit of capacity costs) it names the capacity that does fit.
+    With `unit_bytes` (bytes per unit of capacity) the error names the largest capacity that fits.
     """
     available = available_bytes(device)
     if nbytes <= available:
         return
     if unit_bytes > 0:
         capacity = int(available / unit_bytes)
-        # Three digits: a number to type, and on the safe side.
+        # Rounded down to three digits: easy to type, and safe.
         scale = int(10 ** max(0, len(str(capacity)) - 3))
         advice = f"the largest capacity that fits is {capacity // scale * scale:,}"
     else:
@@ -76,7 +78,7 @@ def require(
 
 
 def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) -> str:
-    """Say in one line what parts that are built take, and what else there is, on a device too."""
+    """Return one line for the log: bytes of the built parts, and what is still available."""
     listed = "".join(f"{name} {readable(nbytes)}, " for name, nbytes in parts.items())
     still = "still " if parts else ""
     free = f"{still}available {readable(available_bytes())}"
@@ -87,7 +89,7 @@ def memory_plan(parts: Mapping[str, int], device: torch.device | None = None) ->
 
 def _cuda_bound(device: torch.device) -> Bound:
     free, total = torch.cuda.mem_get_info(device)
-    # What torch holds in its cache without using it is as good as free to us.
+    # torch's unused cache counts as free.
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Bound(f"{readable(total)} on {device}", free + cached)
 
@@ -108,7 +110,7 @@ def _host_bounds() -> Iterator[Bound]:
 class _Files(NamedTuple):
     limit: str
     usage: str
-    reclaimable: str  # page cache that the kernel gives up before it kills anyone
+    reclaimable: str  # page cache that the kernel reclaims before it kills a process
 
 
 _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -116,14 +118,14 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
 def cgroup_bounds(proc: Path = Path("/proc/self")) -> Iterator[Bound]:
-    """Yield every limit on the way from this process's group to the topmost visible one."""
+    """Yield the limits of this process's cgroup and of its ancestors."""
     for mount, group, files in _memory_groups(proc):
         for part in (group, *group.parents):
             yield from _group_bound(mount / part, files)
 
 
 def _memory_groups(proc: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
-    """Yield mount point, group below it, and file names for each memory hierarchy."""
+    """Yield mount point, cgroup path and file names of each memory hierarchy."""
     paths = _group_paths(proc)
     for line in _lines(proc / "mountinfo"):
         # 36 35 98:0 /root /mount/point options … - fstype source superoptions
@@ -142,7 +144,7 @@ def _memory_groups(proc: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
 
 
 def _group_paths(proc: Path) -> dict[str, str]:
-    """Map controller name ("" for v2) to the group of this process."""
+    """Return controller name ("" for v2) → cgroup of this process."""
     paths = {}
     for line in _lines(proc / "cgroup"):
         parts = line.split(":", 2)  # 4:memory:/docker/abc or 0::/user.slice
@@ -153,7 +155,7 @@ def _group_paths(proc: Path) -> dict[str, str]:
 
 
 def _below(group: str, mount_root: str) -> PurePosixPath:
-    """Return the group relative to what is mounted; outside of it means the mount itself."""
+    """Return the cgroup relative to the mount; outside of it, the mount itself."""
     path, root = PurePosixPath(group), PurePosixPath(mount_root)
     if ".." in path.parts or not path.is_relative_to(root):
         return PurePosixPath()
@@ -175,7 +177,7 @@ def _group_bound(directory: Path, files: _Files) -> Iterator[Bound]:
 
 
 def _read_int(path: Path) -> int | None:
-    """Return a number, or None for "max" and for files that are not there."""
+    """Return a number; None for "max" and for missing files."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

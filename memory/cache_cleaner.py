@@ -1,4 +1,4 @@
-"""Give memory back that nobody uses, when there is enough of it to be worth the time."""
+"""Return unused memory to the system when there is enough of it to be worth the time."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from steadyrl.memory.settings import CacheSettings
 
 log = logging.getLogger("steadyrl")
 
-_MIN_CLEANINGS = 3  # cleanings before their share of the time means anything
+_MIN_CLEANINGS = 3  # cleanings before their share of the run's time is reported
 _MAX_SHARE = 0.01
 _TARGET_SHARE = 0.0025
-_FIRST_COST = 0.5  # seconds; what a collection takes once a compiler is loaded
-_CHECK_SECONDS = (
-    0.1  # between two looks at what could be reclaimed; each reads a file of the system
-)
+_FIRST_COST = 0.5  # seconds; initial guess: a garbage collection with a compiler loaded
+_CHECK_SECONDS = 0.1  # between two checks of reclaimable memory, which read /proc
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
-LARGEST_OF_HEAP = 32 << 20  # bytes; glibc allows no more
-MADV_DONTNEED = 4  # of sys/mman.h
-# In Linux's list of a process's mappings: one of a file, not to be written to, all as in the file.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+LARGEST_OF_HEAP = 32 << 20  # bytes; glibc's maximum
+MADV_DONTNEED = 4  # sys/mman.h
+# In /proc/self/smaps: a read-only file mapping without modified pages.
 _CLEAN_FILE_MAPPING = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) r-[-x]p \S+ \S+ [1-9].*\n(?:[A-Z].*\n)*?Anonymous: +0 kB", re.M
 )
 
 
 class CleaningCost:
-    """What cleaning has taken of the run's time, and whether it may take more."""
+    """Time spent on cleaning, and whether more may be spent."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -49,7 +47,10 @@ class CleaningCost:
         self.times = 0
 
     def is_affordable(self) -> bool:
-        """Say whether cleaning may be afforded; a look itself costs, and fast runs ask often."""
+        """Return whether another cleaning stays within the target share of the run's time.
+
+        At most one check per _CHECK_SECONDS: the check itself costs time, and fast runs call often.
+        """
         now = self._clock()
         if now < self._next_check:
             return False
@@ -57,7 +58,7 @@ class CleaningCost:
         return self._seconds + self._last <= _TARGET_SHARE * (now - self._start)
 
     def add(self, since: float) -> None:
-        """Count a cleaning that began at `since`; warn when they take too much."""
+        """Record a cleaning that began at `since`; warn if cleaning takes too much time."""
         now = self._clock()
         self._last = now - since
         self._seconds += self._last
@@ -74,19 +75,19 @@ class CleaningCost:
             )
 
     def pop_milliseconds(self) -> float:
-        """Return what was spent since the last call."""
+        """Return the milliseconds spent since the last call."""
         milliseconds = (self._seconds - self._reported) * 1e3
         self._reported = self._seconds
         return milliseconds
 
 
 class CacheCleaner:
-    """Look at counts of updates, episodes and rollouts; clean when there is something to reclaim.
+    """Cleans caches every so many updates, episodes or rollouts, if there is memory to reclaim.
 
-    Reclaimable is what the accelerator's allocator holds without using, and what the process has
-    grown by (garbage in cycles would hide there), each above what the last cleaning left: pools
-    of CUDA graphs are held for ever, and cleaning again would not give them back. Unless it is
-    forced (`min_reclaimable_mb=0`), it waits until it costs less than 1/400 of the run's time.
+    Reclaimable memory is the larger of the CUDA allocator's unused cache and the growth of RSS
+    (which may be garbage in reference cycles), each relative to the last cleaning, because CUDA
+    graph pools are never returned. Unless forced (`min_reclaimable_mb=0`), cleaning takes less than
+    1/400 of the run's time.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class CacheCleaner:
         self.cost = CleaningCost(clock)
 
     def note(self, kind: str, count: int) -> None:
-        """Count updates, episodes or rollouts; look every so many of them."""
+        """Count updates, episodes or rollouts; clean if it is due and worth it."""
         count += self._counts[kind]
         every = self._every[kind]
         due = 0 < every <= count
@@ -117,7 +118,7 @@ class CacheCleaner:
             self.clean()
 
     def clean(self) -> None:
-        """Give back what can be had, whatever it costs."""
+        """Clean now."""
         start = self._clock()
         reclaim(self._device)
         self._rss_after_clean, self._unused_after_clean = (
@@ -127,7 +128,7 @@ class CacheCleaner:
         self.cost.add(start)
 
     def begin(self) -> None:
-        """Let go of what only starting took: what is held after it is where growth is from."""
+        """Release memory that only start-up needed, and take the baseline of RSS growth."""
         keep_freed_memory()
         unmap_clean_pages()
         self._rss_after_clean = self._rss()
@@ -144,14 +145,14 @@ class CacheCleaner:
 
 
 def unused_by_allocator(device: torch.device) -> int:
-    """Return the bytes that the accelerator's allocator holds and no tensor lies in."""
+    """Return the bytes that the CUDA allocator has reserved but not allocated."""
     if device.type != "cuda":
         return 0
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def reclaim(device: torch.device) -> None:
-    """Collect garbage first: it may be what keeps the allocators' blocks."""
+    """Collect garbage, then return free memory of all allocators to the system."""
     gc.collect()
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -161,14 +162,14 @@ def reclaim(device: torch.device) -> None:
 
 
 def _libc(name: str) -> Any:
-    """Return a function of the C library; None elsewhere than on Linux, or where it has none."""
+    """Return a function of the C library; None if it does not exist or on other systems."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def trim() -> None:
-    """Hand freed memory back that the allocator of C keeps: milliseconds, more with a torn heap.
+    """Return freed memory of glibc's malloc to the system (malloc_trim); takes milliseconds.
 
-    glibc keeps what lies below a block in use, and up to 64 MB besides; others have no such call.
+    By itself glibc keeps free memory below a used block. Other C libraries have no such call.
     """
     hand_back = _libc("malloc_trim")
     if hand_back is not None:
@@ -176,18 +177,17 @@ def trim() -> None:
 
 
 def use_one_arena() -> None:
-    """Let every thread allocate where the first one does: glibc keeps what others have freed."""
+    """Make all threads use one malloc arena: glibc keeps freed memory per arena."""
     choose = _libc("mallopt")
     if choose is not None:
         choose(M_ARENA_MAX, 1)
 
 
 def keep_freed_memory() -> None:
-    """Hand what was freed until now back, and keep of what is freed from now on up to 64 MB.
+    """Trim now, then let malloc keep up to 64 MB of freed memory for reuse.
 
-    An update frees what the next one asks for again. By itself glibc hands the end of its heap back
-    where that is twice as large as the largest block was: hundreds of pages, which the system then
-    clears anew for every update, or none, by what happens to lie behind them.
+    An update frees what the next one allocates again. With its dynamic threshold glibc may return
+    hundreds of pages after every update, which the kernel then has to zero again.
     """
     choose = _libc("mallopt")
     if choose is not None:
@@ -197,11 +197,10 @@ def keep_freed_memory() -> None:
 
 
 def unmap_clean_pages() -> None:
-    """Unmap what is as in its file, programs most of all: 50 ms, then what is used comes back.
+    """Drop unmodified pages of mapped files (mostly program code) from RSS; takes 50 ms.
 
-    Most of torch's code and of a compiler's is needed only to start. The system keeps the files'
-    pages while it has room, so one that is wanted again takes microseconds. What was written to, by
-    the loader or for a debugger's breakpoint, is no longer as in its file and stays.
+    Most of torch's and a compiler's code is needed at start-up only. Pages needed again come back
+    from the page cache in microseconds. Modified pages (relocations, breakpoints) stay.
     """
     unmap = _libc("madvise")
     if unmap is None:

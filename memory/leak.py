@@ -1,4 +1,4 @@
-"""Tell growth that does not stop from growth that settles, and name what grows."""
+"""Leak detection: tell steady growth from growth that settles, and name what grows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _HANDLES = {
     "open_files": "a file, socket or pipe that is opened and never closed",
 }
 
-_MEDIAN_SAMPLES = 3  # samples whose median stands for "now", so that one spike is no growth
-_TREND_SAMPLES = 8  # below that, a trend is a guess
+_MEDIAN_SAMPLES = 3  # the current value is a median of this many samples: one spike is no growth
+_TREND_SAMPLES = 8  # samples needed for a trend
 _STEADY_FRACTION = (
-    0.25  # of its growth a leak brings in each half; what settles brings it in the first
+    0.25  # share of the growth that each half must have; growth that settles lacks the second
 )
 
 
 def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
-    """Return the median slope over all pairs of points [n]: a third of them may be outliers."""
+    """Return the Theil-Sen slope of points [n]: robust to 29 % outliers."""
     first, second = np.triu_indices(len(steps), 1)
     run = steps[second] - steps[first]
     moved = run != 0
@@ -37,9 +37,9 @@ def theil_sen(steps: np.ndarray, values: np.ndarray) -> float:
 
 
 def steady_gain(values: Sequence[float]) -> float:
-    """Return by how much the last third lies above the first; 0 unless both halves of it rose.
+    """Return the increase from the first to the last third; 0 unless it rose in both halves.
 
-    One step up is no leak, however high it is, nor is what rises ever more slowly.
+    A single step up is no leak, however high, nor is growth that levels off.
     """
     third = len(values) // 3
     if third == 0:
@@ -51,13 +51,13 @@ def steady_gain(values: Sequence[float]) -> float:
 
 
 class DoublingAlarm:
-    """Ring at a level, and then only at each doubling of what rang."""
+    """Rate limit of warnings: after the first one, only when the value has doubled."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def should_warn(self, value: float) -> bool:
-        """Return whether to speak up about `value`, which is over its limit."""
+        """Return whether to warn about `value`, which exceeds its limit."""
         if value < self._next:
             return False
         self._next = 2 * value
@@ -65,13 +65,13 @@ class DoublingAlarm:
 
 
 class Growth:
-    """What a series has grown since its warm-up, how steeply, and whether it goes on."""
+    """Growth of one series of samples since its warm-up: total, slope, and whether it is steady."""
 
     def __init__(self, settings: LeakSettings) -> None:
         self._settings, self._warmup = settings, settings.warmup_samples
         self._early: deque[float] = deque(maxlen=min(self._warmup, 5))
         self._window: deque[tuple[int, float]] = deque(maxlen=settings.window_samples)
-        self._all: list[float] = []  # since the warm-up, every so many of them
+        self._all: list[float] = []  # since the warm-up, thinned to every `_stride`-th
         self._stride, self._seen = 1, 0
         self._slope: float | None = 0.0  # None: to be computed
         self.alarm = DoublingAlarm()
@@ -79,7 +79,7 @@ class Growth:
         self.since_step = 0
 
     def add(self, step: int, value: float) -> None:
-        """Take a sample."""
+        """Add a sample."""
         self._seen += 1
         if self._seen <= self._warmup:
             self._early.append(value)
@@ -94,7 +94,7 @@ class Growth:
 
     @property
     def warm(self) -> bool:
-        """Whether the warm-up is over: the next sample counts."""
+        """Whether the warm-up is over."""
         return self._seen >= self._warmup
 
     @property
@@ -107,7 +107,7 @@ class Growth:
 
     @property
     def slope(self) -> float:
-        """Growth per step over the window; 0 until there are enough samples."""
+        """Growth per step over the window; 0: too few samples."""
         if self._slope is None:
             points = np.array(self._window, dtype=np.float64)
             settled = len(points) >= _MEDIAN_SAMPLES
@@ -116,13 +116,13 @@ class Growth:
 
     @property
     def steady(self) -> float:
-        """Growth that goes on: over the window, the newer half of all samples, or all of them."""
+        """Steady growth: the largest over the window, the newer half, and all samples."""
         window = [value for _, value in self._window]
         return max(map(steady_gain, (window, self._all[len(self._all) // 2 :], self._all)))
 
     @property
     def leaks(self) -> bool:
-        """Whether it goes on, and has brought much or is steep."""
+        """Whether growth is steady, and large or steep."""
         settings = self._settings
         limit = settings.max_growth_mb * MB
         if len(self._window) < min(_TREND_SAMPLES, settings.window_samples):
@@ -134,10 +134,11 @@ class Growth:
 
 
 class LeakDetector:
-    """Watch bytes (host, accelerator, each worker) and handles; speak once per doubling.
+    """Detects leaks of memory (host, accelerator, each worker) and of handles.
 
-    Bytes leak when they go on growing by more than a quarter of `max_growth_mb`, and have either
-    grown by all of it since the warm-up or rise by more than `max_growth_mb_per_million_steps`.
+    Memory leaks if it grows steadily by more than a quarter of `max_growth_mb`, and either by all
+    of `max_growth_mb` since the warm-up or faster than `max_growth_mb_per_million_steps`. Warnings
+    repeat when the growth has doubled.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class LeakDetector:
         settings: LeakSettings,
         affordable: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Take a census to compare with after the warm-up, once it is `affordable`."""
+        """Start; the baseline census is taken after the warm-up, once it is `affordable`."""
         self._settings, self._affordable = settings, affordable
         self._tracing = settings.tracemalloc and not tracemalloc.is_tracing()
         if self._tracing:
@@ -153,7 +154,7 @@ class LeakDetector:
         self.restart_warmup()
 
     def restart_warmup(self) -> None:
-        """Forget everything and warm up again: from now on the run does more than before."""
+        """Drop all samples and warm up again: from now on the run needs more memory."""
         self._warm = False
         self._bytes: dict[str, Growth] = {}
         self._workers: dict[int, Growth] = {}
@@ -162,12 +163,12 @@ class LeakDetector:
         self._lines: tracemalloc.Snapshot | None = None
 
     def observe_bytes(self, name: str, step: int, nbytes: int) -> str | None:
-        """Take a sample of memory in use; return a warning if it is due."""
+        """Add a sample of memory in use; return a warning or None."""
         growth = self._bytes.setdefault(name, Growth(self._settings))
         growth.add(step, nbytes)
         self._warm = self._warm or growth.warm
         if self._warm and self._before is None and (growth.leaks or self._affordable()):
-            # A leak that comes this early is told at the next sample, with what grew until then.
+            # A leak this early is reported at the next sample, compared with this census.
             self._before = take_census()
             if tracemalloc.is_tracing():
                 self._lines = tracemalloc.take_snapshot()
@@ -177,31 +178,31 @@ class LeakDetector:
         return f"{name} {_describe_growth(growth, step)} {self._name_growth()}"
 
     def observe_tree(self, tree: Tree, step: int) -> list[str]:
-        """Take a reading of the workers and of the handles; return what is to be said."""
+        """Add a reading of workers and handles; return warnings."""
         alive = {worker.pid for worker in tree.workers}
         self._workers = {pid: found for pid, found in self._workers.items() if pid in alive}
         return self.observe_workers(tree.workers, step) + self._observe_handles(tree)
 
     def observe_workers(self, workers: Iterable[Worker], step: int) -> list[str]:
-        """Take a sample of each worker's memory; return what is to be said."""
+        """Add a sample of each worker's memory; return warnings."""
         return [warning for worker in workers if (warning := self._observe_worker(worker, step))]
 
     def slope(self, name: str) -> float:
-        """Return the growth in MB per million steps; the host's is that of all processes."""
+        """Return the growth in MB per million steps; "host" includes all worker processes."""
         series = [self._bytes[name]] if name in self._bytes else []
         if name == "host":
             series += self._workers.values()
         return sum(growth.slope for growth in series) * 1e6 / MB
 
     def close(self) -> None:
-        """Stop tracing if it was started here, and forget what was counted."""
+        """Stop tracemalloc if it was started here, and drop all samples."""
         if self._tracing:
             tracemalloc.stop()
             self._tracing = False
         self.restart_warmup()
 
     def _observe_worker(self, worker: Worker, step: int) -> str | None:
-        # Each by itself: one that is built anew begins with its own warm-up.
+        # One series per process: a rebuilt worker has its own warm-up.
         growth = self._workers.setdefault(worker.pid, Growth(self._settings))
         growth.add(step, worker.heap)
         if not growth.leaks or not growth.alarm.should_warn(growth.total):
@@ -230,7 +231,7 @@ class LeakDetector:
 
     def _name_growth(self) -> str:
         if self._before is None:
-            return "It is too early to say what grew."
+            return "It is too early to name what grew."
         found = growth_report(self._before)
         advice = _STOP
         if self._lines is not None:

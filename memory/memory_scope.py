@@ -1,4 +1,4 @@
-"""Measure what a block of code takes and keeps: memory on host and device, and time."""
+"""Measure a block of code: memory on host and device, and time."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class MemoryUse(NamedTuple):
 
     @property
     def taken(self) -> int:
-        """Most bytes in use during the block above what was before."""
+        """Peak bytes above those before the block."""
         return self.peak - self.before
 
     @property
     def kept(self) -> int:
-        """Bytes in use after the block above what was before; negative when it freed."""
+        """Bytes after the block minus those before; negative if it freed memory."""
         return self.after - self.before
 
 
 class ScopeReport(NamedTuple):
-    """What one pass through a block did."""
+    """Measurement of one pass through a block."""
 
     name: str
     seconds: float
@@ -46,7 +46,7 @@ class ScopeReport(NamedTuple):
     device: MemoryUse
 
 
-# The innermost open scope: an inner one resets the device's peak, so it must tell the outer one.
+# The innermost open scope: an inner one resets the device's peak and must report it to the outer.
 _innermost: ContextVar[MemoryScope | None] = ContextVar("innermost memory scope", default=None)
 
 
@@ -61,10 +61,10 @@ def log_report(report: ScopeReport) -> None:
 
 
 class MemoryScope:
-    """A guard around a block, as a context manager or a decorator.
+    """Measures a block, as a context manager or a decorator.
 
-    The host's peak is exact when the block is what set the process's record; below the record it
-    is the larger of before and after, because the kernel keeps no other peak.
+    The host's peak is exact if the block set the process's peak RSS; otherwise it is the larger of
+    before and after, because the kernel records no other peak.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class MemoryScope:
         self._give(self.report)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate: every call is measured on its own, recursion included."""
+        """Decorate a function: every call is measured separately, recursive ones too."""
 
         @functools.wraps(function)
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -124,7 +124,7 @@ class MemoryScope:
         return psutil.Process()
 
     def _resident(self, otherwise: int) -> int:
-        """Return what this process has, or what stands for it while it cannot be read."""
+        """Return this process's RSS, or `otherwise` if it cannot be read."""
         try:
             return read_rss(self._process)
         except UNREADABLE:

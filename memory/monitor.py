@@ -1,4 +1,4 @@
-"""What the run holds right now, each number as often as it is cheap."""
+"""Memory readings of the running process tree; expensive ones are taken less often."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from steadyrl.memory.tensors import LiveTensors, live_tensors
 log = logging.getLogger("steadyrl")
 T = TypeVar("T")
 
-# A costly reading waits until at least this many times its own duration has passed.
+# A reading is repeated after at least this many times its own CPU time.
 _PATIENCE = 400
 
 
 class ThrottledReading(Generic[T]):
-    """The newest result of a costly function.
+    """The newest result of an expensive function.
 
-    It is called again only `every_seconds` after the last call, and never so often that it takes
-    more than 1/400 of the time; `every_seconds=0` calls it every time. What it takes is counted in
-    seconds of the processor: on a busy machine most of the time is spent waiting for one.
+    It is called again at the earliest `every_seconds` after the last call, and never so often that
+    it takes more than 1/400 of the time; `every_seconds=0`: at every poll. Its cost is measured in
+    CPU time, because on a busy machine wall time is mostly waiting.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ThrottledReading(Generic[T]):
         self.value = self.refresh()
 
     def refresh(self) -> T:
-        """Call now."""
+        """Call the function now."""
         start = self._effort()
         self.value = self._read()
         self.cost = self._effort() - start
@@ -63,7 +63,7 @@ class ThrottledReading(Generic[T]):
         return self.value
 
     def poll(self) -> bool:
-        """Call if it is time; return whether the value is new."""
+        """Call the function if it is due; return whether the value is new."""
         if self._clock() < self._due:
             return False
         self.refresh()
@@ -71,7 +71,7 @@ class ThrottledReading(Generic[T]):
 
 
 class Cuda(NamedTuple):
-    """Bytes of the accelerator's allocator: handed out, held, most handed out since last asked."""
+    """Bytes of the CUDA allocator: allocated, reserved, peak allocated since the last reading."""
 
     allocated: int
     reserved: int
@@ -79,22 +79,22 @@ class Cuda(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One sample; `tree` and `tensors` are the newest there are, `tree_is_new` if from now."""
+    """One sample; `tree` and `tensors` may be older, `tree_is_new` tells for the tree."""
 
     rss: int
     used: int  # estimate of Σ PSS now
-    heap: int  # of this process now; no other program's coming and going can change it
+    heap: int  # of this process now; unaffected by other processes
     tree: Tree
     tree_is_new: bool
-    workers: tuple[Worker, ...]  # as they are now, where they were looked at since the tree was
+    workers: tuple[Worker, ...]  # newer than the tree, if read since
     tensors: LiveTensors
     cuda: Cuda | None
 
 
 class Monitor:
-    """Read RSS every time, the process tree and the live tensors rarely.
+    """Reads RSS at every sample, the process tree and the live tensors less often.
 
-    A run must not end because it cannot be looked at: what cannot be read keeps its last value.
+    A failed reading must not end the run: the last value is kept.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Monitor:
         return self._rss
 
     def used(self) -> int:
-        """Estimate the tree's memory cheaply: the last Σ PSS and what RSS has moved since."""
+        """Estimate the tree's memory: its last Σ PSS plus this process's RSS change since."""
         with self._may_be_unreadable():
             self._used = self._estimate(read_rss(self._process))
         return self._used
 
     def sample(self) -> Reading | None:
-        """Read what is due; None when it cannot be read."""
+        """Return a sample, reading what is due; None if it cannot be read."""
         with self._may_be_unreadable():
             if tree_is_new := self._tree.poll():
                 self._workers.refresh()
@@ -149,7 +149,7 @@ class Monitor:
         return self._used
 
     def scalars(self, reading: Reading) -> dict[str, float]:
-        """Return the reading under the tags it is logged by."""
+        """Return the reading as TensorBoard tags and values."""
         tree, tensors, cuda = reading.tree, reading.tensors, reading.cuda
         scalars = {
             "memory/rss_mb": reading.rss / MB,
@@ -166,7 +166,7 @@ class Monitor:
             scalars["memory/cuda_peak_mb"] = cuda.peak / MB
         return scalars | {f"memory/{name}_mb": n / MB for name, n in self._buffers.items()}
 
-    # Made when they are first asked for: each of them reads, and may fail.
+    # Created at first use: each of them reads at once, and may fail.
 
     @cached_property
     def _process(self) -> psutil.Process:
@@ -195,8 +195,8 @@ class Monitor:
             if not self._silent:
                 self._silent = True
                 log.warning(
-                    "memory cannot be read (%s): training goes on; the numbers under memory/, the "
-                    "search for leaks and memory.limit_mb rest until it can",
+                    "cannot read memory usage (%s): training continues; memory/ metrics, leak "
+                    "detection and memory.limit_mb pause until it can be read again",
                     describe(error),
                 )
 
@@ -210,9 +210,9 @@ class Monitor:
         return tree
 
     def _look_at_workers(self) -> tuple[Worker, ...]:
-        """Return what workers hold: what they did in the tree, and what has come to it since.
+        """Return the workers' memory: that of the last tree reading plus the change since.
 
-        The tree takes milliseconds, and tens of them where a worker leaks; this takes microseconds.
+        Microseconds; reading the tree takes milliseconds, or tens of them if a worker leaks.
         """
         then, now = self._heaps_then, read_heaps(self._tree.value.workers)
         moved = {pid: now[pid] - then[pid] for pid in now.keys() & then.keys()}
@@ -235,7 +235,7 @@ class Monitor:
 
 
 def _count_tensors() -> LiveTensors:
-    """Count them, and hand back the megabytes that a list of all objects takes for a moment."""
+    """Count live tensors, then return the memory of the temporary list of all objects."""
     found = live_tensors()
     trim()
     return found

@@ -1,4 +1,4 @@
-"""Who grew: a count of live objects, and the difference of two of them in words."""
+"""Count live objects, and describe what has grown between two counts."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from steadyrl.memory.tensors import (
 )
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
-_MIN_ELEMENTS = 16  # containers below this many elements are not remembered
-_MAX_NAMED = 3  # growers to name of each sort
-_MIN_BYTES = 100_000  # bytes, for a container that nobody can be named as the owner of
+_MIN_ELEMENTS = 16  # smaller containers are not recorded
+_MAX_NAMED = 3  # entries per kind in a report
+_MIN_BYTES = 100_000  # bytes; smaller containers without a known owner are not reported
 _OWN_PACKAGES = (
     "steadyrl.core",
     "steadyrl.memory",
     "tracemalloc",
-)  # what watches is bounded, and would only be noise
-# Tensors are listed by kind, and storages get their Python wrapper by being counted.
+)  # the watchers' own objects are bounded
+# Reported elsewhere: tensors by kind. Counting creates wrappers of storages.
 _NAMED_ELSEWHERE = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.storage.UntypedStorage")
 _IGNORED_PACKAGES = {*sys.stdlib_module_names, *_OWN_PACKAGES, "builtins"}
 
 
 class Census(NamedTuple):
-    """Live objects by type, lengths of the larger containers by id, and tensors by kind."""
+    """Live objects by type, lengths of larger containers by id, and tensors by kind."""
 
     types: Counter[str]
     lengths: dict[int, int]
@@ -45,13 +45,13 @@ class Census(NamedTuple):
 
 
 def take_census() -> Census:
-    """Count all objects the garbage collector tracks: about 0.3 s for a million of them."""
+    """Count all objects that the garbage collector tracks: about 0.3 s per million."""
     return _count(gc.get_objects())
 
 
 def growth_report(before: Census) -> list[str]:
-    """Say what has grown since `before`: containers with their owner, tensors, types."""
-    gc.collect()  # what is garbage has not leaked
+    """Describe what has grown since `before`: containers with their owner, tensors, types."""
+    gc.collect()  # garbage has not leaked
     objects = gc.get_objects()
     now = _count(objects)
     own = {id(part) for census in (before, now) for part in (*census, census.tensors.kinds)}
@@ -100,13 +100,13 @@ def _grown_containers(before: Census, objects: list[Any], own: set[int]) -> list
 
 
 def _newest(container: Any) -> list[Any]:
-    """Return the newest few elements (values of a dict)."""
+    """Return the last few elements (of a dict: values)."""
     values = container.values() if isinstance(container, dict) else container
     return list(islice(values if isinstance(values, set) else reversed(values), 8))
 
 
 def _bytes(value: Any) -> int:
-    """Estimate the bytes of an element, the storages of tensors included."""
+    """Estimate the bytes of an element, including tensor storages."""
     if type(value) in (tuple, list):
         return sys.getsizeof(value) + sum(sys.getsizeof(part) for part in value[:16])
     if issubclass(type(value), Tensor):
@@ -115,7 +115,7 @@ def _bytes(value: Any) -> int:
 
 
 def _owner(container: Any) -> str | None:
-    """Return 'module.Class.attribute' or 'module.name' of whoever refers to a container."""
+    """Return 'module.Class.attribute' or 'module.name' that refers to a container."""
     for holder, attributes in _holders(container):
         for name, value in list(attributes.items()):
             if value is container:
@@ -127,7 +127,7 @@ def _owner(container: Any) -> str | None:
 
 def _holders(container: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the objects that refer to `container`, with their attributes."""
-    # Frames, ours among them, refer to it too; holding on to them would make a cycle.
+    # Frames (this one too) refer to it as well; keeping them would make a reference cycle.
     referrers = [item for item in gc.get_referrers(container) if type(item) is not FrameType]
     for referrer in referrers:
         if type(referrer) is dict:
@@ -135,13 +135,13 @@ def _holders(container: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
                 if type(holder) is not FrameType and _attributes(holder) is referrer:
                     yield holder, referrer
         elif type(referrer) not in _CONTAINERS:
-            # Instances may keep their attributes inline, with no dict of their own, or in slots.
+            # Instances may store attributes inline without a dict, or in slots.
             names = [*_attributes(referrer), *slot_names(type(referrer))]
             yield referrer, {name: getattr(referrer, name, None) for name in names}
 
 
 def _package(name: str) -> str:
-    """Return the package of a type's full name; of ours, the folder within it."""
+    """Return the top-level package of a type's name; within steadyrl, `steadyrl.<folder>`."""
     first, _, rest = name.partition(".")
     return f"{first}.{rest.partition('.')[0]}" if first == "steadyrl" else first
 
@@ -152,7 +152,7 @@ def _attributes(holder: Any) -> dict[str, Any]:
 
 
 def _grown_types(before: Census, now: Census) -> list[str]:
-    """Name the packages whose objects became more, and what they are mostly."""
+    """Describe packages with more objects than before, with their most frequent types."""
     packages: dict[str, Counter[str]] = {}
     for name, count in (now.types - before.types).items():
         package = _package(name)
@@ -168,7 +168,7 @@ def _grown_types(before: Census, now: Census) -> list[str]:
 
 
 def grown_source_lines(before: tracemalloc.Snapshot) -> list[str]:
-    """Name the lines of code whose allocations have grown since `before`."""
+    """Return the source lines whose allocations have grown since `before` (tracemalloc)."""
     now = tracemalloc.take_snapshot().filter_traces(
         [tracemalloc.Filter(False, tracemalloc.__file__)]
     )

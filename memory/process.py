@@ -1,4 +1,4 @@
-"""What this process and its children hold (memory, threads, open files), and bytes in words."""
+"""Memory, threads and open files of this process and its children."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from typing import NamedTuple
 
 import psutil
 
-# Decimal units, as on the label of a memory module or a disk.
+# Decimal units.
 MB = 1_000_000
 
-# What reading fails with: a process that ends meanwhile, one of somebody else, no /proc, and no
-# file descriptor left to read it with.
+# Errors while reading: the process ended, belongs to another user, no /proc, no file descriptors.
 UNREADABLE = (psutil.Error, OSError)
 
 
 class ProcessMemory(NamedTuple):
-    """What one process takes of the machine.
+    """Memory of one process.
 
-    A page that k processes share counts 1/k in `pss` and `own`. In `heap` it counts in full: a
-    worker that writes to a page it shares with its parent gets a copy, which moves the shares of
-    both, but is no growth of either.
+    A page shared by k processes counts 1/k in `pss` and `own`, but fully in `heap`: when a worker
+    writes to a page shared with its parent it gets a copy, which changes the PSS of both although
+    neither has grown.
     """
 
     pss: int
-    own: int  # of it, what is no mapped file: heaps, stacks and shared memory
-    heap: int  # heaps and stacks in full, and the share of shared memory
+    own: int  # PSS without mapped files: heaps, stacks and shared memory
+    heap: int  # heaps and stacks in full, shared memory proportionally
 
 
 class Worker(NamedTuple):
-    """A process below this one, by the name that says what it is for."""
+    """A child process, with its multiprocessing name."""
 
     pid: int
     name: str
@@ -59,18 +58,18 @@ def usable_cores() -> int:
 
 
 def read_rss(process: psutil.Process) -> int:
-    """Return the resident bytes of one process; microseconds."""
+    """Return the resident set size of a process; takes microseconds."""
     return int(process.memory_info().rss)
 
 
 def read_heap(process: psutil.Process) -> int:
-    """Return the resident bytes of one process that are no mapped file; microseconds."""
+    """Return the resident bytes of a process without mapped files; takes microseconds."""
     memory = process.memory_info()
     return int(memory.rss - memory.shared) if sys.platform == "linux" else int(memory.rss)
 
 
 def read_heaps(workers: Iterable[Worker]) -> dict[int, int]:
-    """Return the same of workers, by their numbers; of those that are still there."""
+    """Return the same for workers by pid, without those that have ended."""
     heaps = {}
     for worker in workers:
         with suppress(psutil.Error):
@@ -79,8 +78,8 @@ def read_heaps(workers: Iterable[Worker]) -> dict[int, int]:
 
 
 def read_peak() -> int:
-    """Return the most bytes that were ever resident in this process."""
-    # What getrusage says began with the program that started this one: its size counts there.
+    """Return the peak resident set size of this process."""
+    # getrusage includes the peak of the program that exec'ed this one.
     with suppress(OSError), open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"VmHWM:"):
@@ -90,7 +89,7 @@ def read_peak() -> int:
 
 
 def read_tree(process: psutil.Process) -> Tree:
-    """Measure the tree; milliseconds per process, and a child that vanishes is no error."""
+    """Measure the process tree; takes milliseconds per process. Children may vanish meanwhile."""
     names = {child.pid: child.name for child in multiprocessing.active_children()}
     own = read_process_memory(process) or ProcessMemory(0, 0, 0)
     pss, workers = own.pss, []
@@ -104,7 +103,7 @@ def read_tree(process: psutil.Process) -> Tree:
 
 
 def read_process_memory(process: psutil.Process) -> ProcessMemory | None:
-    """Return the share of one process; None if it has vanished meanwhile."""
+    """Return the memory of one process; None if it has ended."""
     try:
         if sys.platform == "linux":
             sizes = _rollup(process.pid)
@@ -112,18 +111,18 @@ def read_process_memory(process: psutil.Process) -> ProcessMemory | None:
                 shared_memory = sizes.get("Pss_Shmem", 0)
                 own = sizes.get("Pss_Anon", 0) + shared_memory
                 return ProcessMemory(sizes["Pss"], own, sizes.get("Anonymous", own) + shared_memory)
-        # Elsewhere what is the process's own is the nearest there is to all of them.
+        # Not Linux: USS is the closest value available.
         uss = int(process.memory_full_info().uss)
         return ProcessMemory(uss, uss, uss)
     except psutil.AccessDenied:
         rss = read_rss(process)
         return ProcessMemory(rss, rss, rss)
-    except psutil.NoSuchProcess:  # a zombie among them
+    except psutil.NoSuchProcess:  # including zombies
         return None
 
 
 def _rollup(pid: int) -> dict[str, int]:
-    """Return the kernel's sums over all mappings of a process; empty where it has none."""
+    """Return the sums of /proc/<pid>/smaps_rollup in bytes; empty if it cannot be read."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:

@@ -1,4 +1,4 @@
-"""Settings of the memory floor: `memory.*`. Light on purpose: only the standard library."""
+"""Settings `memory.*`. Imports the standard library only: settings are checked first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _at_least(field: str, value: float, least: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorSettings:
-    """How often what is measured; what costs more is measured more rarely."""
+    """Intervals of memory readings; expensive ones are taken less often."""
 
     every_seconds: float
     tree_every_seconds: float
@@ -29,7 +29,7 @@ class MonitorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """When the cleaner looks (counts, 0 = never) and when it acts (0 MB = always)."""
+    """When caches are checked (counts, 0 = never) and cleaned (0 MB = always)."""
 
     every_updates: int
     every_episodes: int
@@ -45,7 +45,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakSettings:
-    """What growth is called a leak, and what happens then."""
+    """Which growth counts as a leak, and what happens then."""
 
     action: Literal["warn", "stop"]
     warmup_samples: int
@@ -65,7 +65,7 @@ class LeakSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """Bounds of the histories, the hard limit, and the three watchers."""
+    """Lengths of statistics histories, the memory limit, monitor, cache and leak settings."""
 
     history: int
     step_times: int

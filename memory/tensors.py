@@ -1,4 +1,4 @@
-"""What keeps tensors alive, and which of them drag a graph along."""
+"""Find live tensors, what keeps them alive, and which keep an autograd graph."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-# Behind these lies the whole interpreter, not what an object holds.
+# Not followed: they lead to the whole interpreter, not to an object's own parts.
 _NOT_FOLLOWED = (type, ModuleType, BuiltinFunctionType, str, bytes, int, float, complex)
 
-# Exactly these: the tensors a compiler traces with have symbolic shapes and no storage.
+# Exactly these types: torch.compile's tracing tensors have symbolic shapes and no storage.
 _TENSORS = frozenset((Tensor, Parameter))
 
-_MAX_NAMED = 5  # tensors to name of each sort
+_MAX_NAMED = 5  # entries per kind in a report
 
 
 class TensorKind(NamedTuple):
-    """Tensors that look the same."""
+    """Tensors of the same shape, dtype and device."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -37,7 +37,7 @@ class TensorKind(NamedTuple):
 
 
 class LiveTensors(NamedTuple):
-    """All tensors that Python can reach; storages shared by several count once in `nbytes`."""
+    """All live Python tensors; a shared storage counts once in `nbytes`."""
 
     number: int
     nbytes: int
@@ -45,17 +45,17 @@ class LiveTensors(NamedTuple):
 
 
 def has_graph(tensor: Tensor) -> bool:
-    """Return whether the tensor keeps the operations that made it alive."""
+    """Return whether the tensor keeps an autograd graph alive."""
     return bool(tensor.requires_grad and not tensor.is_leaf)
 
 
 def kind_of(tensor: Tensor) -> TensorKind:
-    """Describe a tensor without reading it."""
+    """Return a tensor's kind, without reading its values."""
     return TensorKind(tuple(tensor.shape), tensor.dtype, str(tensor.device), has_graph(tensor))
 
 
 def storage_bytes(tensor: Tensor) -> int:
-    """Return the size of the storage, however small the view; 0 where there is none (sparse)."""
+    """Return the bytes of a tensor's whole storage; 0 if it has none (sparse)."""
     storage = _storage(tensor)
     return 0 if storage is None else storage.nbytes()
 
@@ -63,12 +63,12 @@ def storage_bytes(tensor: Tensor) -> int:
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     try:
         return tensor.untyped_storage()
-    except RuntimeError:  # in whatever words a kind of tensor says that it has none
+    except RuntimeError:  # this kind of tensor has no storage
         return None
 
 
 def live_tensors(objects: Sequence[Any] | None = None) -> LiveTensors:
-    """Count the tensors among `objects`; by default all that the garbage collector knows."""
+    """Count the tensors among `objects` (default: all objects that the collector tracks)."""
     found = select_types(gc.get_objects() if objects is None else objects, _TENSORS)
     storages: dict[int, int] = {}
     for tensor in found:
@@ -79,12 +79,12 @@ def live_tensors(objects: Sequence[Any] | None = None) -> LiveTensors:
 
 
 def select_types(objects: Sequence[Any], types: frozenset[type]) -> list[Any]:
-    """Return the objects of exactly these types; without a loop in Python, for there are many."""
+    """Return the objects of exactly these types, without a Python loop: there are many."""
     return list(compress(objects, map(types.__contains__, map(type, objects))))
 
 
 def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that `root` keeps alive, with the path that leads to it."""
+    """Yield every tensor that `root` keeps alive, with its attribute path."""
     seen: set[int] = set()
     keep: list[Any] = []  # a freed temporary's id could be taken by the next object
     waiting: list[tuple[str, Any]] = [(name, root)]
@@ -98,25 +98,25 @@ def reachable_tensors(root: Any, name: str) -> Iterator[tuple[str, Tensor]]:
             yield path, value
             if value.is_leaf and value.grad is not None:
                 waiting.append((f"{path}.grad", value.grad))
-        # Last in, first out: the readable names of a part must be met before its nameless one.
+        # Reversed for LIFO order: readable names must be visited before nameless references.
         waiting += reversed(list(_parts(path, value)))
 
 
 def tensors_with_graph(**roots: Any) -> list[str]:
-    """Return the paths of all tensors with a graph that the named roots keep alive."""
+    """Return path and kind of all tensors with a graph that the named roots keep alive."""
     return [f"{path}: {kind_of(tensor)}" for path, tensor in _with_graph(roots)]
 
 
 def find_tensors_with_graph(**roots: Any) -> list[str]:
-    """Say which tensors keep their graph, by the path from a root that holds them where one does.
+    """Describe tensors that keep an autograd graph, with the path from a root if one holds them.
 
-    Ask it between updates: then nothing should.
+    To be called between updates, when no tensor should.
     """
     found = _with_graph(roots)
     elsewhere = live_tensors().kinds - Counter(kind_of(tensor) for _, tensor in found)
     lines = []
     for path, tensor in found[:_MAX_NAMED]:
-        # Not counted: our list of pairs, the name here, and the argument of getrefcount.
+        # Minus the list of pairs, the local name, and getrefcount's argument.
         size, references = storage_bytes(tensor), sys.getrefcount(tensor) - 3
         lines.append(f"{path}: {kind_of(tensor)}, {size:,} bytes, {references} references")
     if len(found) > _MAX_NAMED:
@@ -131,9 +131,9 @@ def _with_graph(roots: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what `value` refers to, under readable names where there are any."""
+    """Yield what `value` refers to, under readable names if there are any."""
     if isinstance(value, FunctionType):
-        # Not its globals: they are the module's, not held by whoever holds the function.
+        # Not its globals: they belong to the module.
         yield from ((f"{path}.__closure__", cell) for cell in value.__closure__ or ())
         yield from ((f"{path}.__defaults__", item) for item in value.__defaults__ or ())
         return
@@ -146,8 +146,8 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path}.{key}", item) for key, item in list(attributes.items()))
     for slot in slot_names(type(value)):
         yield f"{path}.{slot}", getattr(value, slot, None)
-    # Deques, cells, bound methods, frames of generators: whatever else the collector can see.
-    # What was yielded above comes again here and is skipped, having been seen.
+    # Deques, cells, bound methods, generator frames: everything else that the collector sees.
+    # Parts yielded above come again and are skipped as already seen.
     yield from ((f"{path}.*", item) for item in gc.get_referents(value) if item is not attributes)
 
 

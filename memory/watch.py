@@ -1,4 +1,4 @@
-"""All watchers of memory behind one small interface for the loop."""
+"""Memory monitoring behind one small interface for the training loop."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PROFILE_ROLLOUTS = 100
 
 
 class MemoryWatch:
-    """Monitor, leak detector, cache cleaner and limit.
+    """Monitor, leak detector, cache cleaner and memory limit of a run.
 
-    The loop tells it what happened (`on_…`, less than a microsecond each) and asks at each log
-    interval for the numbers to log (`measure`). Any of them raises MemoryBudgetError when the
-    run reaches `memory.limit_mb`, and `measure` when a leak is found and leak.action is stop.
+    The loop calls `on_…` after updates, episodes and rollouts (less than a microsecond each) and
+    `measure` at each log interval. All of them raise MemoryBudgetError when the run reaches
+    `memory.limit_mb`; `measure` also for a leak with `memory.leak.action=stop`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MemoryWatch:
         holders: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Watch `device`; a profile looks into `holders` for tensors that keep their graph."""
+        """Start; the profile searches `holders` for tensors that keep an autograd graph."""
         self._settings, self._clock = settings, clock
         self._monitor = Monitor(settings.monitor, device, buffers or {}, clock)
         self._cleaner = CacheCleaner(settings.cache, device, self._monitor.rss, clock)
@@ -65,9 +65,9 @@ class MemoryWatch:
                 self._profile.wrap(block, methods)
 
     def on_update(self, count: int = 1) -> None:
-        """Note `count` more updates (0 is fine: call it once per turn of the loop)."""
+        """Count updates (0 is fine: call it once per iteration of the loop)."""
         if count and not self._learns:
-            # Learning takes memory of its own, a compiler's among it, and only now.
+            # The first update allocates memory of its own, for example a compiler's.
             self._learns = True
             self._cleaner.begin()
             self._detector.restart_warmup()
@@ -75,23 +75,23 @@ class MemoryWatch:
         self._check_limit()
 
     def on_episodes(self, count: int) -> None:
-        """Note `count` more finished episodes."""
+        """Count finished episodes."""
         if count:
             self._cleaner.note("episodes", count)
             self._check_limit()
 
     def on_rollout(self) -> None:
-        """Note one more finished rollout."""
+        """Count one finished rollout."""
         self._cleaner.note("rollouts", 1)
         self._rollouts += 1
         self._check_limit()
 
     def measure(self, step: int) -> dict[str, float]:
-        """Return what is to be logged under its tags: RSS always, the rest when it is due."""
+        """Return metrics by TensorBoard tag: RSS always, the others when due."""
         self._print_profile(step)
         now = self._clock()
         reading = None
-        # A fast run logs a hundred times a second, which nobody needs, and which would cost it.
+        # A fast run logs a hundred times per second: sampling that often would slow it down.
         if now < self._next_sample:
             self._check_limit()
         else:
@@ -109,7 +109,7 @@ class MemoryWatch:
         return scalars
 
     def close(self) -> None:
-        """Stop tracing; safe to call twice."""
+        """Stop tracing; may be called twice."""
         self._detector.close()
 
     def _check_limit(self) -> None:
@@ -121,7 +121,7 @@ class MemoryWatch:
             self._refuse_over_limit(self._monitor.used())
 
     def _refuse_over_limit(self, used: int) -> None:
-        # The estimate is cheap and a little off; nobody is stopped without an exact measurement.
+        # The estimate is cheap but inexact; a run is stopped only after an exact measurement.
         if used < self._limit or self._monitor.refresh_tree() < self._limit:
             return
         self._cleaner.clean()
@@ -133,7 +133,7 @@ class MemoryWatch:
             )
 
     def _census_is_affordable(self) -> bool:
-        # All objects, about three times as long as the tensors among them; done once in a run.
+        # A census takes about three times as long as counting tensors; one per run.
         if not self._settings.monitor.every_seconds:
             return True
         return self._clock() - self._start >= _CENSUS_PATIENCE * self._monitor.tensors.cost

@@ -26,8 +26,8 @@ ALGORITHM_FOLDERS = [entry.module.split(".")[-2] for entry in ALGORITHMS.values(
 ONE_EACH = ",".join(ALGORITHM_FOLDERS)
 # The wings of a floor, and modules that lie in none, from below; no folder means in any order.
 WINGS = {
-    "envs": "settings types faults row_clock arithmetic descendants wrappers registration encoding "
-    "vector kernels rendering backends factory",
+    "envs": "settings types faults step_clock arithmetic descendants wrappers registration "
+    "encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
     "agents": "engine learner networks settings base engine.cpu actors "
     f"{ONE_EACH} distillation rnd registry update_cost",

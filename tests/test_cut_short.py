@@ -55,7 +55,10 @@ PLACES = {
 def metrics(directory: Path) -> list[dict[str, float]]:
     lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     times = ("time/", "memory/", "wall_seconds")
-    return [{k: v for k, v in line.items() if not k.startswith(times)} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k == "memory/replay_fill" or not k.startswith(times)}
+        for line in lines
+    ]
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 A2C from outside has none of the optional capabilities; the registered ones say which they have.
 """
 
+import ast
 import re
 import sys
 from dataclasses import fields
@@ -33,6 +34,8 @@ from steadyrl.training.cli.arguments import read
 from steadyrl.training.setup import build
 
 PAGE = ROOT / "docs" / "ADDING_AN_ALGORITHM.md"
+# Modules, files and what is torch's.
+NOT_OF_THE_CODE = {"agents", "budget", "dqn", "pyproject", "toml", "to_empty"}
 RUN = ("env=cartpole", "env.num_envs=2", "device=cpu", "threads=1")
 CPU = torch.device("cpu")
 
@@ -100,7 +103,7 @@ def test_a_policy_is_drawn_from_where_it_says_how(name, tmp_path):
         if "sampling_policy" in vars(agent_class(name)):
             assert draw().act(env.observation, env.episode_starts).env_action.shape[0] == 2
         else:
-            with pytest.raises(SettingError, match="has no policy to draw actions from"):
+            with pytest.raises(SettingError, match="cannot sample actions"):
                 draw()
 
 
@@ -135,14 +138,14 @@ def test_what_an_algorithm_does_not_offer_is_refused_or_left_out(bare):
             and not agent.can_update_during_step
             and not agent.has_pending_updates
         )
-        with pytest.raises(SettingError, match="has no policy to draw actions from"):
+        with pytest.raises(SettingError, match="cannot sample actions"):
             finished_policy(settings, env.spec, agent.weights(), device=CPU, sample=Sample(2, 0))
 
 
 def test_an_update_that_does_not_look_for_the_runs_end_is_finished(bare):
     with build(bare()) as (env, agent):
         stop = Stop()
-        agent.obey(stop)
+        agent.set_stop_flag(stop)
         stop.request()
         assert play(env, agent, 16) and agent.updates == 1
 
@@ -162,3 +165,22 @@ def test_the_tests_that_the_page_names_are_there():
     for file, function in named:
         text = (ROOT / file).read_text()
         assert not function or re.search(rf"^def {function}\(", text, re.M), (file, function)
+
+
+def names_in_code():
+    """Return the names that the code defines or uses: no comment, no docstring counts."""
+    for floor in ("agents", "buffers", "core", "memory", "training", "tests/helpers"):
+        for path in (ROOT / floor).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                for attribute in ("name", "attr", "id", "arg"):
+                    name = getattr(node, attribute, None)
+                    yield from (part for part in str(name or "").split("."))
+
+
+def test_the_names_that_the_page_uses_are_those_of_the_code():
+    text = re.sub(r"```.*?```", "", PAGE.read_text(), flags=re.S)
+    named = re.findall(r"`(?:self\.)?(_?[A-Za-z]\w*(?:\.\w+)*)(?:\([^`]*\))?(?: = \w+)?`", text)
+    parts = {part for name in named for part in name.split(".")}
+    assert len(parts) > 50 and "LossSpec" in parts
+    known = {*names_in_code(), *NOT_OF_THE_CODE}
+    assert sorted(parts - known) == []

@@ -31,7 +31,8 @@ def metrics(directory: Path) -> list[dict[str, float]]:
         {
             tag: value
             for tag, value in json.loads(line).items()
-            if not tag.startswith(("time/", "memory/")) and tag != "wall_seconds"
+            if tag == "memory/replay_fill"
+            or not tag.startswith(("time/", "memory/", "wall_seconds"))
         }
         for line in lines
     ]

@@ -29,7 +29,7 @@ TAGS = {
     "train/grad_norm",
     "time/steps_per_second",
     "time/updates_per_second",
-    "buffer/fill",
+    "memory/replay_fill",
     "memory/rss_mb",
 }
 KEYS = [

@@ -37,7 +37,7 @@ def greedy_policy_actor(
     """Return an actor that takes the policy's mode."""
     on_host = policy_on_host(network)
     policy_arrays = None if on_host is None else on_host.policy_arrays(head)
-    options: Any = {"sync_weights": sync_weights, "drawing": policy_arrays}
+    options: Any = {"sync_weights": sync_weights, "policy_arrays": policy_arrays}
     return GreedyActor(
         network.policy_params, on_host, device, lambda p: head.to_env(head.greedy(p)), **options
     )

@@ -1,4 +1,4 @@
-"""PPO and DQN with a teacher: what it says is asked of a full rollout, or of every batch drawn."""
+"""PPO and DQN with a teacher, queried for full rollouts or for each replay batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
 
 class Distilled(Agent):
-    """What agents with a teacher have alike: its turns at acting, and what is told of it."""
+    """What agents with a teacher share: the teacher's turns at acting, and its metrics."""
 
     _settings: TaughtSettings
     _teacher_guide: TeacherGuide
@@ -55,7 +55,7 @@ class Distilled(Agent):
     @property
     @abstractmethod
     def teacher_coef(self) -> float:
-        """What the teacher's loss counts for in the next update."""
+        """Coefficient of the distillation loss in the next update."""
 
     def _init_teacher(
         self, teacher: Teacher, head: Head, spec: EnvSpec, seed: int, total_steps: int
@@ -95,7 +95,7 @@ class Distilled(Agent):
 
 
 class DistilledDQN(Distilled, DQN):
-    """DQN whose batches have lessons beside them, in memory that is always the same."""
+    """DQN with teacher targets beside its batches, in a static buffer."""
 
     state_names: ClassVar[tuple[str, ...]] = (*DQN.state_names, "_teacher_guide")
     _settings: DQNSettings
@@ -139,13 +139,13 @@ class DistilledDQN(Distilled, DQN):
     @override
     def _sample(self, beta: float) -> Any:
         batch = super()._sample(beta)
-        if self.teacher_coef > 0:  # else what it says counts for nothing
+        if self.teacher_coef > 0:  # else the targets have no effect
             self._teacher_guide.write_targets_(batch.obs, self._lesson)
         return DistilledReplayBatch(*batch, self._lesson)
 
 
 class DistilledPPO(Distilled, PPO):
-    """PPO whose rows have lessons beside them."""
+    """PPO with teacher targets beside its samples."""
 
     state_names: ClassVar[tuple[str, ...]] = (*PPO.state_names, "_teacher_guide")
     _settings: PPOSettings
@@ -168,7 +168,7 @@ class DistilledPPO(Distilled, PPO):
         switches: Any = {
             "loss": distilled_ppo_loss,
             "batch": DistilledBatch,
-            "picks": self._gathers_in_graph,
+            "gathers_in_graph": self._gathers_in_graph,
         }
         base_spec = build_loss_spec(self._settings, self._head, rows, **switches)
         return add_teacher_loss(base_spec, base_spec.loss)
@@ -208,7 +208,7 @@ class DistilledPPO(Distilled, PPO):
 
     @property
     def _stores_normalised_obs(self) -> bool:
-        """Whether rows are stored as the normaliser sees them, which is not what a teacher sees."""
+        """Whether observations are stored normalised (first rollout); teachers need raw ones."""
         return self._obs_normaliser is not None and self._steps_at_rollout_start == 0
 
     @override
@@ -227,7 +227,7 @@ class DistilledPPO(Distilled, PPO):
         super()._compute_advantages()
         rollout = self._distilled_rollout
         if self._actor.stores_log_prob and not bool(rollout.student_acted.all()):
-            # What was said of the student's own action is not about the teacher's.
+            # Stored log-probabilities are of the student's actions, not of the teacher's.
             with torch.inference_mode():
                 self._evaluator(rollout)
         if not stores_normalised_obs and self.teacher_coef > 0:

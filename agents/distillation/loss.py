@@ -1,6 +1,6 @@
-"""Losses with a teacher's part: kickstarting (Schmitt et al. 2018), for PPO and DQN.
+"""Losses with a distillation term: kickstarting (Schmitt et al. 2018), for PPO and DQN.
 
-To PPO's or DQN's own loss comes c·H(π_teacher, π_student), c annealed to 0.
+c·H(π_teacher, π_student) is added to the algorithm's loss, with c annealed to 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METRIC = "train/teacher_loss"
 
 
 class DistilledReplayBatch(NamedTuple):
-    """A `ReplayBatch` and what the teacher says of it."""
+    """A `ReplayBatch` with teacher targets."""
 
     obs: Tensor
     action: Tensor
@@ -37,23 +37,23 @@ class DistilledReplayBatch(NamedTuple):
     next_obs: Tensor
     weight: Tensor
     index: Tensor  # type: ignore[assignment]
-    teacher_target: Tensor  # [B, A] how likely each action is
+    teacher_target: Tensor  # [B, A] the teacher's action probabilities
 
 
 def add_teacher_loss(loss_spec: LossSpec, loss: Callable[..., PerSampleLoss]) -> LossSpec:
-    """Return the recipe with a loss that has a teacher's part, and that as a metric."""
+    """Return the loss spec with a loss that has a distillation term, also as a metric."""
     return replace(loss_spec, loss=loss, metrics=(*loss_spec.metrics, METRIC))
 
 
 def cross_entropy(head: Head, parameters: Tensor, teacher_target: Tensor) -> Tensor:
-    """Return −Σ p log π [B] for a distribution p [B, n], else −log π(a) of actions a [B, K]."""
+    """Return −Σ p log π [B] for probabilities p [B, n], else −log π(a) for actions a [B, K]."""
     if is_categorical(head):
         return -(teacher_target * F.log_softmax(parameters, -1)).sum(-1)
     return -head.log_prob(parameters, teacher_target)
 
 
 def record_outputs(network: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
-    """Return the network, and what it says from now on."""
+    """Return the network, wrapped to record its outputs, and the list of them."""
     outputs: list[Any] = []
 
     def recorded_forward(*inputs: Tensor) -> Any:
@@ -64,7 +64,7 @@ def record_outputs(network: Callable[..., Any]) -> tuple[Callable[..., Any], lis
 
 
 def teacher_loss_metric(distillation_loss: Tensor, teacher_coef: float | Tensor) -> Tensor:
-    """Return the metric [B]: none once the teacher is not asked, and what it said is no more."""
+    """Return the metric [B], 0 where the coefficient is 0: targets are stale by then."""
     return distillation_loss.detach() * (teacher_coef > 0)
 
 
@@ -79,11 +79,11 @@ def distilled_ppo_loss(
     evaluate: Callable[..., PolicyEvaluation] = evaluate_batch,
     **switches: Any,
 ) -> PerSampleLoss:
-    """Return PPO's loss of every row and c·H(π_teacher, π).
+    """Return PPO's loss + c·H(π_teacher, π) per sample.
 
-    A row that the teacher acted in is not the policy's own: its advantage is none, so that only
-    the value and the teacher's part learn from it. Its ratio is 1: how likely the policy makes an
-    action that it has not drawn says nothing of its KL divergence, and may be infinite.
+    Samples in which the teacher acted are off-policy: their advantage is 0, so only the value
+    and distillation terms learn from them. Their ratio is 1: the ratio of an action that the
+    policy did not sample may be infinite and says nothing about the KL divergence.
     """
     base_batch = cast(RolloutBatch, batch._replace(advantage=batch.advantage * batch.student_acted))
     network, outputs = record_outputs(network)
@@ -123,11 +123,11 @@ def distilled_td_loss(
     masks: Masks | None = None,
     **switches: Any,
 ) -> PerSampleLoss:
-    """Return DQN's loss of every row and c·w·H(π_teacher, softmax(Q(s, ·)/τ)), over the allowed."""
+    """Return DQN's loss + c·w·H(π_teacher, softmax(Q(s, ·)/τ)) per sample, over allowed actions."""
     online, outputs = record_outputs(online)
     base_batch, switches = cast(ReplayBatch, batch), {"masks": masks, **switches}
     losses = td_loss(online, target, base_batch, noise, head=head, **switches)
-    values = head.values(outputs[0])  # what is learned is asked first: Q(s, ·)
+    values = head.values(outputs[0])  # the first forward pass: Q(s, ·)
     if masks is not None:
         values = masks.forbid(values, batch.obs)
     distillation_loss = -(batch.teacher_target * F.log_softmax(values / temperature, 1)).sum(1)

@@ -1,4 +1,4 @@
-"""Rollouts beside whose rows stands what a teacher says of them."""
+"""Rollouts with teacher targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steadyrl.core.saved_state import Saved
 
 
 class DistilledBatch(NamedTuple):
-    """A `RolloutBatch`, what the teacher says of its rows, and which are the policy's own."""
+    """A `RolloutBatch` with teacher targets, and whether the student acted."""
 
     obs: Tensor
     action: Tensor
@@ -24,11 +24,11 @@ class DistilledBatch(NamedTuple):
     advantage: Tensor
     return_: Tensor
     teacher_target: Tensor  # [M, …]
-    student_acted: Tensor  # [M] bool: the action taken was the policy's, not the teacher's
+    student_acted: Tensor  # [M] bool: the action was the student's, not the teacher's
 
 
 class DistilledSequences(NamedTuple):
-    """A `SequenceBatch` likewise."""
+    """A `SequenceBatch` with teacher targets, and whether the student acted."""
 
     obs: Tensor
     action: Tensor
@@ -44,7 +44,7 @@ class DistilledSequences(NamedTuple):
 
 
 class DistilledRollout(RolloutBuffer):
-    """A rollout with lessons [T, N, …] and whose action was taken [T, N]."""
+    """A rollout with teacher targets [T, N, …] and `student_acted` [T, N]."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class DistilledRollout(RolloutBuffer):
         teacher_target_dtype: torch.dtype,
         **rows: Any,
     ) -> None:
-        """Make room for what the teacher says of all rows; its bytes are among those `beside`."""
+        """Allocate the teacher targets; their bytes are included in `beside`."""
         super().__init__(**rows)
         every, device = tuple(self.reward.shape), rows["device"]
         self.teacher_target = prefaulted(
@@ -89,6 +89,6 @@ class DistilledRollout(RolloutBuffer):
 
 
 class DistilledSequenceRollout(DistilledRollout, SequenceRollout):
-    """The same, learned from in whole sequences."""
+    """The same, for sequences."""
 
     batch_type = DistilledSequences

@@ -1,7 +1,7 @@
-"""Who teaches: a finished policy, or somebody's object, as one function of observations.
+"""Teachers: a trained policy or a user's object, as one function of observations.
 
-For one choice out of n it tells how likely each is [B, n], for other actions what to do [B, K], in
-the environment's units. It is asked for many rows at once, and keeps nothing of them.
+For discrete actions a teacher predicts probabilities [B, n], for other actions the actions
+themselves [B, K], in the environment's units. Teachers are stateless and take large batches.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from steadyrl.core.errors import ExpectedError, with_place
 from steadyrl.core.state import Stateful
 from steadyrl.envs.types import ActionSpec, BoxActions, DiscreteActions, MultiDiscreteActions
 
-LARGEST_DEVIATION = 1e-3  # of a distribution's sum from 1
+LARGEST_DEVIATION = 1e-3  # tolerance of a distribution's sum
 
 
 class TeacherError(ExpectedError):
-    """Refuse a teacher, or what it said."""
+    """An unusable teacher, or an unusable prediction of one."""
 
     exit_code = 2
 
@@ -39,10 +39,10 @@ class TeacherError(ExpectedError):
 
 
 class Teacher(ABC):
-    """Tells what it would do; the same for the same observation, whenever it is asked."""
+    """Predict actions from observations, deterministically."""
 
     name: str  # as it was configured
-    sees_masks = False  # of allowed actions, behind what it is shown
+    sees_masks = False  # whether its observations include the action mask
     sha256 = ""  # of a policy's weights
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Teacher(ABC):
 
 
 class PolicyTeacher(Teacher):
-    """A finished policy: its distribution where it has one over choices, else its best action."""
+    """A trained policy: its action probabilities if it has logits, else its greedy action."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class PolicyTeacher(Teacher):
 
 
 class ObjectTeacher(Teacher):
-    """An object with `act(obs)`, of arrays; what it gives is checked every time."""
+    """A user's object with `act(obs)` on arrays; every result is validated."""
 
     def __init__(self, name: str, action: ActionSpec, act: Callable[[NDArray[Any]], Any]) -> None:
         self.name, self._action, self._act = name, action, act
@@ -94,15 +94,15 @@ class ObjectTeacher(Teacher):
 
     def _call(self, obs: NDArray[Any]) -> NDArray[Any]:
         obs = obs.view()
-        obs.flags.writeable = False  # they are learned from
+        obs.flags.writeable = False  # they are training data
         try:
             outputs = np.asarray(self._act(obs))
-        except Exception as error:  # foreign code
+        except Exception as error:  # user code
             raise TeacherError(self.name, f"act failed: {with_place(error)}") from error
         if outputs.dtype.kind not in "biuf":
-            self._refuse(f"gave {outputs.dtype}, which are no numbers")
+            self._refuse(f"returned dtype {outputs.dtype}, expected numbers")
         if not np.isfinite(outputs).all():
-            self._refuse("gave what is not finite (NaN or infinite)")
+            self._refuse("returned NaN or infinite numbers")
         return outputs
 
     def _probabilities(self, outputs: NDArray[Any], rows: int) -> NDArray[np.float32]:
@@ -110,14 +110,14 @@ class ObjectTeacher(Teacher):
         n = self._action.n
         if outputs.shape == (rows,):
             if outputs.dtype.kind not in "iu" or not ((outputs >= 0) & (outputs < n)).all():
-                self._refuse(f"gave actions that are not whole numbers from 0 to {n - 1}")
+                self._refuse(f"returned actions that are not integers from 0 to {n - 1}")
             action = np.zeros((rows, n), np.float32)
             action[np.arange(rows), outputs] = 1
             return action
         self._expect(outputs, (rows, n), f"actions [{rows}] or a distribution [{rows}, {n}]")
         sums = outputs.sum(1)
         if outputs.min() < 0 or np.abs(sums - 1).max() > LARGEST_DEVIATION:
-            self._refuse("gave a distribution that is negative somewhere or does not sum to 1")
+            self._refuse("returned probabilities that are negative or do not sum to 1")
         shares: NDArray[np.float32] = (outputs / sums[:, None]).astype(np.float32)
         return shares
 
@@ -131,19 +131,19 @@ class ObjectTeacher(Teacher):
         most = np.array(action.nvec if isinstance(action, MultiDiscreteActions) else [2] * action.n)
         self._expect(outputs, (rows, len(most)), f"actions {[rows, len(most)]}")
         if not ((outputs >= 0) & (outputs < most) & (outputs == np.floor(outputs))).all():
-            self._refuse("gave actions that the environment has not")
+            self._refuse("returned actions outside of the environment's action space")
         return outputs.astype(np.int64 if many else np.int8)
 
     def _expect(self, outputs: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
         if outputs.shape != shape:
-            self._refuse(f"gave shape {list(outputs.shape)} in place of {what}")
+            self._refuse(f"returned shape {list(outputs.shape)}, expected {what}")
 
     def _refuse(self, what: str) -> None:
         raise TeacherError(self.name, what)
 
 
 class TeacherGuide(Stateful):
-    """A teacher in a student's units, and by whom each environment's last action was chosen."""
+    """Adapt a teacher to the student: units, masks, and turns at acting."""
 
     state_names: ClassVar[tuple[str, ...]] = ("_turn_rng", "teacher_acted")
 
@@ -160,7 +160,7 @@ class TeacherGuide(Stateful):
     ) -> None:
         self._teacher, self._head, self._schedule, self._now = teacher, head, schedule, now
         self._masks = masks
-        self._turn_rng = np.random.default_rng([seed, 1])  # of nobody else
+        self._turn_rng = np.random.default_rng([seed, 1])  # a stream of its own
         self.teacher_acted: NDArray[np.bool_] = np.zeros(num_envs, dtype=bool)
 
     @override
@@ -170,17 +170,17 @@ class TeacherGuide(Stateful):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["teacher"] != self._teacher.sha256:
-            reason = "has other weights than when the run began; it is continued with the same only"
+            reason = "has other weights than when the run began: resume with the same teacher"
             raise TeacherError(self._teacher.name, reason)
         super().load_state_dict(state)
 
     @property
     def teacher_prob(self) -> float:
-        """β: how likely the teacher's action is taken at this step."""
+        """Probability β that the teacher acts at this step."""
         return self._schedule.at(self._now())
 
     def write_targets_(self, obs: Tensor, teacher_target: Tensor) -> None:
-        """Write what the teacher says of observations [B, …] into `teacher_target` [B, …]."""
+        """Write the teacher's targets for observations [B, …] into `teacher_target` [B, …]."""
         masks, teacher_obs = self._masks, obs
         if masks is not None and not self._teacher.sees_masks:
             teacher_obs = masks.features(obs)
@@ -188,25 +188,25 @@ class TeacherGuide(Stateful):
         if isinstance(self._head, BoxHead):
             outputs = self._head.from_env(outputs)
         if outputs.shape != teacher_target.shape:
-            reason = f"gave shape {list(outputs.shape)} in place of {list(teacher_target.shape)}"
+            reason = f"returned shape {list(outputs.shape)}, expected {list(teacher_target.shape)}"
             raise TeacherError(self._teacher.name, reason)
         teacher_target.copy_(
             outputs if masks is None else renormalize_allowed(outputs, masks.allowed(obs))
         )
 
     def write_targets_chunked_(self, obs: Tensor, teacher_target: Tensor, piece: int) -> None:
-        """Do the same for any number of rows, so many at a time."""
+        """Write targets for any number of observations, `piece` at a time."""
         for teacher_obs, outputs in zip(obs.split(piece), teacher_target.split(piece), strict=True):
             self.write_targets_(teacher_obs, outputs)
 
     def actions(self, obs: Tensor) -> Tensor:
-        """Return the teacher's actions [N, …], in the policy's units; of a choice the likeliest."""
+        """Return the teacher's actions [N, …] in the policy's units; the mode if categorical."""
         teacher_target = allocate_teacher_target(self._head, len(obs), obs.device)
         self.write_targets_(obs, teacher_target)
         return teacher_target.argmax(-1) if is_categorical(self._head) else teacher_target
 
     def sample_teacher_mask(self) -> NDArray[np.bool_]:
-        """Draw for which environments [N] it is the teacher's turn."""
+        """Sample in which environments [N] the teacher acts."""
         prob = self.teacher_prob
         if prob > 0:
             self.teacher_acted[...] = self._turn_rng.random(len(self.teacher_acted)) < prob
@@ -216,16 +216,17 @@ class TeacherGuide(Stateful):
 
 
 class TeacherGuidedActor(Actor):
-    """Takes the teacher's action where it is its turn, else the student's own.
+    """Take the teacher's action where it is the teacher's turn, else the student's.
 
-    What the student draws with goes on as if nobody led it. Its state is the agent's.
+    The student's random streams advance at every step as if it acted alone. This actor's state
+    belongs to the agent.
     """
 
     def __init__(self, student: Actor, teacher_guide: TeacherGuide, head: Head) -> None:
         self._student, self._teacher_guide, self._head = student, teacher_guide, head
 
     def act(self, obs: NDArray[Any], episode_starts: NDArray[np.bool_]) -> Decision:
-        """Decide for observations [N, …]."""
+        """Return the actions for observations [N, …]."""
         decision = self._student.act(obs, episode_starts)
         teacher_acted = self._teacher_guide.sample_teacher_mask()
         if not teacher_acted.any():
@@ -243,9 +244,9 @@ class TeacherGuidedActor(Actor):
 
 
 def renormalize_allowed(outputs: Tensor, allowed: Tensor) -> Tensor:
-    """Return how likely each action [B, n] is among the allowed ones; if none of them was, alike.
+    """Return probabilities [B, n] renormalised over allowed actions, uniform if those were all 0.
 
-    Where nothing is allowed, because an episode is over, nobody is taught: all are 0.
+    Zeros where nothing is allowed, as after the end of an episode: no target.
     """
     left = torch.where(allowed, outputs, 0.0)
     some = left.sum(1, keepdim=True)
@@ -254,18 +255,18 @@ def renormalize_allowed(outputs: Tensor, allowed: Tensor) -> Tensor:
 
 
 def is_categorical(head: Head) -> bool:
-    """Tell whether an action is one choice out of n, so that a lesson is a distribution."""
+    """Return whether there is one discrete action, so that targets are probabilities."""
     return type(head) is DiscreteHead
 
 
 def teacher_target_spec(head: Head) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the shape and the type of what a teacher says of one row."""
+    """Return shape and dtype of one teacher target."""
     if is_categorical(head):
         return (head.size,), torch.float32
     return head.action_shape, head.action_dtype
 
 
 def allocate_teacher_target(head: Head, rows: int, device: torch.device) -> Tensor:
-    """Return room for what a teacher says of so many rows."""
+    """Allocate teacher targets for `rows` samples."""
     shape, dtype = teacher_target_spec(head)
     return prefaulted((rows, *shape), dtype, device)

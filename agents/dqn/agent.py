@@ -308,7 +308,7 @@ class DQN(Agent):
         """Return the schedules' values and the fill of the replay."""
         numbers = {
             "train/learning_rate": self.learning_rate,
-            "buffer/fill": len(self._replay) / self._settings.replay.capacity,
+            "memory/replay_fill": len(self._replay) / self._settings.replay.capacity,
         }
         if not self._settings.noisy.enabled:
             numbers["train/epsilon"] = self.epsilon

@@ -77,7 +77,7 @@ class ScalarHead(QHead):
     def loss(
         self, prediction: Tensor, targets: Tensor, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return ℓ(Q(s, a) − y), ℓ the Huber loss with δ = 1 or the square, y the expected target."""
+        """Return ℓ(Q(s, a) − y), y the expected target, ℓ Huber (δ = 1) or squared."""
         target = targets.squeeze(1) if probs is None else (targets * probs).sum(1)
         return self._distance(prediction, target, 0), prediction.detach() - target
 
@@ -122,7 +122,10 @@ class QuantileHead(QHead):
     def loss(
         self, prediction: Tensor, targets: Tensor, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ_i E_j |τ_i − 1{δ_ij < 0}| ℓ(δ_ij), δ_ij = target_j − θ_i, ℓ Huber; as TD error too."""
+        """Return Σ_i E_j |τ_i − 1{δ_ij < 0}| ℓ(δ_ij), δ_ij = target_j − θ_i, ℓ Huber.
+
+        It is the loss and the TD error.
+        """
         td_errors = targets.unsqueeze(1) - prediction.unsqueeze(2)  # [B, N, M]
         huber = F.smooth_l1_loss(td_errors, torch.zeros_like(td_errors), reduction="none")
         below = (td_errors.detach() < 0).to(td_errors.dtype)

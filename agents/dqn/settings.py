@@ -215,7 +215,7 @@ class DQNSettings(TaughtSettings):
         return self.batch_size
 
     def of_rank(self, rank: int, size: int) -> DQNSettings:
-        """Return the part of one of several ranks: batch and replay are of all together."""
+        """Return one rank's settings: batch and replay are divided among the ranks."""
         self.refuse_several_ranks()
         if self.batch_size < size:
             reason = f"leaves nothing for some of {size} ranks, which share it"
@@ -225,7 +225,7 @@ class DQNSettings(TaughtSettings):
         return replace(self, batch_size=batch, replay=replay)
 
     def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
-        """Refuse environments DQN cannot act in; it learns from whatever steps there are."""
+        """Raise SettingError for environments without discrete actions."""
         del total_steps
         if not isinstance(spec.action, DiscreteActions):
             kind = type(spec.action).__name__.removesuffix("Actions")

@@ -1,1 +1,1 @@
-"""Machinery for speed: how a learning step and a policy are run. Read `engine.py` first."""
+"""Execution engines: how a learning step and a policy run. Read `engine.py` first."""

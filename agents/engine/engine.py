@@ -1,4 +1,4 @@
-"""Whether an update runs eagerly, as one compiled graph, or as a CUDA graph."""
+"""How an update runs: eagerly, as one compiled graph, or as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ Mode = Literal["eager", "compiled", "cudagraph"]
 
 Setting = Literal["false", "true", "cudagraph", "auto"]
 
-# A graph costs 15–30 s of compilation (once on a machine) and saves a few hundred µs an update
-# on small networks: below this many updates a run is over sooner without it.
+# Compiling takes 15–30 s (once per machine) and saves a few hundred µs per update of a small
+# network: runs with fewer updates are faster without it.
 WORTHWHILE_UPDATES = 50_000
 
 
 def compile_mode(
     setting: Setting, device: torch.device, expected_updates: int, *, large_images: bool = False
 ) -> Mode:
-    """Decide how updates run; a CUDA graph pays from the start because it needs no compiler.
+    """Select how updates run. A CUDA graph needs no compiler, so it always pays off.
 
-    On the host, the convolutions of large images take all the time and the compiler leaves them
-    as they are: it gains nothing there.
+    On the host, convolutions of large images dominate, and Inductor does not speed them up.
     """
     if setting == "cudagraph":
         if device.type == "cuda":
             return "cudagraph"
-        log.warning("agent.compile=cudagraph needs a CUDA device: running eagerly on %s", device)
+        log.warning(
+            "agent.compile=cudagraph needs a CUDA device: updates run eagerly on %s", device
+        )
         return "eager"
     if setting == "auto":
         if device.type == "cuda":
@@ -50,7 +51,7 @@ def compile_for_mode(
     *,
     only_read: Sequence[int] = (),
 ) -> Callable[..., Any]:
-    """Return `function` compiled or recorded, or `eager`, which computes the same."""
+    """Return `function` compiled, `eager` captured as a CUDA graph, or `eager` itself."""
     if mode == "eager":
         return eager
     if mode == "cudagraph":

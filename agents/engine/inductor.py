@@ -1,4 +1,4 @@
-"""Updates compiled to one graph by torch's Inductor, and what runs where that fails."""
+"""Updates compiled to one graph by torch's Inductor, with a fallback where that fails."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("steadyrl")
 
 
 class CompiledGraph:
-    """A function that becomes one graph of kernels at its first call, or stays eager.
+    """A function that is compiled to one graph at its first call, or falls back to eager mode.
 
-    It is traced by running it once on copies, not by reading its bytecode: that compiles in a
-    third of the time, and a call has no guards to check. All arguments are tensors whose shapes
-    never change; tensors it reads besides are made arguments too, so that their changes are seen.
+    It is traced by running it once on copies instead of analysing its bytecode: compilation
+    takes a third of the time, and calls check no guards. All arguments are tensors of fixed
+    shapes. Other tensors that it reads become graph inputs, so that their changes are seen.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class CompiledGraph:
         *,
         only_read: Sequence[int] = (),
     ) -> None:
-        """Take a function, what computes the same eagerly, and which arguments it only reads.
+        """Take a function, its eager equivalent, and the indices of arguments it only reads.
 
-        These are not copied for the trace.
+        Those are not copied for tracing.
         """
         self._function = function
         self._fallback = fallback
@@ -47,7 +47,7 @@ class CompiledGraph:
         self._captured: list[Tensor] = []
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph, once it is built."""
+        """Run the graph; build it first if necessary."""
         if not self.built:
             self.build(args)
         if self._run is None:
@@ -56,51 +56,51 @@ class CompiledGraph:
 
     @property
     def built(self) -> bool:
-        """Whether it runs as it always will."""
+        """Whether compilation has been attempted."""
         return self._failed or self._run is not None
 
     def build(self, args: tuple[Any, ...]) -> None:
-        """Compile for arguments like these, which are left as they are."""
+        """Compile for arguments of these shapes; the arguments are not changed."""
         log.info("compiling %s ...", self._name)
         begin = time.perf_counter()
         try:
             self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
-        # The compiler's, or of what it compiles, which then fails eagerly.
+        # Of the compiler, or of the function, which then fails eagerly too.
         except Exception as error:
             why = reason(error)
             log.warning("%s cannot be compiled here, running eagerly: %s", self._name, why)
             self._failed = True
 
     def _compile(self, args: tuple[Any, ...]) -> Callable[[list[Tensor]], Any]:
-        alone = False
+        single = False
 
-        def function(*given: Any) -> tuple[Any, ...]:
-            nonlocal alone
-            found = self._function(*given)
-            alone = isinstance(found, Tensor)  # a graph returns several
-            return (found,) if alone else found
+        def function(*inputs: Any) -> tuple[Any, ...]:
+            nonlocal single
+            outputs = self._function(*inputs)
+            single = isinstance(outputs, Tensor)  # a graph returns a tuple
+            return (outputs,) if single else outputs
 
         graph, self._captured = trace(function, args, self._only_read)
         inputs = flatten(args) + self._captured
         code = host_code if inputs[0].device.type == "cpu" else device_code
         run = code(graph, inputs)
-        return (lambda tensors: run(tensors)[0]) if alone else run
+        return (lambda tensors: run(tensors)[0]) if single else run
 
 
 def reason(error: Exception) -> str:
-    """Return in one line why nothing was compiled: a compiler's own error, not its command."""
+    """Return why compilation failed, in one line: the compiler's error, not its command."""
     printed = str(error).partition("\nOutput:\n")[2]
     errors = [line for line in printed.splitlines() if "error" in line]
     return one_line(errors[0]) if errors else describe(error)
 
 
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
-    """Return what computes `graph` on a device, of tensors like these."""
+    """Return a compiled `graph` for tensors like these on a device."""
     with in_private_directory():
         from torch._inductor import compile as compile_graph  # slow to import
 
         run: Callable[..., Any] = compile_graph(graph, list(inputs))
-        # Compilation itself happens at the first call, which must not count as an update.
+        # Compilation happens at the first call: make it here, on copies.
         run(*(tensor.clone() for tensor in inputs))
     return lambda tensors: run(*tensors)

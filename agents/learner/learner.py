@@ -55,7 +55,7 @@ def weighted_means(losses: PerSampleLoss, sample_weight: Tensor) -> Tensors:
 
 
 class MetricMeans(Stateful):
-    """Sums of the metrics of steps, and their means when asked for."""
+    """Sums of the metrics of steps, and their means over the steps since the last call."""
 
     state_names = ("sums", "summed")
     state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
@@ -333,7 +333,7 @@ class Learner(Stateful):
         *,
         in_graph: bool = False,
     ) -> Tensor:
-        """Clip the gradient and step, unless the limit is exceeded; return metrics, norm [K + 1]."""
+        """Clip the gradient and step, unless the limit is exceeded; return metrics and its norm."""
         read_on_host, limit = self._on_host and not in_graph, self._loss_spec.limit
         norm = clip_grad_norm_(gradient, self._loss_spec.max_grad_norm, read_on_host=read_on_host)
         metrics = torch.cat((values, norm.unsqueeze(0)))

@@ -23,9 +23,7 @@ class Padding:
         self._sample_weight = torch.empty(0)
 
     def scratch(self, like: Any, rows: int) -> Any:
-        """Return buffers for `rows` samples like these; a batch that is built there is not copied
-        again.
-        """
+        """Return buffers for `rows` samples like these; batches built there need no copy."""
         if self._batch is None:
             self._batch = type(like)(*(t.new_empty((self._size, *t.shape[1:])) for t in like))
             self._sample_weight = torch.empty(self._size, device=like[0].device)

@@ -1,4 +1,4 @@
-"""Which actions an observation allows: bits behind the observation (`envs/encoding/masks.py`)."""
+"""Action masks, which are bits behind the features of an observation (`envs/encoding/masks.py`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from torch import Tensor
 
 from steadyrl.envs.types import MASK_BITS, DiscreteActions, EnvSpec
 
-# What a forbidden action is worth, or its logit: so little that its probability is exactly 0, and
-# finite, so that 0 · it is 0 as well.
+# Q-value or logit of a forbidden action: its probability is exactly 0, and being finite, 0 · it
+# is 0 too.
 FORBIDDEN = -1e30
-UNIFORM_INT_MAX = (
-    1 << 62
-)  # a number below it is the same remainder of any number of actions as often
+UNIFORM_INT_MAX = 1 << 62  # range of the random integers: their remainders are uniform
 
 
 class Masks:
-    """Takes observations [B, …] apart: into what is seen, and which actions are allowed."""
+    """Split observations [B, …] into features and action masks."""
 
     def __init__(self, spec: EnvSpec, actions: int, device: torch.device) -> None:
         self._actions, self._mask = actions, spec.mask
@@ -32,14 +30,14 @@ class Masks:
 
     @classmethod
     def of(cls, spec: EnvSpec, device: torch.device) -> Masks | None:
-        """Return the masks of environments that give some."""
+        """Return the masks of an environment, or None if it has none."""
         if not spec.mask:
             return None
         assert isinstance(spec.action, DiscreteActions)
         return cls(spec, spec.action.n, device)
 
     def _frames(self, obs: Tensor) -> Tensor:
-        """Return frames [B, K, …] whose third axis ends in bits; of images K counts channels."""
+        """Return frames [B, K, …] with the mask at the end of axis 2; for images K are channels."""
         return obs.reshape(len(obs), self._vectors, self._size) if self._vectors else obs
 
     def features(self, obs: Tensor) -> Tensor:
@@ -48,23 +46,23 @@ class Masks:
         return features.flatten(1) if self._vectors else features
 
     def replace_features(self, features: Tensor, obs: Tensor) -> Tensor:
-        """Return the same vectors [B, D] with something else seen of them."""
+        """Return vectors [B, D] with other features and the masks of `obs`."""
         masks = self._frames(obs)[:, :, -self._mask :]
         parts = features.reshape(len(features), self._vectors, self._size - self._mask), masks
         return torch.cat(parts, 2).flatten(1)
 
     def allowed(self, obs: Tensor) -> Tensor:
-        """Return which actions are allowed [B, A] by the newest frames."""
+        """Return which actions are allowed [B, A], from the newest frame."""
         numbers = self._frames(obs)[:, -self._newest :, -self._mask :].flatten(1)
         bits = torch.floor(numbers.unsqueeze(-1) * self._powers).remainder(2)
         return bits.flatten(1)[:, : self._actions].bool()
 
     def forbid(self, values: Tensor, obs: Tensor) -> Tensor:
-        """Return values or logits [B, A], those of forbidden actions replaced."""
+        """Return Q-values or logits [B, A] with `FORBIDDEN` for actions that are not allowed."""
         return torch.where(self.allowed(obs), values, FORBIDDEN)
 
     def sample_allowed(self, numbers: NDArray[np.int64], obs: NDArray[Any]) -> NDArray[np.int64]:
-        """Return for every number [N] below `UNIFORM_INT_MAX` one of the actions allowed, any as likely."""
+        """Return an allowed action [N], uniform if `numbers` [N] are in [0, UNIFORM_INT_MAX)."""
         cumulative_allowed = self.allowed(torch.from_numpy(obs)).numpy().cumsum(1)
         actions: NDArray[np.int64] = (
             cumulative_allowed > (numbers % cumulative_allowed[:, -1])[:, None]

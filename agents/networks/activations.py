@@ -1,6 +1,6 @@
 """Activations of all networks, in torch.
 
-`agents/engine/cpu/activations.py` has the same for the host.
+`agents/engine/cpu/activations.py` has their compiled counterparts for the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steadyrl.agents.networks.settings import Activation
 
 
 def is_tracing() -> bool:
-    """Return whether the caller is being turned into a graph rather than run."""
+    """Return whether a graph is being traced."""
     return isinstance(_get_current_dispatch_mode(), Tracer)
 
 

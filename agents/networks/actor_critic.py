@@ -1,4 +1,4 @@
-"""Policy and value in one network: with one trunk for both, or one each."""
+"""Actor-critic networks, with a shared trunk or one for each head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from steadyrl.agents.networks.settings import PLAIN, Activation, Init, NetworkSe
 
 
 class ParallelLinear(nn.Module):
-    """Two layers of one size as one batched product: [2, B, in] to [2, B, out]."""
+    """Two linear layers of one size as one batched product: [2, B, in] to [2, B, out]."""
 
     def __init__(
         self, inputs: int, outputs: int, activation: Activation, *, layer_norm: bool = False
@@ -31,7 +31,7 @@ class ParallelLinear(nn.Module):
         self._activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return f(x W + b) for both."""
+        """Return f(x W + b) of both."""
         y = torch.baddbmm(self.bias, x, self.weight)
         if self.norm is not None:
             y = self.norm(y)
@@ -39,7 +39,7 @@ class ParallelLinear(nn.Module):
         return activated
 
     def reset_parameters(self, generator: torch.Generator, init: Init) -> None:
-        """Initialise both, orthogonally with gain √2 and zero biases, or uniformly."""
+        """Initialise both: orthogonally with gain √2 and zero biases, or uniformly."""
         if init == "uniform":
             bound = 1 / math.sqrt(self.weight.shape[1])
             for parameter in (self.weight, self.bias):
@@ -62,12 +62,12 @@ class ParallelLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(2, 1, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return both normalised [2, B, F] and scaled, each by its own weights."""
+        """Return both normalised inputs [2, B, F], each with its own scale and bias."""
         return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
 
 
 class ParallelMLP(nn.Module):
-    """Two MLPs side by side: half the kernels of two separate ones."""
+    """Two MLPs side by side: half as many kernels as two separate ones."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class ParallelMLP(nn.Module):
         self.activation: Activation = activation
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, F] for the policy and for the value."""
+        """Return features [B, F] for the policy and for the value."""
         x = obs.flatten(1)
         for_policy, for_value = self.layers(x.expand(2, *x.shape)).unbind(0)
         return for_policy, for_value
 
 
 class SeparateTrunks(nn.Module):
-    """Two trunks that share nothing."""
+    """Two separate trunks."""
 
     def __init__(self, policy: nn.Module, value: nn.Module) -> None:
         super().__init__()
@@ -101,25 +101,25 @@ class SeparateTrunks(nn.Module):
         self.value = value
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, F] for the policy and for the value."""
+        """Return features [B, F] for the policy and for the value."""
         return self.policy(obs), self.value(obs)
 
 
 class SharedTrunk(nn.Module):
-    """One trunk for both."""
+    """One trunk for policy and value."""
 
     def __init__(self, both: nn.Module) -> None:
         super().__init__()
         self.both = both
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, F], twice."""
+        """Return the same features [B, F] for both."""
         features = self.both(obs)
         return features, features
 
 
 class ActorCritic(nn.Module):
-    """Normalised observations, trunk or trunks, and two heads."""
+    """Observation normaliser, one or two trunks, policy and value heads."""
 
     def __init__(
         self,
@@ -152,32 +152,32 @@ class ActorCritic(nn.Module):
         else:
             inputs, norm = math.prod(observation_shape), network.layer_norm
             self.trunk = ParallelMLP(inputs, hidden, activation, layer_norm=norm)
-        self.masks = masks  # of what is shown besides `observation_shape`
+        self.masks = masks  # `observation_shape` is without them
         self.normaliser = ObservationNormaliser(observation_shape, masks) if normalise else None
         self.policy = head.layer(features, log_std)
         self.value = nn.Linear(features, 1)
         self.popart = PopArt() if popart else None
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the policy's parameters [B, P] and the values [B], in `affine` if there are any."""
+        """Return policy parameters [B, P] and values [B], in PopArt's units if it is used."""
         for_policy, for_value = self.trunk(self.preprocess(obs))
         return self.allowed(self.policy(for_policy), obs), self.value(for_value).squeeze(-1)
 
     def policy_params(self, obs: Tensor) -> Tensor:
-        """Return the policy's parameters [B, P] alone."""
+        """Return policy parameters [B, P] only."""
         return self.allowed(self.policy(self.trunk(self.preprocess(obs))[0]), obs)
 
     def allowed(self, parameters: Tensor, obs: Tensor) -> Tensor:
-        """Return parameters [B, P] under which nothing forbidden is ever done."""
+        """Return policy parameters [B, P] with forbidden actions masked."""
         return parameters if self.masks is None else self.masks.forbid(parameters, obs)
 
     def preprocess(self, obs: Tensor) -> Tensor:
-        """Return what the trunk sees of observations [B, …]."""
+        """Return the trunk's input for observations [B, …]: normalised, without masks."""
         x = obs if self.normaliser is None else self.normaliser(obs)
         return x if self.masks is None else self.masks.features(x)
 
     def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
-        """Initialise orthogonally with gains √2 in the trunks, .01 and 1 after, or uniformly."""
+        """Initialise orthogonally, gains √2 (trunks), 0.01 (policy), 1 (value), or uniformly."""
         if init == "uniform":
             uniform_(self, generator)
         else:

@@ -1,7 +1,7 @@
-"""Policies over each kind of action: sampling, log-probability and entropy as a few tensor ops.
+"""Action distributions: sampling, log-probability and entropy as a few tensor operations.
 
-A head reads `parameters` [B, size], what the policy's last layer puts out. Randomness comes in
-as `noise`, so that everything else is a pure function that can be compiled.
+A head reads `parameters` [B, size], the output of the policy's last layer. Randomness is passed
+in as `noise`, so that everything else is a pure function that can be compiled.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 class Head(ABC):
     """The distribution of one kind of action."""
 
-    size: int  # numbers per row in `parameters`
+    size: int  # length of `parameters`
     noise_shape: tuple[int, ...]
     action_shape: tuple[int, ...]
     action_dtype = torch.int64
 
     def layer(self, features: int, log_std: float) -> nn.Module:
-        """Build the policy's last layer; `log_std` is where log σ starts, if there is one."""
+        """Build the policy's last layer; `log_std` initialises log σ, if there is one."""
         del log_std
         return nn.Linear(features, self.size)
 
     @abstractmethod
     def draw_(self, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """Fill `noise` [..., *noise_shape] with what `sample` needs."""
+        """Fill `noise` [..., *noise_shape] with the randomness that `sample` needs."""
 
     @abstractmethod
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ class Head(ABC):
 
     @abstractmethod
     def greedy(self, parameters: Tensor) -> Tensor:
-        """Return the most likely actions [B, *action_shape]."""
+        """Return the modes [B, *action_shape]."""
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Return what the environment is sent for `action`: the same, unless units differ."""
+        """Return actions in the environment's units."""
         return action
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Head(ABC):
 
 
 class DiscreteHead(Head):
-    """One choice out of n: softmax of n logits."""
+    """One of n actions: softmax of n logits."""
 
     def __init__(self, n: int) -> None:
         self.size = n
@@ -73,11 +73,11 @@ class DiscreteHead(Head):
         return noise.exponential_(generator=generator).log_()
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Take argmax(logit − log E), which is distributed as softmax(logit) (Gumbel-max)."""
+        """Return argmax(logit − log E), distributed as softmax(logit) (Gumbel-max)."""
         return (self._logits(parameters) - noise).argmax(-1)
 
     def greedy(self, parameters: Tensor) -> Tensor:
-        """Take the largest logit."""
+        """Return the action with the largest logit."""
         return self._logits(parameters).argmax(-1)
 
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class DiscreteHead(Head):
 
 
 def action_limits(head: Head) -> Limits:
-    """Return what the numbers of an action can be, in the policy's own units."""
+    """Return the valid range of raw actions."""
     if isinstance(head, MultiBinaryHead):
         return Limits(0, 1)
     if isinstance(head, DiscreteHead):
@@ -104,7 +104,7 @@ class MultiDiscreteHead(DiscreteHead):
         self.noise_shape = (len(nvec), max(nvec))
         self.action_shape = (len(nvec),)
         outside = torch.arange(max(nvec)) >= torch.tensor(nvec).unsqueeze(1)  # [C, K]
-        # Large enough that p is exactly 0, small enough that p · log p is too.
+        # So negative that p is exactly 0, and finite, so that p · log p is 0 too.
         self._penalty = (outside.float() * -1e9).to(device)
 
     def _logits(self, parameters: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class MultiDiscreteHead(DiscreteHead):
 
 
 class MultiBinaryHead(Head):
-    """n independent switches: sigmoid of n logits."""
+    """n independent Bernoulli variables: sigmoid of n logits."""
 
     action_dtype = torch.int8
 
@@ -131,22 +131,22 @@ class MultiBinaryHead(Head):
         return noise.uniform_(generator=generator)
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Switch on where u < p."""
+        """Return 1 where u < p."""
         return (noise < parameters.sigmoid()).to(torch.int8)
 
     def greedy(self, parameters: Tensor) -> Tensor:
-        """Switch on where p > ½."""
+        """Return 1 where p > ½."""
         return (parameters > 0).to(torch.int8)
 
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Σ (a·x − softplus(x)) and Σ (softplus(x) − x·p) for switches with logit x."""
+        """Return Σ (a·x − softplus(x)) and Σ (softplus(x) − x·p) for logits x."""
         softplus = F.softplus(parameters)
         entropy = (softplus - parameters * parameters.sigmoid()).sum(-1)
         return (action * parameters - softplus).sum(-1), entropy
 
 
 class GaussianLayer(nn.Module):
-    """Means from the features, log σ as free parameters: [B, features] to [B, 2·size]."""
+    """Means from features and state-independent log σ: [B, features] to [B, 2·size]."""
 
     def __init__(self, features: int, size: int, log_std: float) -> None:
         super().__init__()
@@ -155,24 +155,24 @@ class GaussianLayer(nn.Module):
         self._start = log_std
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return means and log σ side by side."""
+        """Return means and log σ, concatenated."""
         mean = self.mean(features)
         return torch.cat((mean, self.log_std.expand_as(mean)), -1)
 
     def reset_parameters(self) -> None:
-        """Set log σ to where it starts."""
+        """Set log σ to its initial value."""
         nn.init.constant_(self.log_std, self._start)
 
 
 class BoxHead(Head):
-    """A vector from a diagonal Gaussian; the environment, not the policy, clips it."""
+    """A diagonal Gaussian; actions are clipped by the environment, not by the policy."""
 
     action_dtype = torch.float32
 
     def __init__(self, size: int, affine: tuple[Tensor, Tensor] | None = None) -> None:
         self.size = 2 * size
         self.noise_shape = self.action_shape = (size,)
-        self.affine = affine  # what 1 and what 0 stand for, [size] each
+        self.affine = affine  # scale and bias to the environment's units, [size] each
 
     def layer(self, features: int, log_std: float) -> nn.Module:
         """Build a layer with state-independent log σ."""
@@ -183,26 +183,26 @@ class BoxHead(Head):
         return noise.normal_(generator=generator)
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
-        """Take μ + σz."""
+        """Return μ + σz."""
         mean, log_std = parameters.chunk(2, -1)
         return mean + log_std.exp() * noise
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Return `action` in the units of the environment."""
+        """Return actions rescaled to the environment's bounds."""
         if self.affine is None:
             return action
         scale, bias = self.affine
         return torch.addcmul(bias, action, scale)
 
     def from_env(self, env_action: Tensor) -> Tensor:
-        """Return the action that is sent as `env_action`."""
+        """Return the raw actions of environment actions."""
         if self.affine is None:
             return env_action
         scale, bias = self.affine
         return (env_action - bias) / scale
 
     def greedy(self, parameters: Tensor) -> Tensor:
-        """Take the mean."""
+        """Return the means."""
         return parameters.chunk(2, -1)[0]
 
     def evaluate(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,15 +214,15 @@ class BoxHead(Head):
 
 
 def action_affine(space: BoxActions, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """Return half the width and the middle of the bounds, so that they are −1 and 1 to the policy.
+    """Return scale and bias that map [−1, 1] to the bounds of a Box; None for the identity.
 
-    None where they are so already. Where a bound is infinite, 1 stands for 1 and 0 for 0.
+    Unbounded dimensions keep scale 1 and bias 0.
     """
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (space.low, space.high))
-    # float32's largest numbers as bounds mean that there are none.
+    # Bounds at float32's largest numbers mean unbounded.
     finite = (high - low) < torch.finfo(torch.float32).max
     scale = torch.where(finite, (high - low) / 2, 1.0).float()
-    scale[scale == 0] = 1.0  # of one number, to which everything is clipped
+    scale[scale == 0] = 1.0  # low = high: every action is clipped to it
     bias = torch.where(finite, (high + low) / 2, 0.0).float()
     same = bool((scale == 1).all()) and bool((bias == 0).all())
     return None if same else (scale.to(device), bias.to(device))

@@ -1,4 +1,4 @@
-"""Encoders of observations: MLP, Nature CNN, IMPALA ResNet and MinAtar's small convolution."""
+"""Encoders of observations: MLP, Nature CNN, IMPALA ResNet and MinAtar's convolution."""
 
 from __future__ import annotations
 
@@ -21,17 +21,15 @@ from steadyrl.agents.networks.settings import (
     is_large_image,
 )
 
-Linear = Callable[[int, int], nn.Linear]  # builds a layer from so many numbers to so many
+Linear = Callable[[int, int], nn.Linear]  # (inputs, outputs) → layer
 
 
 class PixelScale(nn.Module):
-    """Bring uint8 pixels to [0, 1] on the device, so that a quarter of the bytes travel."""
+    """Scale uint8 pixels to [0, 1] on the device, where they arrive as bytes."""
 
     def __init__(self, *, channels_last: bool) -> None:
         super().__init__()
-        self._channels_last = (
-            channels_last  # before convolutions, which then find them as they want them
-        )
+        self._channels_last = channels_last  # the memory format that convolutions prefer
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x / 255 as float32."""
@@ -39,34 +37,34 @@ class PixelScale(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """The function `channels_last` as a layer."""
+    """`channels_last` as a layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x, laid out anew."""
+        """Return x in channels-last memory format."""
         return channels_last(x)
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Put a pixel's channels side by side in memory, where the CPU's convolutions want them.
+    """Return x in channels-last memory format, which convolutions on the CPU prefer.
 
-    Forward and backward through the Nature layers take a fifth to a third less time, and a graph of
-    MinAtar's a twentieth.
+    Forward and backward passes of the Nature CNN take 20–33 % less time, those of a compiled
+    MinAtar network 5 %.
     """
     return x if x.is_cuda else x.contiguous(memory_format=torch.channels_last)
 
 
 def apply_linear(layer: nn.Linear, x: Tensor, noise: Iterator[Tensor] | None) -> Tensor:
-    """Return what a layer makes of x; a noisy one takes its part of the noise, if there is any."""
+    """Apply a layer to x; a noisy layer takes the next part of `noise`."""
     if noise is not None and isinstance(layer, NoisyLinear):
         return layer.forward(x, next(noise))
-    own: Any = layer._parameters  # which a module's attributes find by a function in Python
+    own: Any = layer._parameters  # faster than attributes of a module
     return F.linear(x, own["weight"], own["bias"])
 
 
 class MLP(nn.Module):
-    """Linear layers, each with an activation and perhaps a norm before it, in one module.
+    """Linear layers with activations and optional layer norms, in one module.
 
-    Calling a module costs as much as a small matrix product, so the layers are not called.
+    Calling a submodule costs as much as a small matrix product, so layers are not called.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class MLP(nn.Module):
         self._activate = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor, noise: Iterator[Tensor] | None = None) -> Tensor:
-        """Return features [B, hidden[-1]]; `noise` is of one noisy layer after the other."""
+        """Return features [B, hidden[-1]]; `noise` yields one part per noisy layer."""
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, nn.Linear)
             x = apply_linear(layer, x, noise)
@@ -97,7 +95,7 @@ class MLP(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions that add to what they see, each after a ReLU."""
+    """A residual block: two convolutions, each after a ReLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -124,7 +122,7 @@ def nature_layers(channels: int, height: int, width: int) -> list[nn.Module]:
 
 
 def impala_layers(channels: int, height: int, width: int) -> list[nn.Module]:
-    """Return the fifteen convolutions of Espeholt et al. (2018), figure 3, on the right."""
+    """Return the fifteen convolutions of Espeholt et al. (2018), figure 3, right."""
     del height, width
     layers: list[nn.Module] = []
     for wider in (16, 32, 32):
@@ -139,7 +137,7 @@ def impala_layers(channels: int, height: int, width: int) -> list[nn.Module]:
 
 
 def minatar_layers(channels: int, height: int, width: int) -> list[nn.Module]:
-    """Return the one convolution that suits boards of 10x10 (Young & Tian 2019)."""
+    """Return the one convolution of Young & Tian (2019), for 10x10 boards."""
     return [nn.Conv2d(channels, 16, (min(3, height), min(3, width))), nn.ReLU()]
 
 
@@ -155,9 +153,9 @@ def build_trunk(
     network: NetworkSettings = PLAIN,
     linear: Linear = nn.Linear,
 ) -> tuple[nn.Module, int]:
-    """Build the layers up to the heads; return them with the number of features they end in.
+    """Build the layers up to the heads; return them and their number of features.
 
-    `linear` builds the dense ones.
+    `linear` builds the linear layers.
     """
     encoder = network.encoder_for(observation_shape)
     layers = _before_trunk(encoder, observation_shape)
@@ -174,9 +172,9 @@ def build_trunk(
 
 
 def _feature_count(layers: Sequence[nn.Module], observation_shape: Sequence[int]) -> int:
-    """Return how many numbers convolutions and pools make of an observation.
+    """Return how many features the encoder's layers have for an observation.
 
-    To see what they make of one without numbers, torch loads a second's worth of its compiler.
+    Computed, because a forward pass on the meta device would import torch's compiler (1 s).
     """
     channels, *sides = observation_shape
     for layer in layers:
@@ -186,7 +184,7 @@ def _feature_count(layers: Sequence[nn.Module], observation_shape: Sequence[int]
             steps = [*zip(layer.kernel_size, layer.stride, layer.padding, strict=True)]
         elif isinstance(layer, nn.MaxPool2d):
             steps = [(layer.kernel_size, layer.stride, layer.padding)] * 2  # type: ignore[list-item]
-        else:  # as many come out as go in
+        else:  # keeps the shape
             continue
         pairs = zip(sides, steps, strict=True)
         sides = [(side + 2 * margin - size) // step + 1 for side, (size, step, margin) in pairs]

@@ -1,4 +1,4 @@
-"""Weight initialisation: uniform and orthogonal, from a generator of our own."""
+"""Weight initialisation, uniform or orthogonal, from a given generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def uniform_(module: nn.Module, generator: torch.Generator) -> None:
-    """Initialise every layer as U(−1/√fan_in, 1/√fan_in), PyTorch's default, from our generator."""
+    """Initialise every layer as U(−1/√fan_in, 1/√fan_in), PyTorch's default, from `generator`."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             bound = 1 / math.sqrt(layer.weight[0].numel())
@@ -41,9 +41,9 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
 
 
 def materialize(module: Network, device: torch.device) -> Network:
-    """Give a network that was built without memory its tensors, which hold anything.
+    """Allocate the tensors of a module that was built on the meta device; values are undefined.
 
-    `Module.to_empty` does the same, and loads 35 MB of symbolic mathematics for it.
+    `Module.to_empty` does the same, but imports SymPy (35 MB).
     """
     for part in module.modules():
         for name, weight in list(part.named_parameters(recurse=False)):

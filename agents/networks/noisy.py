@@ -1,7 +1,7 @@
-"""Dense layers whose weights are noisy, so that who decides by them explores (NoisyNet).
+"""Linear layers with noisy weights, for exploration (NoisyNet).
 
-Noise is an argument of the pure function that a network is, one vector for all its layers: whoever
-calls it says which, and without it the weights are their means.
+Noise is an argument of the forward pass, one vector for all layers. Without it, the weights are
+their means.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing_extensions import override
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.buffers.memory_layout import send
 
-VECTORS = 3  # of an update: the values learned, their targets, and who chooses the next action
+VECTORS = 3  # noise vectors per update: online values, targets, and action selection
 
 
 class NoisyLinear(nn.Linear):
     """y = (μ + σ ⊙ f(ε) f(ε')ᵀ) x + μ_b + σ_b ⊙ f(ε) (Fortunato et al. 2018, factorised).
 
-    The matrix of noise is never built: its rows and columns are drawn, so that they can scale what
-    comes in and what goes out, for each row of a batch by noise of its own where there is such.
+    The noise matrix is never built: its factors scale inputs and outputs, so that each sample
+    of a batch may have noise of its own.
     """
 
     def __init__(self, inputs: int, outputs: int, *, sigma: float) -> None:
@@ -34,12 +34,12 @@ class NoisyLinear(nn.Linear):
 
     @property
     def noise_size(self) -> int:
-        """Numbers that one draw of the weights takes."""
+        """Length of the noise vector."""
         return self.in_features + self.out_features
 
     @override
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Return y [B, out] for x [B, in] by f(ε') and f(ε), [in + out] or [B, in + out]."""
+        """Return y [B, out] for x [B, in] with noise (f(ε'), f(ε)), [in + out] or [B, in + out]."""
         y: Tensor = F.linear(x, self.weight, self.bias)
         if noise is None:
             return y
@@ -48,13 +48,13 @@ class NoisyLinear(nn.Linear):
         return y
 
     def reset_sigma(self) -> None:
-        """Set all σ to where they start."""
+        """Set all σ to their initial value."""
         nn.init.constant_(self.weight_sigma, self._start)
         nn.init.constant_(self.bias_sigma, self._start)
 
 
 def noise_sizes(network: nn.Module) -> tuple[int, ...]:
-    """Return how many numbers each noisy layer takes, in the order in which they are passed."""
+    """Return the noise size of each noisy layer, in the order of their forward passes."""
     return tuple(each.noise_size for each in network.modules() if isinstance(each, NoisyLinear))
 
 
@@ -65,9 +65,9 @@ def draw_noise(rows: int, size: int, generator: torch.Generator) -> Tensor:
 
 
 class UpdateNoise:
-    """The noise of every update, by its number: the same again for one that is taken again.
+    """Noise of each update, a function of its number: the same if an update is repeated.
 
-    So there is nothing to save, and all ranks have the same once they know rank 0's seed.
+    So it has no state to save, and all ranks draw the same noise from rank 0's seed.
     """
 
     def __init__(self, size: int, device: torch.device, seed: int) -> None:
@@ -76,16 +76,16 @@ class UpdateNoise:
         self._first = seed
 
     def attach_comm(self, comm: Comm) -> None:
-        """Together: draw what rank 0 draws."""
+        """Collective: take rank 0's seed."""
         if self._size:
             comm.broadcast_((self._seed,))
             self._first = int(self._seed)
 
     def of(self, update: int) -> tuple[Tensor, ...]:
-        """Return f(ε) [VECTORS, K] as the learner's one number; none where no layer is noisy."""
+        """Return f(ε) [VECTORS, K] as the loss's only scalar; nothing without noisy layers."""
         if not self._size:
             return ()
-        # Numbers that follow each other make seeds that do not; a generator keeps 32 bits of one.
+        # Spread consecutive update numbers over the 32 bits of a seed (golden ratio).
         self._generator.manual_seed((self._first + update * 0x9E3779B1) % 2**32)
         noise = draw_noise(VECTORS, self._size, self._generator)
         return (noise if self._device.type == "cpu" else send(self._device, noise.numpy())[0],)

@@ -1,10 +1,10 @@
-"""Running statistics of what the agent sees and earns, over valid rows only.
+"""Running statistics of observations, rewards and returns, over valid steps only.
 
-A row must mean the same when it is acted on and when it is learned from. So both are frozen while
-a rollout is collected and learned from, and move on between rollouts. Only during the first one,
-before which nothing is known, those of observations move from row to row: its rows are then
-stored as they were seen, normalised already (`preview`, `update`), and learned from as they are
-(`set_identity_`, `freeze_`).
+A sample must be normalised the same way when it is acted on and when it is learned from. So the
+statistics used are frozen while a rollout is collected and learned from, and updated between
+rollouts. Only in the first rollout, with nothing to freeze, observations are normalised by
+statistics that change at every timestep (`preview`, `update`). They are stored normalised, and
+learned from unchanged (`set_identity_`, then `freeze_`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ EPSILON = 1e-8
 
 
 class ObservationNormaliser(Statistics):
-    """The first layer of the network: (x − mean) / std, clipped; the identity before any row.
+    """The first layer of a network: (x − mean) / std, clipped; the identity before any data.
 
-    Masks that stand behind what is seen stay as they are, and count in nothing.
+    Action masks behind the features are left as they are.
     """
 
     count: Tensor
@@ -49,7 +49,7 @@ class ObservationNormaliser(Statistics):
     ) -> None:
         super().__init__()
         self._masks, self._clip = masks, clip
-        self.comm: Comm = SINGLE_PROCESS  # whose rows count
+        self.comm: Comm = SINGLE_PROCESS  # statistics are of all ranks
         self.register_buffer("count", torch.empty((), dtype=torch.float64))
         self.register_buffer("mean", torch.empty(shape, dtype=torch.float64))
         self.register_buffer("square", torch.empty(shape, dtype=torch.float64))
@@ -66,7 +66,7 @@ class ObservationNormaliser(Statistics):
             raise ValueError("normaliser.scale: holds a number that is not above 0")
 
     def check_current(self, steps: int, *, frozen: bool) -> None:
-        """Refuse more rows than steps, and, once `frozen`, other numbers than statistics give."""
+        """Raise ValueError if counts exceed `steps` or, when `frozen`, the statistics disagree."""
         if not self.count <= steps or self.count % 1:
             raise ValueError(f"normaliser.count: is {self.count:g} after {steps} steps")
         frozen_mean, scale = self.frozen_mean.clone(), self.inv_std.clone()
@@ -79,10 +79,10 @@ class ObservationNormaliser(Statistics):
             self.frozen_mean.copy_(frozen_mean)
             self.inv_std.copy_(scale)
         if frozen and not same:
-            raise ValueError("normaliser.shift and scale: are not those of its mean and square")
+            raise ValueError("normaliser.frozen_mean, inv_std: do not agree with mean and square")
 
     def reset_parameters(self) -> None:
-        """Forget all rows."""
+        """Discard all statistics."""
         for buffer in self._statistics():
             buffer.zero_()
         self.set_identity_()
@@ -95,19 +95,19 @@ class ObservationNormaliser(Statistics):
 
     @torch.no_grad()
     def preview(self, obs: Tensor) -> None:
-        """Normalise as if rows [B, …] had been taken in, without taking them in."""
+        """Normalise by the statistics with these observations [B, …], without counting them."""
         self._freeze(*self._merged_with(obs))
 
     @torch.no_grad()
     def update(self, obs: Tensor) -> None:
-        """Take in rows [B, …]."""
+        """Count observations [B, …] and normalise by the result."""
         self.update_chunked(lambda: (obs,))
 
     @torch.no_grad()
     def update_chunked(self, pieces: Callable[[], Iterable[Tensor]]) -> None:
-        """Take in rows that come in pieces [B, …], at every call the same, so one at a time.
+        """Count observations given in chunks [B, …]; `pieces()` may be iterated several times.
 
-        Together: in as many pieces as each rank likes.
+        Collective: each rank may have any number of chunks.
         """
         if self.comm.is_single:
             for obs in pieces():
@@ -118,34 +118,34 @@ class ObservationNormaliser(Statistics):
         self.freeze_()
 
     def update_from(self, obs: Tensor, rows: Tensor | None, piece: int) -> None:
-        """Take in these rows [M] of observations [R, …], if any, so many at a time, and settle."""
+        """Count rows [M] of observations [R, …], `piece` at a time, if given; then freeze."""
         if rows is None:
             self.freeze_()
             return
         self.update_chunked(lambda: (obs.index_select(0, some) for some in rows.split(piece)))
 
     def set_identity_(self) -> None:
-        """Be the identity, for rows that are normalised already."""
+        """Make the layer the identity, for observations that are normalised already."""
         self.frozen_mean.zero_()
         self.inv_std.fill_(1)
 
     def copy_statistics_(self, other: ObservationNormaliser) -> None:
-        """Normalise by the rows that another has taken in."""
+        """Copy another normaliser's statistics."""
         for mine, its in zip(self._statistics(), other._statistics(), strict=True):
             mine.copy_(its)
         self.freeze_()
 
     def freeze_(self) -> None:
-        """Normalise by the rows taken in so far; the identity where there is none."""
+        """Normalise by the statistics so far; the identity if there are none."""
         self._freeze(*self._statistics())
 
     def _statistics(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.count, self.mean, self.square
 
     def _merged_with(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return count, mean and Σ(x − mean)² with these rows (Chan et al. 1979, in float64).
+        """Return count, mean and Σ(x − mean)² including these rows (Chan et al. 1979, in float64).
 
-        Together: the rows of all ranks, which are merged as exactly.
+        Collective: including those of all ranks.
         """
         if not self.comm.is_single:
             return self._merged(*self._statistics_of_all_ranks(lambda: (obs,)))
@@ -161,7 +161,7 @@ class ObservationNormaliser(Statistics):
             mine.copy_(new)
 
     def _merged(self, rows: int, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the statistics with so many rows of this mean and Σ(x − mean)²."""
+        """Return the statistics merged with `rows` rows of this mean and Σ(x − mean)²."""
         if not rows:
             return self._statistics()
         delta = mean - self.mean
@@ -173,7 +173,7 @@ class ObservationNormaliser(Statistics):
     def _statistics_of_all_ranks(
         self, pieces: Callable[[], Iterable[Tensor]]
     ) -> tuple[int, Tensor, Tensor]:
-        """Return count, mean and Σ(x − mean)² of the rows that all ranks have in their pieces."""
+        """Return count, mean and Σ(x − mean)² of all ranks' chunks."""
         sums, squares = self.mean.new_zeros(1 + self.mean.numel()), torch.zeros_like(self.mean)
         for x in map(self._numbers, pieces()):
             sums[0] += len(x)
@@ -188,7 +188,7 @@ class ObservationNormaliser(Statistics):
     def _freeze(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
         std = (square / count.clamp(min=1)).sqrt()
         self.frozen_mean.copy_(mean)
-        # An input that never moved carries nothing, but must not be blown up once it does.
+        # A constant input carries no information, but must not be amplified once it varies.
         self.inv_std.copy_(torch.where(std > EPSILON, 1 / std, torch.ones_like(std)))
 
 
@@ -196,7 +196,7 @@ Moments = Sequence[float]  # count, mean and Σ(x − mean)²
 
 
 def merge_moments(one: Moments, other: Moments) -> Moments:
-    """Return the moments of the numbers of both (Chan et al. 1979)."""
+    """Return the merged moments (Chan et al. 1979)."""
     count, mean, square = one
     more, its_mean, its_square = other
     if not more:
@@ -207,9 +207,9 @@ def merge_moments(one: Moments, other: Moments) -> Moments:
 
 
 class RewardNormaliser(Stateful):
-    """Divides rewards by the standard deviation of the discounted return, never shifts them.
+    """Divide rewards by the standard deviation of their discounted sums; never shift them.
 
-    Returns end with episodes, unless they are not `episodic`.
+    The sums are reset at the end of an episode if `episodic`.
     """
 
     state_names = ("_return", "_count", "_mean", "_square")
@@ -220,7 +220,7 @@ class RewardNormaliser(Stateful):
     }
 
     def __init__(self, num_envs: int, gamma: float, *, episodic: bool = True) -> None:
-        self.comm: Comm = SINGLE_PROCESS  # whose rewards count
+        self.comm: Comm = SINGLE_PROCESS  # statistics are of all ranks
         self._gamma, self._episodic = gamma, episodic
         self._return: NDArray[np.float64] = np.zeros(num_envs)
         self._count = 0.0
@@ -228,7 +228,7 @@ class RewardNormaliser(Stateful):
         self._square = 0.0
 
     def add(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> None:
-        """Take in a row [N], or rows [R, N] one after the other."""
+        """Count the rewards of a timestep [N], or of several [R, N] in order."""
         rows = (part.reshape(-1, len(self._return)) for part in (reward, valid))
         self._count, self._mean, self._square = update_discounted_returns(
             *rows,
@@ -237,19 +237,19 @@ class RewardNormaliser(Stateful):
         )
 
     def decay(self, share: float) -> None:
-        """Let what was taken in count for a share of it from now on."""
+        """Scale the weight of everything counted so far."""
         self._count *= share
         self._square *= share
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
-        """Count the rewards of another, by its state."""
+        """Merge the state of another rank's normaliser."""
         theirs = [state[name] for name in ("count", "mean", "square")]
         mine = [self._count, self._mean, self._square]
         self._count, self._mean, self._square = merge_moments(mine, theirs)
 
     @property
     def scale(self) -> float:
-        """What rewards of all ranks are multiplied by; 1 until there is a spread."""
+        """Factor for rewards, from all ranks; 1 until they vary."""
         parts = self.comm.all_gather([self._count, self._mean, self._square])
         count, _, square = reduce(merge_moments, parts)
         std = math.sqrt(square / count) if count else 0.0
@@ -260,9 +260,9 @@ class RewardNormaliser(Stateful):
 def update_discounted_returns(  # type: ignore[no-untyped-def]
     reward, valid, gamma, episodic, returns, count, mean, square
 ):
-    """Take in rows [R, N]: G ← γG + r where valid, 0 where an environment resets if `episodic`.
+    """Update G ← γG + r at valid steps [R, N], 0 where an environment resets if `episodic`.
 
-    Returns count, mean and Σ(G − mean)² with them (Chan et al. 1979).
+    Return count, mean and Σ(G − mean)² including them (Chan et al. 1979).
     """
     for row in range(len(reward)):
         new, total = 0, 0.0
@@ -286,19 +286,19 @@ def update_discounted_returns(  # type: ignore[no-untyped-def]
     return count, mean, square
 
 
-POPART_DECAY = 0.9  # of what a rollout counts for, with every later one
+POPART_DECAY = 0.9  # per rollout, of earlier returns in the running statistics
 
-SMALLEST = 1e-4  # a standard deviation: what never varies must not be blown up
+SMALLEST = 1e-4  # smallest standard deviation: constants must not be amplified
 
 
 class PopArt(Statistics):
-    """Running mean and standard deviation of the returns, without the bias of an empty start."""
+    """Running mean and standard deviation of returns, corrected for initialisation bias."""
 
     moments: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        # What all rollouts count for together, and the sums of their mean R and mean R².
+        # Exponential moving averages over rollouts of 1, R and R².
         self.register_buffer("moments", torch.empty(3, dtype=torch.float64))
 
     @override
@@ -308,12 +308,12 @@ class PopArt(Statistics):
             raise ValueError(f"popart.moments: are {self.moments.tolist()}, which no returns have")
 
     def reset_parameters(self) -> None:
-        """Forget all returns."""
+        """Discard all statistics."""
         self.moments.zero_()
 
     @property
     def mean_and_std(self) -> tuple[Tensor, Tensor]:
-        """What V̂ = 0 stands for and how much V̂ = 1 is more []; 0 and 1 before any return."""
+        """μ and σ [] of V = μ + σV̂; 0 and 1 before any return."""
         share, first, second = self.moments.unbind()
         known = share > 0
         share = torch.where(known, share, 1.0)
@@ -322,7 +322,7 @@ class PopArt(Statistics):
         return mean, torch.where(known, std, 1.0)
 
     def update(self, returns: Tensor, comm: Comm) -> None:
-        """Together: count the returns [M] of a rollout, as much as those of all before decay."""
+        """Collective: update the statistics with the returns [M] of a rollout."""
         x = returns.double()
         sums = torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))
         count, first, second = comm.all_reduce_(sums).unbind()

@@ -1,4 +1,4 @@
-"""The Q-network: encoder, dueling streams, and a head of values or return distributions."""
+"""The Q-network: encoder, optional dueling streams, and one output per action."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class QNetwork(nn.Module):
-    """What a head says of every action, optionally split in two (dueling, Wang et al. 2016)."""
+    """Outputs of a Q-head for every action, optionally dueling (Wang et al. 2016)."""
 
     def __init__(
         self,
@@ -38,23 +38,23 @@ class QNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.observation_shape = tuple(observation_shape)
-        self.masks = masks  # of what is shown besides it
+        self.masks = masks  # split from the observation first
         self.trunk, features = build_trunk(
             observation_shape, dtype, hidden, activation, network, linear
         )
         size = math.prod(shape)
         self.advantage = linear(features, actions * size)
         self.value = linear(features, size) if dueling else None
-        self.shape = shape  # of what is said of one action
+        self.shape = shape  # of one action's output
         self._noise_sizes = noise_sizes(self)
 
     @property
     def noise_size(self) -> int:
-        """Numbers that one draw of all noisy weights takes."""
+        """Length of the noise vector of all noisy layers."""
         return sum(self._noise_sizes)
 
     def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
-        """Initialise uniformly, or orthogonally with gain √2 in the trunk and 1 after it."""
+        """Initialise uniformly, or orthogonally with gains √2 in the trunk and 1 in the heads."""
         if init != "orthogonal":
             uniform_(self, generator)
             return
@@ -64,11 +64,11 @@ class QNetwork(nn.Module):
                 orthogonal_(head, 1.0, generator)
 
     def forward(self, obs: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Return numbers [B, A, *shape] for observations [B, …].
+        """Return outputs [B, A, *shape] for observations [B, …].
 
-        `noise` is [K] of noisy layers, or [B, K]; without it they are as their means are.
+        `noise` [K] or [B, K] is for the noisy layers; None uses their mean weights.
         """
-        # As in Dense: what is called here is called several times an update.
+        # Layers' `forward` is called directly, as in MLP: `__call__` costs time in every update.
         parts = None if noise is None else iter(noise.split(self._noise_sizes, -1))
         features = self._features(obs if self.masks is None else self.masks.features(obs), parts)
         advantage = apply_linear(self.advantage, features, parts)

@@ -1,8 +1,8 @@
-"""Networks that remember, and those who decide by them, each with a carry of its own.
+"""Recurrent actor-critics: a cell between trunk and heads, unrolled over sequences.
 
-A cell stands between the trunk and the heads, unrolled over sequences. A carry [S, G, C] is what S
-sequences remember: G cells, one for both heads or one each, with C numbers, h of a GRU (Cho et al.
-2014) or h and c of an LSTM (Hochreiter & Schmidhuber 1997).
+A hidden state [S, G, C] belongs to S sequences and G cells, one shared by both heads or one for
+each. Its C numbers are h of a GRU (Cho et al. 2014), or h and c of an LSTM (Hochreiter &
+Schmidhuber 1997).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ GATES = {"gru": 3, "lstm": 4}
 
 
 class RecurrentCell(nn.Module):
-    """Cells side by side as plain products, so that a graph can hold them; gates as torch orders.
+    """G cells as batched products that can be traced; gates in torch's order.
 
-    The features of all rows are multiplied at once; only what depends on the row before is a loop.
+    Inputs of all timesteps are multiplied at once; only the recurrence is a loop.
     """
 
     def __init__(self, kind: str, features: int, size: int, groups: int, max_length: int) -> None:
@@ -35,15 +35,15 @@ class RecurrentCell(nn.Module):
         self.weight_ih = nn.Parameter(torch.empty(groups, features, columns))
         self.weight_hh = nn.Parameter(torch.empty(groups, size, columns))
         self.bias = nn.Parameter(torch.empty(groups, 1, columns))
-        # The reset gate of a GRU is between two biases of the candidate.
+        # A GRU's candidate has two biases: its reset gate scales the hidden one.
         self.candidate_bias_hh = None if self.lstm else nn.Parameter(torch.empty(groups, 1, size))
 
     def forward(
         self, x: Tensor, hidden_state: Tensor, episode_starts: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return what is remembered at rows [G, S·L, H] of features [G, S·L, F], and at the end.
+        """Return outputs [G, S·L, H] for features [G, S·L, F], and the final hidden state.
 
-        Before a row that `episode_starts` [S·L] an episode everything is forgotten.
+        The hidden state is reset before timesteps that start an episode (`episode_starts` [S·L]).
         """
         sequences = len(hidden_state)
         length = x.shape[1] // sequences
@@ -77,7 +77,7 @@ class RecurrentCell(nn.Module):
         return new + keep * (h - new)
 
     def _lstm_step(self, timestep: Tensor, state: Tensor) -> Tensor:
-        """Return h' = o·tanh(c'), c' = f·c + i·g, side by side [G, S, 2H]."""
+        """Return (h', c') [G, S, 2H], h' = o·tanh(c'), c' = f·c + i·g."""
         h, c = state.chunk(2, -1)
         gates = torch.baddbmm(timestep, h, self.weight_hh)
         put, keep, new, out = gates.chunk(4, -1)
@@ -85,9 +85,10 @@ class RecurrentCell(nn.Module):
         return torch.cat((out.sigmoid() * c.tanh(), c), -1)
 
     def reset_parameters(self, generator: torch.Generator, init: Init) -> None:
-        """Initialise every gate orthogonally, and its numbers to last differently, or uniformly.
+        """Initialise gates orthogonally and forget biases by chrono initialisation, or uniformly.
 
-        They fade within 1 to so many rows as a sequence has (Tallec & Ollivier 2018).
+        Chrono initialisation spreads memory over 1 to `max_length` timesteps (Tallec & Ollivier
+        2018).
         """
         if init == "uniform":
             bound = 1 / math.sqrt(self.size)
@@ -102,13 +103,15 @@ class RecurrentCell(nn.Module):
         if self.candidate_bias_hh is not None:
             nn.init.zeros_(self.candidate_bias_hh)
         chrono_bias = torch.linspace(1, max(1, self._max_length - 1), self.size).log()
-        self.bias.data[..., self.size : 2 * self.size] = chrono_bias  # of the gate that keeps them
+        self.bias.data[..., self.size : 2 * self.size] = (
+            chrono_bias  # of the forget (LSTM) or update (GRU) gate
+        )
         if self.lstm:
             self.bias.data[..., : self.size] = -chrono_bias
 
 
 class RecurrentActorCritic(ActorCritic):
-    """Trunk or trunks, a cell for each of them, and two heads on what the cells remember."""
+    """An actor-critic with a recurrent cell after each trunk."""
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class RecurrentActorCritic(ActorCritic):
         log_std: float,
         **others: Any,
     ) -> None:
-        """Take what an `ActorCritic` takes, the kind of cell, its size and the longest sequence."""
+        """Take `ActorCritic`'s arguments, the cell's kind and size, and the longest sequence."""
         super().__init__(observation_shape, dtype, head, hidden=hidden, log_std=log_std, **others)
         groups = 1 if isinstance(self.trunk, SharedTrunk) else 2
         self.cell = RecurrentCell(recurrent, hidden[-1], size, groups, max_length)
@@ -133,17 +136,17 @@ class RecurrentActorCritic(ActorCritic):
     def forward(  # type: ignore[override]
         self, obs: Tensor, hidden_state: Tensor, episode_starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return parameters [S·L, P], values [S·L] and the carry after each of S sequences.
+        """Return parameters [S·L, P], values [S·L] and the final hidden states of S sequences.
 
-        The rows of a sequence are side by side; without `episode_starts` [S·L] none begins an episode.
+        Timesteps of a sequence are adjacent; without `episode_starts` [S·L], none is reset.
         """
         features = torch.stack(self.trunk(self.preprocess(obs))[: self.cell.hidden_shape[0]])
         outputs, hidden_state = self.cell(features, hidden_state, episode_starts)
-        # One cell tells both heads.
+        # With one cell, both heads read the same output.
         parameters = self.allowed(self.policy(outputs[0]), obs)
         return parameters, self.value(outputs[-1]).squeeze(-1), hidden_state
 
     def reset_parameters(self, generator: torch.Generator, init: Init = "auto") -> None:
-        """Initialise as without memory, and then the cells."""
+        """Initialise the actor-critic, then the cells."""
         super().reset_parameters(generator, init)
         self.cell.reset_parameters(generator, init)

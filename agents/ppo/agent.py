@@ -1,4 +1,4 @@
-"""PPO (Schulman et al. 2017): collect a rollout, learn from it for some epochs, forget it."""
+"""PPO (Schulman et al. 2017): collect a rollout, learn from it for some epochs, discard it."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ from steadyrl.memory.cache_cleaner import reclaim
 
 
 class PPO(Agent):
-    """Collect T rows from N environments on the training device, then learn from all of them."""
+    """Collect T timesteps of N environments on the training device, then learn from all of them."""
 
     state_names: ClassVar[tuple[str, ...]] = (
-        "_learner", "_actor", "_rollout", "_rewards", "_next_obs", "_shuffling", "_steps", "_steps_at_rollout_start",
+        "_learner", "_actor", "_rollout", "_rewards", "_next_obs", "_shuffling", "_steps",
+        "_steps_at_rollout_start",
     )  # fmt: skip
     state_limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
         ("_steps", "_steps_at_rollout_start"), COUNT
@@ -81,10 +82,10 @@ class PPO(Agent):
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
         mode = update_mode(settings, spec, device, total_steps)
         module = build_network(settings, spec, self._head, device)
-        # Before the rest, because it asks for the memory of the rest too.
+        # First, because it checks that the memory for all parts is available.
         copies = (
             largest_minibatch_size if mode == "eager" else 2 * largest_minibatch_size
-        )  # a graph has its own of a minibatch
+        )  # a graph has a static copy of a minibatch
         self._rollout = self._init_rollout(spec, module, device, copies)
         network = init_network(module, settings, device, seeds[0])
         self._network, self._obs_normaliser = module, module.normaliser
@@ -105,12 +106,12 @@ class PPO(Agent):
             settings, self._actor, self._rollout, self._rewards, self._next_obs
         )
         self._steps = self._steps_at_rollout_start = (
-            0  # valid steps observed; those before the rollout under way
+            0  # valid steps observed, now and at the rollout's start
         )
         self._frozen_hparams: tuple[int, tuple[float, ...]] | None = None  # see `_freeze_hparams`
 
     def _build_loss_spec(self, rows: int) -> LossSpec:
-        """Return how the learner takes a step on so many rows; a longer loss overrides it."""
+        """Return the loss spec for minibatches of `rows` samples; subclasses extend its loss."""
         return build_loss_spec(
             self._settings, self._head, rows, gathers_in_graph=self._gathers_in_graph
         )
@@ -118,7 +119,7 @@ class PPO(Agent):
     def _init_rollout(
         self, spec: EnvSpec, network: ActorCritic, device: torch.device, copies: int
     ) -> RolloutBuffer:
-        """Build the rollout; who keeps more of each row overrides it."""
+        """Build the rollout buffer; subclasses that store more per sample override this."""
         return init_rollout(self._settings, spec, self._head, network, device, copies=copies)
 
     @override
@@ -146,7 +147,8 @@ class PPO(Agent):
         theirs = steps - self._steps_at_rollout_start
         if not own <= theirs <= (own if alone else steps) or (theirs and not rollout.position):
             raise ValueError(
-                f"agent.begun: is {self._steps_at_rollout_start}, {own} of {steps} steps are since then"
+                f"agent.steps_at_rollout_start: is {self._steps_at_rollout_start} at step "
+                f"{steps}, but the rollout holds {own} valid steps"
             )
         limits = action_limits(self._head)
         check_limits(rollout.action[: rollout.position], limits)
@@ -154,7 +156,7 @@ class PPO(Agent):
             self._obs_normaliser.check_current(steps, frozen=pending is None)
         if pending is None:
             if steps and not np.array_equal(self._next_obs, obs):
-                raise ValueError("agent.next_obs: is not what the environments show")
+                raise ValueError("agent.next_obs: differs from the environments' observations")
             return
         decision, rows = pending[0], len(self._next_obs)
         action = rollout.action
@@ -173,27 +175,27 @@ class PPO(Agent):
 
     @property
     def learning_rate(self) -> float:
-        """Step size of Adam in the update at the end of the rollout under way."""
+        """Adam's learning rate in the update that ends the current rollout."""
         return self._anneal(self._settings.learning_rates)
 
     @property
     def clip(self) -> float:
-        """How far the ratio may move from 1 in the update at the end of the rollout under way."""
+        """Clip range of the probability ratio in the update that ends the current rollout."""
         return self._anneal(self._settings.clips)
 
     @property
     def entropy_coef(self) -> float:
-        """What the entropy counts for in the update at the end of the rollout under way."""
+        """Entropy coefficient in the update that ends the current rollout."""
         return self._anneal(self._settings.entropy_coefs)
 
     @property
     def _loss_scalars(self) -> tuple[float, ...]:
-        """What the loss is given besides the batch."""
+        """What the loss takes besides the batch."""
         varies = self._settings.entropy_coef_varies
         return (self.clip, self.entropy_coef) if varies else (self.clip,)
 
     def _freeze_hparams(self) -> tuple[float, ...]:
-        """Return step size and numbers of the update to come, settled as its rollout begins."""
+        """Return learning rate and loss scalars of the next update, fixed as its rollout begins."""
         if self._frozen_hparams is None or self._frozen_hparams[0] != self._steps_at_rollout_start:
             self._frozen_hparams = (
                 self._steps_at_rollout_start,
@@ -202,10 +204,10 @@ class PPO(Agent):
         return self._frozen_hparams[1]
 
     def _anneal(self, schedule: Callable[[int], Schedule]) -> float:
-        """Anneal from rollout to rollout: by the steps of those before it, never by its own.
+        """Return a schedule's value for this rollout, from the steps at its start.
 
-        So the first update has the full rate and the last one its share: after k of K whole
-        rollouts it is 1 − k/K (Huang et al. 2022, detail 4). A warm-up counts its own as well.
+        So the first update uses the initial value and, after k of K rollouts, linear annealing
+        gives 1 − k/K (Huang et al. 2022, detail 4). A warm-up also counts the rollout's own steps.
         """
         rollout = self._settings.rollout_steps * len(self._next_obs) * self._comm.size
         return schedule(self._total_steps).at(self._steps_at_rollout_start, ahead=rollout)
@@ -214,7 +216,7 @@ class PPO(Agent):
     def policy(
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device
     ) -> tuple[ActorCritic, Actor]:
-        """Build the network of a finished policy, and who takes its most likely actions."""
+        """Build the network of a trained policy, and the actor that takes its mode."""
         return build_policy(settings, spec, device)
 
     @override
@@ -222,19 +224,19 @@ class PPO(Agent):
     def sampling_policy(
         cls, settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
     ) -> tuple[ActorCritic, Actor]:
-        """Build the network, and who draws actions from its distribution."""
+        """Build the network with an actor that samples from its distribution."""
         return build_sampling_policy(settings, spec, device, num_envs=num_envs, seed=seed)
 
     def actor(self, num_envs: int, *, explore: bool) -> Actor:
-        """Return the sampling actor, or one that takes the most likely actions."""
+        """Return the sampling actor, or one that takes the mode."""
         if not explore:
             return build_greedy_actor(self._network, self._head, self.device, self._host_copy)
         if num_envs != len(self._next_obs):
-            raise ValueError(f"rollouts are of {len(self._next_obs)} environments, not {num_envs}")
+            raise ValueError(f"rollouts have {len(self._next_obs)} environments, not {num_envs}")
         return self._actor
 
     def observe(self, decision: Decision, step: Step) -> None:
-        """Store the row and count its valid steps."""
+        """Store the timestep and count its valid steps."""
         rollout = self._rollout
         if rollout.position == 0:
             self._freeze_hparams()
@@ -262,7 +264,7 @@ class PPO(Agent):
     ) -> BlockResult | None:
         updates_statistics = (
             self._obs_normaliser is not None and self._steps_at_rollout_start == 0
-        )  # from row to row
+        )  # they change at every timestep
         if (
             run is None
             or self._fused_rollout is None
@@ -276,9 +278,10 @@ class PPO(Agent):
         return rows
 
     def update(self) -> Metrics | None:
-        """Once the rollout is full: finish it, learn from it for some epochs, forget it.
+        """Update once the rollout is full: compute advantages, learn for some epochs, clear it.
 
-        All of it or nothing: what is cut short has not happened, and is done again one day.
+        It is a transaction: if a stop request interrupts it, everything is restored, and the whole
+        update is due again after resuming.
         """
         rows, stop = self._settings.rollout_steps, self._learner.stop
         if self._rollout.position < rows or stop.confirmed:
@@ -292,7 +295,7 @@ class PPO(Agent):
         if self._obs_normaliser is not None:
             valid = (
                 self._rollout.valid_indices if self._steps_at_rollout_start else None
-            )  # those of the first are counted
+            )  # the first rollout's are counted already
             self._obs_normaliser.update_from(
                 self._rollout.obs.flatten(0, 1), valid, self._evaluator.rows
             )
@@ -308,7 +311,7 @@ class PPO(Agent):
             return self._learn() if some else None
 
     def _compute_advantages(self) -> None:
-        """Turn rewards and values into advantages; V(obs[T]) is one more forward pass."""
+        """Compute advantages from rewards and values; V(obs[T]) takes one more forward pass."""
         rollout, s = self._rollout, self._settings
         uses_autocast = self._learner.uses_autocast
         if self._scales_rewards:
@@ -320,7 +323,7 @@ class PPO(Agent):
                 self._obs_normaliser.set_identity_()
             if uses_autocast or not self._actor.stores_log_prob:
                 self._evaluator(rollout)
-            if isinstance(self._actor, RecurrentSamplingActor):  # of episodes that go on
+            if isinstance(self._actor, RecurrentSamplingActor):  # from its hidden state
                 valid = rollout.flags[-1, -1].numpy()
                 last_value = self._actor.values(obs, valid, self._learner.forward)
             else:
@@ -335,7 +338,7 @@ class PPO(Agent):
             )
 
     def _batches(self, epochs: int) -> Iterator[tuple[Any, Any]]:
-        """Return each epoch's minibatches of all valid rows, and what a row of each counts for."""
+        """Return the minibatches of all epochs over valid samples, with their sample weights."""
         if not (self._gathers_in_graph and self._comm.is_single):
             return chain.from_iterable(self._epoch() for _ in range(epochs))
         orders = (self._rollout.shuffled(self._shuffling) for _ in range(epochs))
@@ -346,10 +349,10 @@ class PPO(Agent):
         if not self._comm.is_single or isinstance(rollout, SequenceRollout):
             return minibatches(rollout, parts, order, self._comm)
         room = None if self._learner.padding is None else self._learner.padding.scratch
-        return zip(rollout.minibatches(parts, order, room), repeat(None))  # its share of these
+        return zip(rollout.minibatches(parts, order, room), repeat(None))  # uniform weights
 
     def _learn(self) -> Metrics | None:
-        """Take the epochs over the rollout."""
+        """Run all epochs over the rollout."""
         rate, *numbers = self._freeze_hparams()
         for batch, sample_weight in self._batches(self._settings.epochs):
             if self._learner.stop.confirmed:
@@ -367,7 +370,7 @@ class PPO(Agent):
         return numbers | {"train/entropy_coef": self.entropy_coef}
 
     def nbytes(self) -> dict[str, int]:
-        """Return the bytes of the rollout with its noise, and of the network's."""
+        """Return the bytes of the rollout with its noise, and of the network."""
         return {"rollout": self._rollout.nbytes + self._actor.nbytes, **super().nbytes()}
 
     def release(self) -> None:
@@ -382,4 +385,4 @@ class PPO(Agent):
             self._evaluator,
             self._fused_rollout,
         )
-        reclaim(device)  # a learner refers to itself, by its methods
+        reclaim(device)  # the learner is part of a reference cycle

@@ -1,4 +1,4 @@
-"""What PPO is built of: its network and rollout, and what a finished policy decides by."""
+"""The parts of PPO: network, loss spec, rollout and actors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOST = torch.device("cpu")
 def build_network(
     settings: PPOSettings, spec: EnvSpec, head: Head, device: torch.device
 ) -> ActorCritic:
-    """Build the network without its memory."""
+    """Build the actor-critic on the meta device, without memory."""
     kind: Callable[..., ActorCritic] = ActorCritic
     if settings.recurrent.cell != "none":
         kind = partial(
@@ -64,7 +64,7 @@ def build_network(
 def init_network(
     network: ActorCritic, settings: PPOSettings, device: torch.device, seed: int
 ) -> FlatNetwork:
-    """Give a network that is to learn its memory and its first weights."""
+    """Allocate and initialise a network for learning."""
     materialize(network, torch.device("cpu"))
     network.reset_parameters(torch.Generator().manual_seed(seed), settings.network.init)
     return FlatNetwork(network, device)
@@ -73,14 +73,14 @@ def init_network(
 def update_mode(
     settings: PPOSettings, spec: EnvSpec, device: torch.device, total_steps: int
 ) -> Mode:
-    """Decide how updates run."""
+    """Select how updates run: eagerly, as a compiled graph or as a CUDA graph."""
     expected = settings.expected_updates(spec, total_steps)
     large = is_large_image(spec.unmasked_shape)
     return compile_mode(settings.compile, device, expected, large_images=large)
 
 
 def gathers_in_graph(settings: PPOSettings, mode: Mode, device: torch.device) -> bool:
-    """Return whether a step picks its rows itself: a graph that reads the host's memory does."""
+    """Return whether minibatches are gathered inside the graph: in compiled graphs on the host."""
     return mode == "compiled" and device.type == "cpu" and settings.recurrent.cell == "none"
 
 
@@ -93,7 +93,7 @@ def build_loss_spec(
     loss: Callable[..., PerSampleLoss] = ppo_loss,
     batch: type[Any] = RolloutBatch,
 ) -> LossSpec:
-    """Return how the learner takes a step by `loss` on minibatches of at most `rows` rows."""
+    """Return the loss spec of `loss` for minibatches of at most `rows` samples."""
     if settings.recurrent.cell != "none":
         return sequence_loss_spec(settings, head, rows, loss)
     return sample_loss_spec(settings, head, rows, loss, batch if gathers_in_graph else None)
@@ -111,11 +111,11 @@ def init_rollout(
     row_extra: int = 0,
     **extra: Any,
 ) -> RolloutBuffer:
-    """Build the rollout, once there is memory for it, for `copies` of its rows, and for the rest.
+    """Build the rollout buffer, after checking that all of PPO's parts fit in memory.
 
-    The rest is the noise, and weights, gradient, optimiser and what is kept while learning. Of the
-    `kinds` the second is for networks that remember; one that keeps `row_extra` bytes more of a
-    row is given what as `extra`.
+    Counted are `copies` of its samples, the noise, weights, gradient, optimiser state and
+    temporaries. The second of `kinds` is for recurrent policies. A subclass that stores
+    `row_extra` more bytes per sample gets `extra` as arguments.
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
     row = math.prod(spec.observation_shape) * dtype.itemsize
@@ -152,7 +152,7 @@ def init_rollout(
 def build_policy(
     settings: PPOSettings, spec: EnvSpec, device: torch.device
 ) -> tuple[ActorCritic, Actor]:
-    """Return the network of a finished policy, its weights not set yet, and who acts by it."""
+    """Return a network with uninitialised weights, and the actor that takes its mode."""
     network, head = _untrained(settings, spec, device)
     return network, build_greedy_actor(network, head, device)
 
@@ -167,7 +167,7 @@ def _untrained(
 def build_greedy_actor(
     network: ActorCritic, head: Head, device: torch.device, host_copy: HostCopy | None = None
 ) -> Actor:
-    """Return an actor that takes the most likely actions."""
+    """Return an actor that takes the policy's mode."""
     if isinstance(network, RecurrentActorCritic):
         return RecurrentGreedyActor(network, head, device)
     if host_copy is not None:
@@ -178,13 +178,13 @@ def build_greedy_actor(
 def build_sampling_policy(
     settings: PPOSettings, spec: EnvSpec, device: torch.device, *, num_envs: int, seed: int
 ) -> tuple[ActorCritic, Actor]:
-    """Return the same network, and who draws actions from its distribution."""
+    """Return the same network with an actor that samples from its distribution."""
     network, head = _untrained(settings, spec, device)
     return network, build_sampling_actor(network, head, device, 1, num_envs, seed)
 
 
 class HostCopy(NamedTuple):
-    """What those who act on the host while a device learns read."""
+    """A copy of the network on the host, for actors there while a device learns."""
 
     network: ActorCritic
     head: Head
@@ -194,7 +194,7 @@ class HostCopy(NamedTuple):
 def build_host_copy(
     settings: PPOSettings, flat: FlatNetwork, spec: EnvSpec, updates: Callable[[], int]
 ) -> HostCopy | None:
-    """Return what is read on the host, where that is quicker than to act on the device."""
+    """Return a host copy of the network where acting on the host is faster than on the device."""
     network = flat.module
     assert isinstance(network, ActorCritic)
     if isinstance(network, RecurrentActorCritic) or settings.teacher.policy is not None:
@@ -219,7 +219,7 @@ def build_sampling_actor(
     host_copy: HostCopy | None = None,
     mode: Mode = "eager",
 ) -> SamplingActor:
-    """Return who draws actions, with noise for so many rows at once."""
+    """Return a sampling actor, with noise for `rows` timesteps drawn at once."""
     size: Any = {"rows": rows, "num_envs": num_envs, "device": device, "seed": seed}
     if isinstance(network, RecurrentActorCritic):
         return RecurrentSamplingActor(network, head, **size)

@@ -1,7 +1,7 @@
-"""The mathematics of PPO (Schulman et al. 2017) as free functions of tensors, and its recipe.
+"""PPO's losses (Schulman et al. 2017) as free functions of tensors, and its loss specs.
 
-Every mean over a minibatch is a dot product with `sample_weight` [B], which is 1/M for each of its M rows
-and 0 for padding.
+Every mean over a minibatch is a dot product with `sample_weight` [B]: 1/M for each of its M
+samples and 0 for padding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steadyrl.agents.ppo.settings import PPOSettings
 from steadyrl.buffers.rollout.buffer import RolloutBatch
 from steadyrl.buffers.rollout.sequences import SequenceBatch
 
-Network = Callable[..., Any]  # of observations: parameters [B, P], values [B]
+Network = Callable[..., Any]  # observations → policy parameters [B, P], values [B]
 
 METRICS = (
     "train/policy_loss",
@@ -34,9 +34,9 @@ METRICS = (
 
 ADAM_EPSILON = 1e-5
 
-KL_TOLERANCE = 1.5  # an epoch stops where the KL exceeds the target by this factor
+KL_TOLERANCE = 1.5  # learning from a rollout ends when KL > this · target_kl
 
-ROUNDING = 1e-6**2  # of a sum of two float32, squared: what varies less is equal
+ROUNDING = 1e-6**2  # squared rounding error of float32 sums: a smaller relative variance is 0
 
 
 def sample_loss_spec(
@@ -46,16 +46,16 @@ def sample_loss_spec(
     loss: Callable[..., PerSampleLoss] | None = None,
     gathers_in_graph: type[Any] | None = None,
 ) -> LossSpec:
-    """Return how the learner takes a step of PPO on minibatches of at most `rows` rows.
+    """Return PPO's loss spec for minibatches of at most `rows` samples.
 
-    The loss is `ppo_loss`, or another one `of` the same numbers. Where a step `gathers_in_graph` its rows,
-    which is cheaper within a graph, a batch is their places and all fields of a whole rollout.
+    `loss` replaces `ppo_loss`. With `gathers_in_graph`, a batch is the samples' indices and all
+    fields of the rollout: gathering them inside the graph is cheaper.
     """
     target = settings.target_kl
     loss = partial(
         loss or ppo_loss, head=head, clip_value=settings.clip_value, value_coef=settings.value_coef
     )
-    if not settings.entropy_coef_varies:  # else it is a number given to each step
+    if not settings.entropy_coef_varies:  # else it is passed to each step
         loss = partial(loss, entropy_coef=settings.entropy_coef)
     return LossSpec(
         loss=loss,
@@ -74,7 +74,7 @@ def sample_loss_spec(
 def sequence_loss_spec(
     settings: PPOSettings, head: Head, rows: int, loss: Callable[..., PerSampleLoss]
 ) -> LossSpec:
-    """Return how the learner takes a step on `rows` of sequences, which come prepared."""
+    """Return PPO's loss spec for `rows` samples in sequences, which are preprocessed already."""
     loss = partial(loss, evaluate=evaluate_sequences)
     pieces = min(settings.grad_accumulation, rows // settings.length)
     how = sample_loss_spec(settings, head, rows, loss)
@@ -82,24 +82,24 @@ def sequence_loss_spec(
 
 
 class PolicyEvaluation(NamedTuple):
-    """What a network says of a batch's rows."""
+    """A network's evaluation of a batch."""
 
-    log_prob: Tensor  # [B] of the actions that were taken
+    log_prob: Tensor  # [B] of the actions taken
     entropy: Tensor  # [B]
     value: Tensor  # [B]
 
 
 def evaluate_batch(network: Network, batch: RolloutBatch, head: Head) -> PolicyEvaluation:
-    """Return what is said of rows, each alone."""
+    """Evaluate independent samples."""
     parameters, value = network(batch.obs)
     return PolicyEvaluation(*head.evaluate(parameters, batch.action), value)
 
 
 def evaluate_sequences(network: Network, batch: SequenceBatch, head: Head) -> PolicyEvaluation:
-    """Return what is said of sequences, unrolled from their carries.
+    """Evaluate sequences, unrolled from their initial hidden states.
 
-    Rows that do not count have the ratio 1, whatever the network has come to say of them: a share
-    of 0 would not save the gradient from an infinite ratio.
+    Masked-out samples get ratio 1: an infinite ratio would make the gradient NaN in spite of a
+    sample weight of 0.
     """
     parameters, value, _ = network(batch.obs, batch.hidden_state, batch.episode_starts)
     log_prob, entropy = head.evaluate(parameters, batch.action)
@@ -117,7 +117,7 @@ def ppo_loss(
     value_coef: float,
     evaluate: Callable[..., PolicyEvaluation] = evaluate_batch,
 ) -> PerSampleLoss:
-    """Return every row's −min(ρA, …) + c_v·ℓ(V) − c_e·H (equation 9), with its parts as metrics."""
+    """Return −min(ρA, …) + c_v·ℓ(V) − c_e·H per sample (equation 9), with its parts as metrics."""
     log_prob, entropy, value = evaluate(network, batch, head)
     log_ratio = log_prob - batch.log_prob
     ratio = log_ratio.exp()
@@ -139,12 +139,12 @@ def ppo_loss(
 
 
 def normalize_advantages(batch: RolloutBatch, sample_weight: Tensor) -> RolloutBatch:
-    """Return a minibatch with its advantages normalised."""
+    """Return the minibatch with normalised advantages."""
     return batch._replace(advantage=normalize_advantage(batch.advantage, sample_weight))
 
 
 def gather_minibatch(whole: tuple[Tensor, ...], sample_weight: Tensor, kind: type[Any]) -> Any:
-    """Return the minibatch whose places [B] come first, ready to be learned from."""
+    """Gather the minibatch with these indices [B], the first tensor; normalise its advantages."""
     rows, *fields = whole
     batch = kind(*(field.index_select(0, rows) for field in fields))
     return normalize_advantages(batch, sample_weight)
@@ -176,10 +176,9 @@ def clipped_value_loss(value: Tensor, old: Tensor, return_: Tensor, clip: float 
 
 
 def explained_variance(value: Tensor, return_: Tensor, comm: Comm = SINGLE_PROCESS) -> Tensor:
-    """Together: return 1 − Var(R − V) / Var(R) [] over all ranks' rows; 0 for equal returns.
+    """Collective: return 1 − Var(R − V) / Var(R) [] over all ranks' samples; 0 for equal returns.
 
-    Returns are the sums of advantages and values: they are equal where they differ by no more than
-    such a sum is rounded.
+    Returns are sums of advantages and values; differences within their rounding error are 0.
     """
     parts = torch.stack((return_, return_ - value))
     if comm.is_single:
@@ -196,6 +195,6 @@ def explained_variance(value: Tensor, return_: Tensor, comm: Comm = SINGLE_PROCE
 
 
 def count_sum_sumsq(x: Tensor) -> Tensor:
-    """Return how many numbers there are, Σx and Σx² [3] in float64."""
+    """Return count, Σx and Σx² [3] in float64."""
     x = x.double()
     return torch.stack((x.new_tensor(len(x)), x.sum(), x.square().sum()))

@@ -20,8 +20,8 @@ from steadyrl.core.errors import (
 from steadyrl.envs.types import EnvSpec
 
 LARGEST_LOG_STD = 20  # e^20 is half a billion
-# What a graph of sequences saves grows with their rows, but so does the time to compile it: it pays
-# after so many times fewer updates. Graphs of more than so many rows take minutes.
+# Compiling sequences saves more per update the longer they are, up to SOONER times as much. Graphs
+# of sequences longer than LONGEST_GRAPH take minutes to compile.
 SOONER, LONGEST_GRAPH = 16, 32
 
 
@@ -58,7 +58,7 @@ class RecurrentSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSettings(TaughtSettings):
-    """Proximal policy optimisation; `rollout_steps` are rows, each with all environments."""
+    """Proximal policy optimisation; `rollout_steps` are timesteps of all environments."""
 
     name: Literal["ppo"]
     network: NetworkSettings
@@ -124,16 +124,16 @@ class PPOSettings(TaughtSettings):
             )
 
     def normalizes_obs(self, spec: EnvSpec) -> bool:
-        """Whether observations are normalised: where nothing is said, vectors are."""
+        """Whether observations are normalised; by default, vectors are and images are not."""
         return spec.dtype == "float32" if self.normalize_obs is None else self.normalize_obs
 
     @property
     def normalizes_reward(self) -> bool:
-        """Whether rewards are normalised: where nothing is said, unless they are clipped."""
+        """Whether rewards are normalised; by default, unless they are clipped."""
         return not self.clip_reward if self.normalize_reward is None else self.normalize_reward
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
-        """Return how many updates a run has; one through L rows of a sequence counts as many."""
+        """Return the updates of a run; those on sequences count up to `SOONER` times."""
         rows = self.rollout_steps * spec.num_envs
         updates = total_steps // rows * self.epochs * self.minibatches_of(rows)
         return updates * min(self.length, SOONER) if self.length <= LONGEST_GRAPH else 0
@@ -143,7 +143,7 @@ class PPOSettings(TaughtSettings):
         return self.largest_minibatch(self.rollout_steps * spec.num_envs)
 
     def of_rank(self, rank: int, size: int) -> PPOSettings:
-        """Return the part of one of several ranks: a minibatch is of all together."""
+        """Return one rank's settings: a minibatch is divided among the ranks."""
         del rank
         self.refuse_several_ranks()
         if self.batch_size is None:
@@ -194,29 +194,29 @@ class PPOSettings(TaughtSettings):
         return over_the_run(self.anneal_learning_rate, self.learning_rate, end, warmup, total_steps)
 
     def clips(self, total_steps: int) -> Schedule:
-        """Return over a run how far the probability ratio may move from 1."""
+        """Return the clip range of the probability ratio over a run."""
         return over_the_run(
             self.anneal_clip, self.clip, self.clip_end, self.clip_warmup, total_steps
         )
 
     def entropy_coefs(self, total_steps: int) -> Schedule:
-        """Return what the entropy counts for over a run."""
+        """Return the entropy coefficient over a run."""
         end, warmup = self.entropy_coef_end, self.entropy_coef_warmup
         return over_the_run(self.anneal_entropy_coef, self.entropy_coef, end, warmup, total_steps)
 
     @property
     def entropy_coef_varies(self) -> bool:
-        """Whether what the entropy counts for is another from update to update."""
+        """Whether the entropy coefficient changes over a run."""
         return self.anneal_entropy_coef != "constant" or self.entropy_coef_warmup > 0
 
     @property
     def length(self) -> int:
-        """Rows of a sequence that is learned from as a whole; without memory each is alone."""
+        """Timesteps per sequence; 1 for feedforward policies."""
         alone = self.recurrent.cell == "none"
         return 1 if alone else min(self.recurrent.sequence_length, self.rollout_steps)
 
     def minibatches_of(self, rows: int) -> int:
-        """Return into how many minibatches a rollout of so many rows is cut."""
+        """Return the number of minibatches of a rollout with `rows` samples."""
         if self.recurrent.cell == "none":
             return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)
         sequences = self._sequences(rows)
@@ -225,7 +225,7 @@ class PPOSettings(TaughtSettings):
         return -(-sequences // (self.batch_size // self.length))
 
     def largest_minibatch(self, rows: int) -> int:
-        """Return the rows of the largest; with memory all have as many, some of which only fill."""
+        """Return the size of the largest minibatch; those of sequences are padded to one size."""
         parts = self.minibatches_of(rows)
         if self.recurrent.cell == "none":
             return -(-rows // parts)
@@ -234,5 +234,5 @@ class PPOSettings(TaughtSettings):
         return -(-sequences // pieces) * pieces * self.length
 
     def _sequences(self, rows: int) -> int:
-        """Return into how many sequences a rollout of so many rows is cut."""
+        """Return the number of sequences of a rollout with `rows` samples."""
         return -(-self.rollout_steps // self.length) * (rows // self.rollout_steps)

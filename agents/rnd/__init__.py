@@ -1,1 +1,1 @@
-"""Exploration by random network distillation (RND). Read `rnd.py` first."""
+"""Random network distillation: intrinsic rewards for novelty. Read `rnd.py` first."""

@@ -1,4 +1,4 @@
-"""PPO that is rewarded for what is new as well, with or without a teacher."""
+"""PPO with random network distillation, with or without a teacher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steadyrl.envs.types import EnvSpec
 
 
 class RNDPPO(PPO):
-    """PPO whose advantages have those of novelty added, before it learns from them."""
+    """PPO that adds the advantages of intrinsic rewards before each update."""
 
     state_names: ClassVar[tuple[str, ...]] = (*PPO.state_names, "_rnd", "_intrinsic_rewards")
 
@@ -41,7 +41,9 @@ class RNDPPO(PPO):
             settings, spec, device=device, seed=seed, total_steps=total_steps, **others
         )
         mode = update_mode(settings, spec, device, total_steps)
-        [rnd_seed] = np.random.SeedSequence([seed, 2]).generate_state(1).tolist()  # of nobody else
+        [rnd_seed] = (
+            np.random.SeedSequence([seed, 2]).generate_state(1).tolist()
+        )  # a stream of its own
         self._rnd = RND(settings, spec, device, mode, rnd_seed)
         self._intrinsic_rewards = self._rnd.rewards
 
@@ -68,7 +70,7 @@ class RNDPPO(PPO):
 
     @property
     def rnd_coef(self) -> float:
-        """What novelty counts for in the update at the end of the rollout under way."""
+        """Coefficient of intrinsic advantages in the update that ends the current rollout."""
         return self._anneal(self._settings.rnd.coefs)
 
     @override
@@ -83,7 +85,7 @@ class RNDPPO(PPO):
         if not self.rnd_coef:
             return metrics
         rnd_metrics = self._rnd.learn(self._rollout, self._shuffling, self.learning_rate)
-        # The rows of the first rollout are stored as the policy's normaliser saw them.
+        # The first rollout stores normalised observations: copy the policy's statistics instead.
         known = self._obs_normaliser if self._steps_at_rollout_start == 0 else None
         self._rnd.update_statistics(self._rollout, known)
         return merge_metrics(metrics, rnd_metrics)
@@ -109,7 +111,7 @@ class DistilledRNDPPO(RNDPPO, DistilledPPO):
 
 
 def merge_metrics(metrics: Metrics | None, others: Metrics | None) -> Metrics | None:
-    """Return both, without the others' loss as a whole, their first, and gradient, their last."""
+    """Return both metrics; of RND's, without the total loss (first) and gradient norm (last)."""
     if metrics is None or others is None:
         return metrics
     names = (*metrics.names, *others.names[1:-1])

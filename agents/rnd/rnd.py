@@ -1,9 +1,8 @@
-"""Curiosity by random network distillation: rewards what is new, beside whatever policy learns.
+"""Random network distillation (Burda et al. 2019): intrinsic rewards beside any PPO policy.
 
-It has a learner of its own: the gradient's norm, which is clipped, and the KL divergence, at which
-steps are undone, are the policy's own business, and a policy's loss may be any (of sequences, with
-a teacher). It learns from every row once: what is learned at once is new no more. Nothing happens
-in the first rollout, before which observations have no scale.
+RND has a learner of its own, because gradient clipping and the KL limit concern the policy alone,
+whose loss may vary (sequences, a teacher). It trains on every sample once per rollout: prediction
+errors would vanish with more. It is idle in the first rollout, before observations have statistics.
 """
 
 from __future__ import annotations
@@ -37,66 +36,66 @@ from steadyrl.core.state import Stateful
 from steadyrl.envs.types import EnvSpec
 from steadyrl.memory.budget import require
 
-CLIP = 5.0  # standard deviations: what is far from all that was seen is new enough
+CLIP = 5.0  # standard deviations of normalised observations (Burda et al. 2019)
 
 METRICS = ("train/rnd_loss", "train/rnd_value_loss")
 
 
 class RNDBatch(NamedTuple):
-    """B valid rows, observations as these networks see them."""
+    """B valid samples; observations normalised for these networks."""
 
     obs: Tensor  # [B, …]
-    next_obs: Tensor  # [B, …] what came next, also where an episode ended
-    features: Tensor  # [B, K] what the fixed network says of that
+    next_obs: Tensor  # [B, …] also where the episode ended
+    features: Tensor  # [B, K] of the target network, for next_obs
     return_: Tensor  # [B]
 
 
 class RNDNetwork(nn.Module):
-    """Predicts features of observations, and the value of the novelty to come; a trunk for each."""
+    """Predictor of the target network's features, and value head of intrinsic returns."""
 
     def __init__(self, shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings):
         super().__init__()
         self.normaliser = ObservationNormaliser(tuple(shape), clip=CLIP)
-        # One layer more than what it predicts.
+        # One layer deeper than the target network.
         self.predictor = feature_network(shape, (*hidden, hidden[-1]), network)
         trunk, size = build_trunk(shape, "float32", hidden, "relu", network)
         self.value = nn.Sequential(trunk, nn.Linear(size, 1))
 
     def forward(self, obs: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values [B] of normalised observations, and features [B, K] of those after them."""
+        """Return values [B] of normalised observations, and features [B, K] of the next ones."""
         return self.value(obs).squeeze(-1), self.predictor(next_obs)
 
 
 def feature_network(
     shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings
 ) -> nn.Module:
-    """Build a network from observations to as many features as its last layer is wide.
+    """Build a network with as many features as its last hidden layer.
 
-    Layers are followed by ReLUs whatever the policy's are: tanh says the same of all that is far.
+    It uses ReLU whatever the policy's activation: tanh saturates on distant observations.
     """
     trunk, size = build_trunk(shape, "float32", hidden, "relu", network)
     return nn.Sequential(trunk, nn.Linear(size, size))
 
 
 def reset_parameters(module: nn.Module, generator: torch.Generator) -> None:
-    """Initialise every layer as U(−2/√fan_in, 2/√fan_in), so that ReLUs bend everywhere.
+    """Initialise every layer as U(−2/√fan_in, 2/√fan_in), so that ReLUs have kinks within the data.
 
-    Without biases a function of few numbers would be guessed far from where it was learned.
+    Without nonzero biases, features of few inputs extrapolate so well that nothing is novel.
     """
     uniform_(module, generator)
     for parameter in module.parameters():
         parameter.data.mul_(2)
 
 
-def prediction_error(predicted: Tensor, known: Tensor) -> Tensor:
+def prediction_error(predicted: Tensor, target: Tensor) -> Tensor:
     """Return mean (f̂ − f)² [B] over the features [B, K]."""
-    return F.mse_loss(predicted, known, reduction="none").mean(-1)
+    return F.mse_loss(predicted, target, reduction="none").mean(-1)
 
 
 def rnd_loss(
     network: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], batch: RNDBatch
 ) -> PerSampleLoss:
-    """Return e(o') + (V(o) − R)² of every row [B], and both as metrics."""
+    """Return e(o') + (V(o) − R)² per sample [B], and both terms as metrics."""
     value, predicted = network(batch.obs, batch.next_obs)
     error = prediction_error(predicted, batch.features)
     squares = F.mse_loss(value, batch.return_, reduction="none")
@@ -107,10 +106,10 @@ def rnd_loss(
 def non_episodic_gae(  # type: ignore[no-untyped-def]
     reward, value, valid, gamma, gae_lambda, advantage
 ):
-    """Write A_t = δ_t + γλA_t', δ_t = r_t + γV(o_t') − V(o_t) [T, N], t' being the next valid row.
+    """Write A_t = δ_t + γλA_t', δ_t = r_t + γV(o_t') − V(o_t) [T, N], t' being the next valid step.
 
-    What is new stays new when an episode ends: neither termination nor truncation ends a return,
-    the row that resets is left out, and what follows is the next episode's first observation.
+    Returns are non-episodic: they continue through terminations and truncations. The step that
+    resets an environment is skipped, so the next episode's first observation follows.
     """
     steps, envs = reward.shape
     for env in range(envs):
@@ -127,21 +126,21 @@ def non_episodic_gae(  # type: ignore[no-untyped-def]
 
 HOST = torch.device("cpu")
 
-ERROR_DECAY = 0.9  # of what a rollout's errors count for in their scale, with every later one
+ERROR_DECAY = 0.9  # per rollout, of earlier errors in their running scale
 
 
 class RolloutOutputs(NamedTuple):
-    """What is told of the observations of a rollout and of those after it, row T."""
+    """RND's outputs for the observations of a rollout, and for the next observation at t = T."""
 
-    features: Tensor  # [T + 1, N, K] by the fixed network
+    features: Tensor  # [T + 1, N, K] of the target network
     error: Tensor  # [T + 1, N]
     value: Tensor  # [T + 1, N]
-    last: Tensor  # [N, …] row T as it is stored
+    last: Tensor  # [N, …] the observation at t = T
     return_: Tensor  # [T, N]
 
 
 class RND(Stateful):
-    """A fixed network, what predicts it, the value of its rewards, and their running scales."""
+    """Target network, predictor, intrinsic values and the running scales of both."""
 
     state_names = ("learner", "_target", "_has_statistics")
 
@@ -152,7 +151,7 @@ class RND(Stateful):
         self._settings = settings
         self._masks = Masks.of(spec, device)
         self._comm: Comm = SINGLE_PROCESS
-        self._has_statistics = False  # whether there is a scale of observations
+        self._has_statistics = False  # whether observations have statistics
         self._minibatch_count = settings.minibatches_of(rows)
         self._minibatch_size = -(-rows // self._minibatch_count)
         with torch.device("meta"):
@@ -186,20 +185,20 @@ class RND(Stateful):
         )
 
     def attach_comm(self, comm: Comm) -> None:
-        """Together: one novelty for all ranks, by the rows that all of them have seen."""
+        """Collective: one RND for all ranks, trained on the samples of all of them."""
         self._comm = self._statistics.comm = self.rewards.comm = comm
         self.learner.attach_comm(comm)
         self._target.attach_comm(comm)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the networks and of what is told of a rollout."""
+        """Bytes of the networks and of a rollout's outputs."""
         outputs = sum(part.nbytes for part in self._outputs)
         return self.learner.nbytes + self._target.nbytes + outputs
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take back all that was learned and counted if CutShortError ends it."""
+        """Restore networks and statistics if Interrupted is raised inside."""
         before = self.rewards.state_dict()
         try:
             with self.learner.transaction():
@@ -210,10 +209,11 @@ class RND(Stateful):
 
     @torch.no_grad()
     def reward(self, rollout: RolloutBuffer, last: Tensor, coef: float) -> None:
-        """Together: add novelty's to the advantages of a rollout, which `last` [N, …] follow.
+        """Collective: add intrinsic advantages to a rollout's; `last` [N, …] is the observation at
+        t = T.
 
-        Errors are divided by the deviation of their discounted sums. Values and returns of what
-        the environments reward stay as they are.
+        Errors are divided by the standard deviation of their discounted sums. Extrinsic values
+        and returns do not change.
         """
         if not self._has_statistics:
             return
@@ -221,9 +221,8 @@ class RND(Stateful):
         outputs.last.copy_(last)
         self._evaluate(rollout.obs.flatten(0, 1), slice(None, -1))
         self._evaluate(outputs.last, slice(-1, None))
-        error, value = (
-            torch.stack((outputs.error, outputs.value)).cpu().numpy()
-        )  # waits for a device
+        # Synchronises with the device.
+        error, value = torch.stack((outputs.error, outputs.value)).cpu().numpy()
         valid = rollout.flags[2].numpy()
         reward = error[1:] * valid
         self.rewards.add(reward, valid)
@@ -231,14 +230,14 @@ class RND(Stateful):
         self.rewards.decay(ERROR_DECAY)
         advantage = reward.copy()
         non_episodic_gae(reward, value, valid, s.rnd.gamma, s.gae_lambda, advantage)
-        worth = torch.from_numpy(advantage).to(outputs.value.device)
-        torch.add(worth, outputs.value[:-1], out=outputs.return_)
-        rollout.advantage.add_(worth, alpha=coef)
+        intrinsic = torch.from_numpy(advantage).to(outputs.value.device)
+        torch.add(intrinsic, outputs.value[:-1], out=outputs.return_)
+        rollout.advantage.add_(intrinsic, alpha=coef)
 
     def learn(
         self, rollout: RolloutBuffer, generator: torch.Generator, rate: float
     ) -> Metrics | None:
-        """Together: learn from every row of the rewarded rollout once."""
+        """Collective: train on every sample of the rollout once."""
         if not self._has_statistics:
             return None
         for rows, sample_weight in self._minibatches(rollout, generator):
@@ -251,9 +250,9 @@ class RND(Stateful):
     def update_statistics(
         self, rollout: RolloutBuffer, known: ObservationNormaliser | None
     ) -> None:
-        """Together: count a rollout's observations, or take over the statistics that `known` has.
+        """Collective: count a rollout's observations, or copy the statistics of `known`.
 
-        So it is where the rollout's rows are normalised already.
+        `known` is given if the rollout's observations are normalised already.
         """
         self._has_statistics = True
         if known is not None:
@@ -266,7 +265,7 @@ class RND(Stateful):
         )
 
     def _evaluate(self, obs: Tensor, rows: slice) -> None:
-        """Fill in what is told of these rows, given their observations [M, …]."""
+        """Write the outputs for these timesteps, given their observations [M, …]."""
         whole = self._outputs
         parts = (part[rows].flatten(0, 1) for part in (whole.features, whole.error, whole.value))
         pieces = (part.split(self._minibatch_size) for part in (obs, *parts))
@@ -280,9 +279,9 @@ class RND(Stateful):
     def _minibatches(
         self, rollout: RolloutBuffer, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, float | None]]:
-        """Together: yield one epoch: rows [M], and what one of them counts for among all ranks'.
+        """Collective: yield one epoch: indices [M] and the sample weight over all ranks.
 
-        A rank that has no row in a part gives one that counts for nothing.
+        A rank without samples in a part contributes one of weight 0.
         """
         parts = rollout.shuffled(generator).tensor_split(self._minibatch_count)
         if self._comm.is_single:
@@ -317,7 +316,7 @@ def _require_memory(
     device: torch.device,
     minibatch_size: int,
 ) -> None:
-    """Refuse what does not fit: networks, what is told of a rollout, and minibatches of floats."""
+    """Refuse what does not fit: networks, a rollout's outputs, and float minibatches."""
     rows = (settings.rollout_steps + 1) * spec.num_envs
     outputs = 4 * rows * (settings.hidden[-1] + 3)
     batch = 4 * minibatch_size * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])

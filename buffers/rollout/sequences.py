@@ -41,13 +41,13 @@ class SequenceIndex(NamedTuple):
 
 
 def sequence_bytes(steps: int, num_envs: int, length: int, hidden_state: int) -> int:
-    """Return the extra bytes of a sequence rollout; `hidden_state`: hidden-state bytes per environment."""
+    """Return the extra bytes of a sequence rollout; `hidden_state`: bytes per environment."""
     sequences = -(-steps // length) * num_envs
     return sequences * (hidden_state + length * 9)
 
 
 class SequenceRollout(RolloutBuffer):
-    """Rollout buffer with the hidden states `hidden_state` [K, N, …] at the start of K·N sequences."""
+    """Rollout buffer with the hidden state [K, N, …] at the start of K·N sequences."""
 
     batch_type: type[Any] = SequenceBatch  # fields of a sample first, then those of a sequence
 

@@ -16,7 +16,7 @@ SPEED = "time/steps_per_second"  # evaluations are not in it
 _SAMPLES = 10  # below that, tenths and slopes say nothing
 _SETTLED = 0.15  # how near its last value a number is when it has settled; fill varies by a tenth
 # What a run's memory access and its work per step depend on.
-_SETTLING = ("buffer/fill", "train/epsilon")
+_SETTLING = ("memory/replay_fill", "train/epsilon")
 
 
 class Limits(NamedTuple):

@@ -15,11 +15,11 @@ def test_fires_once_whenever_multiples_were_passed(every, jumps):
 
 
 def test_a_burst_passes_and_then_one_a_second():
-    pace = RateLimiter(at_once=100)
+    pace = RateLimiter(burst=100)
     passed = [tick for tick in range(5001) if pace.allows(tick / 100)]  # a hundred times a second
     assert passed[:100] == list(range(100))
     assert len(passed) == 150
-    continued = RateLimiter(at_once=100)
+    continued = RateLimiter(burst=100)
     continued.load_state_dict(pace.state_dict())
     assert not continued.allows(50)
     assert continued.allows(51)

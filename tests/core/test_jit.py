@@ -14,7 +14,7 @@ import numba
 import pytest
 from command import ROOT
 
-from steadyrl.core import jit as compiled_module
+from steadyrl.core import jit as jit_module
 from steadyrl.core.errors import SettingError
 
 PROBE = """
@@ -22,9 +22,9 @@ from probe.double import double
 print(double(21), type(double._cache).__name__)
 """
 MODULE = """
-from probe.compiled import compiled
+from probe.jit import jit
 
-@compiled
+@jit
 def double(x):
     return 2 * x
 """
@@ -39,7 +39,7 @@ def run_probe(folder: Path, *, writable: bool) -> str:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "double.py").write_text(MODULE)
-    shutil.copy(compiled_module.__file__, package / "compiled.py")
+    shutil.copy(jit_module.__file__, package / "jit.py")
     home = folder / "home"
     if writable:
         home.mkdir()
@@ -66,27 +66,27 @@ def test_a_kernel_runs_uncached_where_nothing_may_be_written(tmp_path):
 
 CHAIN = {
     "called": """
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
 FACTOR = {factor}
 
-@compiled
+@jit
 def called(x):
     return 2 * x + {more}
 """,
     "between": """
 from called import FACTOR, called
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
-@compiled
+@jit
 def between(x):
     return called(x)
 """,
     "caller": """
 from between import FACTOR, between
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
-@compiled
+@jit
 def caller(x):
     return sum([FACTOR * between(each) for each in (x,)])
 """,
@@ -140,35 +140,35 @@ def test_machine_code_that_cannot_be_read_is_made_anew(tmp_path, monkeypatch, en
 CALLING = """
 import sys
 import numpy as np
-from steadyrl.core.jit import Held, compiled
+from steadyrl.core.jit import Boxed, jit
 
-@compiled
+@jit
 def allocated(x):
     made = np.empty(3)
     for i in range(3):
         made[i] = x[i] / 2
     return made
 
-@compiled
+@jit
 def hashed(name):
     return hash(name)
 
-@compiled
+@jit
 def refused(x):
     if x > 2:
         raise ValueError("too many")
     return [x, x + 1]
 
-@compiled
+@jit
 def held(x):
-    return Held((x, 2.0))
+    return Boxed((x, 2.0))
 
-@compiled
+@jit
 def read(held):
-    return held.inside[0][0] * held.inside[1]
+    return held.value[0][0] * held.value[1]
 
 def compile_more():
-    @compiled
+    @jit
     def later(x):
         return x + 1
     return later(1.0)
@@ -203,9 +203,9 @@ def test_kept_machine_code_is_called_without_preparing_the_compiler(tmp_path):
 
 
 PLANTED = """
-from steadyrl.core.jit import compiled
+from steadyrl.core.jit import jit
 
-@compiled
+@jit
 def planted(x):
     return 2 * x
 """
@@ -276,6 +276,6 @@ def test_without_a_home_nothing_is_kept_in_the_working_directory(planted, monkey
 
 
 def test_a_compiler_that_is_switched_off_is_refused_in_a_line(monkeypatch):
-    monkeypatch.setattr(compiled_module.settings, "DISABLE_JIT", 1)
+    monkeypatch.setattr(jit_module.settings, "DISABLE_JIT", 1)
     with pytest.raises(SettingError, match=r"^NUMBA_DISABLE_JIT=1: .* unset it$"):
-        compiled_module.jit(int)
+        jit_module.jit(int)

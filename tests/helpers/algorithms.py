@@ -21,7 +21,7 @@ Overrides = tuple[str, ...]
 class Small:
     """Overrides of one algorithm, without `agent=<name>` and `agent.compile`."""
 
-    # An update within 8 time steps of one environment, each in a few milliseconds.
+    # An update within 8 timesteps of one environment, each in a few milliseconds.
     quick: Overrides
     # Updates throughout a run of 300 steps with two environments, more than five of them.
     short: Overrides

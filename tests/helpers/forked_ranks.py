@@ -12,6 +12,8 @@ from warm import Process
 from steadyrl.training.distributed.comm import Ranks
 from steadyrl.training.run.rank_info import RankInfo
 
+LIMIT = 300  # seconds until ranks count as hanging: they need some, on a busy machine more
+
 
 def free_port():
     """Return a port that nobody listens on."""
@@ -39,13 +41,27 @@ def together(size, work, *arguments):
         process.start()
     for _, end in ends:
         end.close()
-    found = []
-    for receiving, _ in ends:
-        with contextlib.suppress(EOFError):
-            found.append(receiving.recv())
-    for process in processes:
-        process.join()
+    try:
+        found = _answers([receiving for receiving, _ in ends])
+        for process in processes:
+            process.join(LIMIT)
+        hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    assert not hanging, f"ranks {hanging} did not end"
     assert len(found) == size, "a rank failed; its traceback stands above"
+    return found
+
+
+def _answers(pipes):
+    """Return what ranks sent; those that failed sent nothing."""
+    found = []
+    for pipe in pipes:
+        assert pipe.poll(LIMIT), "a rank hangs"
+        with contextlib.suppress(EOFError):
+            found.append(pipe.recv())
     return found
 
 

@@ -127,7 +127,8 @@ class Victim:
             {
                 tag: value
                 for tag, value in json.loads(line).items()
-                if not tag.startswith(("time/", "memory/")) and tag != "wall_seconds"
+                if tag == "memory/replay_fill"
+                or not tag.startswith(("time/", "memory/", "wall_seconds"))
             }
             for line in lines
         ]

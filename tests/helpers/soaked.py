@@ -23,7 +23,7 @@ def steady(intervals=100, **changes):
                 "step": STEPS * t,
                 "time/steps_per_second": STEPS * (1 + t % 7 / 1000),
                 "eval/return_mean": 500.0,
-                "buffer/fill": min(1.0, t / 10),
+                "memory/replay_fill": min(1.0, t / 10),
                 "train/epsilon": max(0.05, 1 - t / 15),
             }
             for t in range(1, intervals + 1)

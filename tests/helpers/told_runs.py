@@ -14,7 +14,9 @@ from steadyrl.training.setup import build
 class Lines(list):
     def write(self, step, scalars, wall_seconds, episodes, returns):
         timeless = {
-            tag: value for tag, value in scalars.items() if not tag.startswith(("time/", "memory/"))
+            tag: value
+            for tag, value in scalars.items()
+            if tag == "memory/replay_fill" or not tag.startswith(("time/", "memory/"))
         }
         self.append((step, timeless, episodes, returns))
 

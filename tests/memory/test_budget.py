@@ -21,7 +21,7 @@ def machine(monkeypatch):
     """A machine with 16 GB free and no limits but those a test adds."""
     limits = []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
-    monkeypatch.setattr(budget, "cgroup_rooms", lambda: limits)
+    monkeypatch.setattr(budget, "cgroup_bounds", lambda: limits)
     return limits
 
 
@@ -119,5 +119,5 @@ def test_nothing_is_refused_where_nothing_can_be_read(monkeypatch):
 
     monkeypatch.setattr(budget.psutil, "virtual_memory", refuse)
     monkeypatch.setattr(budget.psutil, "Process", refuse)
-    monkeypatch.setattr(budget, "cgroup_rooms", list)
+    monkeypatch.setattr(budget, "cgroup_bounds", list)
     budget.require("replay", 10**15)

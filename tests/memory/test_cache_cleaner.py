@@ -22,14 +22,14 @@ READ_ONLY = 1  # PROT_READ
 # Says what is resident before and after, and the same product twice.
 LETTING_GO = """
 import psutil, torch
-from steadyrl.memory.cache_cleaner import let_go_of_code
+from steadyrl.memory.cache_cleaner import unmap_clean_pages
 from steadyrl.memory.process import read_rss
 process = psutil.Process()
 torch.manual_seed(0)
 first, second = torch.randn(32, 32), torch.randn(32, 32)
 before = first @ second
 held = read_rss(process)
-let_go_of_code()
+unmap_clean_pages()
 left = read_rss(process)
 print(held, left, torch.equal(before, first @ second))
 """
@@ -38,7 +38,7 @@ print(held, left, torch.equal(before, first @ second))
 ASKING_AGAIN = """
 import resource
 import numpy as np
-from steadyrl.memory.cache_cleaner import keep_what_is_freed
+from steadyrl.memory.cache_cleaner import keep_freed_memory
 
 def ask(times):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -48,7 +48,7 @@ def ask(times):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 ask(3)
-keep_what_is_freed()
+keep_freed_memory()
 ask(3)
 print(ask(20))
 """

@@ -113,7 +113,7 @@ def test_a_run_that_cannot_be_looked_at_goes_on(tmp_path):
         "eval.every=0",
     )
     assert summary["status"] == "finished" and summary["steps"] == 2000
-    (warning,) = (line for line in printed.splitlines() if "memory cannot be read" in line)
+    (warning,) = (line for line in printed.splitlines() if "cannot read memory usage" in line)
     assert "Too many open files" in warning
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     by_step = {line["step"]: line for line in lines}

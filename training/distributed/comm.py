@@ -177,7 +177,11 @@ class Ranks(Comm, Stateful):
         finally:
             self.heart.close()
         if together:
+            # A thread of Gloo's may need the GIL to drop a tensor. Old torch waits for that thread
+            # with the GIL held, and for ever, unless Python has a reference to Gloo itself.
+            gloo = c10d.group.WORLD._get_backend(torch.device("cpu"))
             dist.destroy_process_group()
+            del gloo
 
 
 def _kept_by_first(launchers: Any, rank: int) -> tuple[Any, int]:

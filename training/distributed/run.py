@@ -87,13 +87,18 @@ class RankRun(Run):
         """Together: return rank 0's numbers, those of memory and episodes being of all."""
         scalars = super()._scalars()
         # Ranks measure at moments of their own: what is summed is what each one measured last.
-        self._memory |= {tag: v for tag, v in scalars.items() if tag.startswith("memory/")}
+        self._memory |= {tag: v for tag, v in scalars.items() if is_summed(tag)}
         episodes = [self._episodes.count, self._episodes.scalars()]
         all_of_it = self._ranks.all_gather([self._memory, episodes, read_peak() / MB])
         self._peak = sum(peak for _, _, peak in all_of_it)
         for tag in scalars.keys() & self._memory.keys():
             scalars[tag] = sum(memory.get(tag, 0.0) for memory, _, _ in all_of_it)
         return scalars | weighted([each for _, each, _ in all_of_it])
+
+
+def is_summed(tag: str) -> bool:
+    """Return whether a metric is summed over ranks: memory, but not the replay's fill, a ratio."""
+    return tag.startswith("memory/") and tag != "memory/replay_fill"
 
 
 def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Policies as machine code on the host. Read `policy.py` first."""
+"""Policies as compiled code on the host. Read `policy.py` first."""

@@ -1,4 +1,4 @@
-"""The activations of networks as machine code, of a number or of many in place."""
+"""Activations as compiled code, of one number or of an array in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODES: dict[Activation, int] = {"relu": RELU, "tanh": TANH, "elu": ELU, "silu": 
 
 F32 = np.float32
 ZERO, HALF, ONE, TWO = F32(0), F32(0.5), F32(1), F32(2)
-# Rational approximation of tanh (Eigen's), to a few units in the last place; ±1 from there on.
+# Rational approximation of tanh (Eigen's), accurate to a few ulp; ±1 beyond FLAT.
 FLAT = F32(7.9)
 ODD = tuple(
     map(
@@ -41,9 +41,9 @@ EVEN = tuple(
     )
 )
 
-# e^x after Cephes: of what is left of x beside n·ln 2, which is taken away in two parts.
+# e^x after Cephes: a series of x − n·ln 2, with ln 2 subtracted in two parts.
 LOG2_E, LN2_HIGH, LN2_LOW = F32(1.4426950408889634), F32(-0.693359375), F32(2.12194440e-4)
-LEAST = F32(-87.0)  # e^LEAST is nearly the smallest normal number
+LEAST = F32(-87.0)  # e^LEAST is close to the smallest normal float32
 EXPONENT_BIAS, MANTISSA_BITS = 127, 23
 SERIES = tuple(
     map(
@@ -70,15 +70,15 @@ def _declare_power_of_two(typing_context: Any, exponent: Any) -> Any:
     return types.float32(types.int32), generate
 
 
-# In compiled code: power_of_two(n) is 2^n as float32, for an int32 n from −126 to 127.
+# In compiled code: power_of_two(n) returns 2^n as float32, for an int32 n in −126 to 127.
 power_of_two: Any = intrinsic(_declare_power_of_two)
 
 
 @jit
 def exp_of_negative(x: Any) -> Any:
-    """Return e^x of a float32 x ≤ 0, to a few units in the last place; 0 below e^−87."""
+    """Return e^x of a float32 x ≤ 0, accurate to a few ulp; 0 below e^−87."""
     inner = max(x, LEAST)
-    n = np.int32(fma(inner, LOG2_E, -HALF))  # cut off towards 0: the nearest
+    n = np.int32(fma(inner, LOG2_E, -HALF))  # truncation towards 0 rounds to nearest
     whole = F32(n)
     rest = fma(whole, LN2_HIGH, inner)
     rest = fma(whole, LN2_LOW, rest)
@@ -94,7 +94,7 @@ def exp_of_negative(x: Any) -> Any:
 
 @jit
 def silu(x: Any) -> Any:
-    """Return x·σ(x) of a float32: by e^−|x|, so that it keeps its digits where σ is nearly 0."""
+    """Return x·σ(x) of a float32, by e^−|x|, which stays accurate where σ is nearly 0."""
     small = exp_of_negative(-abs(x))
     return x * (ONE if x >= ZERO else small) / (ONE + small)
 
@@ -122,7 +122,7 @@ def tanh(x: Any) -> Any:
 
 @jit
 def activate(x: Any, activation: int) -> None:
-    """Apply an activation to numbers [F] in place; elu by way of tanh, which is quick."""
+    """Apply an activation to numbers [F] in place; ELU by tanh, which is fast."""
     if activation == RELU:
         for i in range(len(x)):
             x[i] = max(x[i], ZERO)

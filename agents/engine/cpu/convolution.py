@@ -1,7 +1,7 @@
-"""One convolution of small boards as machine code: most of a board is empty, which costs nothing.
+"""One convolution of small, mostly empty boards as compiled code: empty cells cost nothing.
 
-Every place that holds something adds its number times the filters to the sums around it, one place
-after the other: the numbers are the same to the last bit for one board and for many.
+Each nonzero cell adds its number times the filters to the sums of its neighbours, in a fixed
+order: results are bitwise equal for one board and for many.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ZERO = np.float32(0)
 
 @jit
 def transpose_filters(weight: int, filters: int, channels: int, tall: int, wide: int) -> Any:
-    """Return filters [O, C, h, w] at an address as [C · h · w · O], each row of one backwards.
+    """Return filters [O, C, h, w] at an address as [C · h · w · O], mirrored along w.
 
-    So what a place adds to the sums of neighbours in a row lies side by side, as they do.
+    So the contributions of a cell to neighbouring sums are contiguous, as the sums are.
     """
     there = np.empty(channels * tall * wide * filters, np.float32)
     if filters:
@@ -35,9 +35,9 @@ def transpose_filters(weight: int, filters: int, channels: int, tall: int, wide:
 
 @jit
 def convolve(weights: Any, tall: int, wide: int, bias: Any, board: Any, sums: Any, y: Any) -> None:
-    """Write max(0, bias + filters * board) [O · h · w] for a board [C, H, W] and turned weights.
+    """Write max(0, bias + filters * board) [O · h · w] for a board [C, H, W].
 
-    The filters go no further than the board's edges. `sums` [h · w · O] is room to work in.
+    `weights` are transposed filters, without padding. `sums` [h · w · O] is scratch memory.
     """
     channels, height, width = board.shape
     filters, rows, columns = len(bias), height - tall + 1, width - wide + 1

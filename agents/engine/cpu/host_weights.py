@@ -1,8 +1,8 @@
-"""A network's weights on the host, for those who act there while a device learns.
+"""A copy of a network's weights on the host, for actors there while a device learns.
 
-For the few observations of a row, a small network takes less time as machine code on the host than
-a device needs to be told of them. Weights are copied when they have changed: once a burst of
-updates. From which size on the device is quicker is measured where a run begins, not guessed.
+For the few observations of one timestep, a small network runs faster as compiled code on the host
+than a device can answer. Weights are copied when they have changed: once per burst of updates.
+Which side is faster is measured at the start of a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HostWeights:
     """A copy of a network on the host."""
 
     def __init__(self, network: FlatNetwork, updates: Callable[[], int]) -> None:
-        """Copy a network whose `updates` are counted."""
+        """Copy a network; `updates` counts its updates."""
         self._network, self._updates = network, updates
         self._copy = FlatNetwork(deepcopy(network.module), HOST)
         self.module = self._copy.module
@@ -40,10 +40,10 @@ class HostWeights:
 
     @torch.no_grad()
     def sync_weights(self) -> None:
-        """Copy what has changed since the last call: that waits for the device."""
+        """Copy the weights if they changed since the last call; that synchronises the device."""
         there, here = self._network, self._copy
         buffers = there.buffers
-        # Steps and broadcasts are counted: what graphs and collectives write counts in no version.
+        # Graphs and collectives do not increase `_version`: updates and broadcasts are counted.
         tensors = (there.weights, *buffers.values())
         now = (self._updates(), there.broadcasts, *(tensor._version for tensor in tensors))
         if now == self._seen:
@@ -54,7 +54,7 @@ class HostWeights:
             buffer.copy_(buffers[name])
 
     def copy(self) -> None:
-        """Copy all, changed or not."""
+        """Copy the weights unconditionally."""
         self._seen = ()
         self.sync_weights()
 
@@ -67,13 +67,13 @@ def is_faster_on_host(
     rows: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """Measure where a row is decided on sooner, with a copy of the weights every so many `rows`."""
+    """Measure where acting is faster, with a copy of the weights every `rows` timesteps."""
     if torch.are_deterministic_algorithms_enabled():
-        return True  # a clock must not decide whose rounding counts
+        return True  # results must not depend on timings
     here = seconds(on_host, clock) + seconds(host_weights.copy, clock) / max(rows, 1.0)
     there = seconds(on_device, clock)
     log.info(
-        "acting on the %s: a row takes %.0f µs on the host, %.0f µs on the device",
+        "acting on the %s: a step takes %.0f µs on the host, %.0f µs on the device",
         "host" if here <= there else "device",
         here * 1e6,
         there * 1e6,
@@ -82,7 +82,7 @@ def is_faster_on_host(
 
 
 def seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return what a call takes once it is warm, in the middle of many."""
+    """Return the median duration of a call after warming up."""
     for _ in range(WARM_UP):
         call()
     taken = []
@@ -101,10 +101,10 @@ def build_host_weights(
     *,
     rows: float,
 ) -> HostWeights | None:
-    """Return a mirror of a network on a device, where rows like obs [N, …] are decided on sooner.
+    """Return host weights if acting on observations like obs [N, …] is faster on the host.
 
-    `builders` build what decides on the host from the copy, if anything does, and what decides on the
-    device. Weights are copied every so many `rows`.
+    `builders` build the function that acts on the host from the copy (None: not supported),
+    and the one on the device. Weights are copied every `rows` timesteps.
     """
     if host_sees(network.weights):
         return None

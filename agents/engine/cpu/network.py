@@ -1,9 +1,8 @@
-"""Small networks as machine code, for those who act on the host.
+"""Small networks as compiled code on the host, for acting.
 
-For the few observations of one step, starting torch's kernels takes several times as long as the
-arithmetic. Weights are read where they lie, so there is nothing to keep in step. Every sum has an
-order of its own: the numbers are the same to the last bit for one row and for many, and in whatever
-function this is compiled into.
+For the few observations of one step, launching torch's kernels takes several times as long as the
+arithmetic. Weights are read in place, so they are never stale. Sums have a fixed order: results are
+bitwise equal for one row and for many, whatever function this is inlined into.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ from steadyrl.core.jit import floats_at, jit
 
 Floats = NDArray[np.float32]
 
-# Columns of a plan, a row for each layer: where its arrays are, and their sizes. Weights are
-# [in, out], or [out, in] where it is transposed; without a norm its address is 0. The rest is 0
-# but of convolutions, and where a first layer is given bytes' share of 255.
+# Columns of a layer table, which has a row per layer: addresses of its arrays, and their sizes.
+# Weights are [in, out], or [out, in] if TRANSPOSED; addresses of absent norms are 0. SCALED: the
+# first layer's inputs are bytes, divided by 255. The other columns are for convolutions.
 WEIGHT, BIAS, NORM_WEIGHT, NORM_BIAS, INPUTS, OUTPUTS, TRANSPOSED, SCALED = range(8)
 FILTERS, CHANNELS, HEIGHT, WIDTH, TALL, WIDE, COLUMNS = range(8, 15)
 
 INV_255 = F32(1.0 / 255.0)
-NORM_EPSILON = F32(1e-5)  # torch's own
+NORM_EPSILON = F32(1e-5)  # torch's default
 
 
 class Layer(NamedTuple):
-    """A linear layer, and the norm after it if there is one."""
+    """A linear layer, and the layer norm after it, if any."""
 
     weight: Floats  # [in, out], or [out, in] if transposed
     bias: Floats  # [out]
     transposed: bool = False
-    norm: tuple[Floats, Floats] | None = None  # its weight and bias [out]
+    norm: tuple[Floats, Floats] | None = None  # weight and bias [out]
 
 
 class Convolution(NamedTuple):
-    """Filters over boards, which end at their edges, and max(0, …) after them."""
+    """A convolution without padding, followed by ReLU."""
 
     weight: Floats  # [O, C, h, w]
     bias: Floats  # [O]
@@ -60,9 +59,9 @@ class Convolution(NamedTuple):
 
 
 class HostNetwork:
-    """Perhaps a convolution, then linear layers with norms and an activation between them.
+    """An optional convolution, then linear layers with layer norms and activations between them.
 
-    What it is given is `scaled` where that is bytes, or was.
+    `scaled`: inputs are bytes, divided by 255.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class HostNetwork:
         scaled: bool = False,
     ) -> None:
         _check_shapes(layers)
-        self._layers = layers  # which keeps the memory that the plan points to
+        self._layers = layers  # keeps the arrays alive that the layer table points to
         self.layer_table: NDArray[np.int64] = np.array(
             [_layer_row(layer) for layer in layers], np.int64
         )
@@ -85,17 +84,19 @@ class HostNetwork:
         )
 
     def __call__(self, x: NDArray[Any]) -> Floats:
-        """Return the last layer's output [N, K] for inputs [N, …]."""
+        """Return the outputs [N, K] for inputs [N, …]."""
         y, rows = np.empty((len(x), self.outputs), np.float32), np.ascontiguousarray(x)
         rows = rows.reshape(len(x), -1)
         if rows.shape[1] != self.inputs:
-            raise ValueError(f"a network of {self.inputs} inputs was given {rows.shape[1]}")
+            raise ValueError(
+                f"the network has {self.inputs} inputs, but {rows.shape[1]} were given"
+            )
         forward(self.layer_table, self.activation, rows, y)
         return y
 
 
 def _check_shapes(layers: Sequence[Layer | Convolution]) -> None:
-    """Refuse layers whose arrays are not of the sizes that compiled code reads them with."""
+    """Raise ValueError unless the arrays have the sizes that compiled code assumes."""
     before: int | None = None
     for number, layer in enumerate(layers):
         inputs, outputs = _layer_row(layer)[INPUTS], _layer_row(layer)[OUTPUTS]
@@ -182,9 +183,10 @@ def _times_transposed(x: Any, weight: int, y: Any) -> None:
 def _rows_times_transposed(
     x: int, inputs: int, weight: int, y: int, outputs: int, row_stride: int
 ) -> None:
-    """Do so for x [TOGETHER, in] and y [TOGETHER, out] at addresses, rows so many bytes apart.
+    """Do so for x [ROWS_AT_ONCE, in] and y [ROWS_AT_ONCE, out] at addresses, with row strides
+    in bytes.
 
-    Weights are read once for all of them.
+    Weights are read once for all rows.
     """
     size, whole = 4, outputs - outputs % 2
     for o in range(0, whole, 2):
@@ -198,7 +200,7 @@ def _rows_times_transposed(
 
 @jit
 def _linear(layer_row: Any, scratch: Any, side: int, rows: int) -> None:
-    """Make the other side of the room [N, out] of this one [N, in] by one linear layer."""
+    """Write one linear layer's output to the other side of the scratch memory [N, out]."""
     inputs, outputs, weight = layer_row[INPUTS], layer_row[OUTPUTS], layer_row[WEIGHT]
     bias, all_at_once = (
         floats_at(layer_row[BIAS], outputs),
@@ -222,7 +224,7 @@ def _linear(layer_row: Any, scratch: Any, side: int, rows: int) -> None:
 def _convolve_boards(
     layer_row: Any, filters: Any, sums: Any, scratch: Any, side: int, rows: int
 ) -> None:
-    """Make the other side [N, O · h · w] of boards [N, C · H · W] by turned filters."""
+    """Write the convolution of boards [N, C · H · W] to the other side [N, O · h · w]."""
     bias = floats_at(layer_row[BIAS], layer_row[FILTERS])
     for n in range(rows):
         board = scratch[side, n, : layer_row[INPUTS]].reshape(
@@ -233,7 +235,7 @@ def _convolve_boards(
 
 @jit
 def _norm_and_activate(layer_row: Any, activation: int, scratch: Any, side: int, rows: int) -> None:
-    """Apply what comes between two layers to one side of the room [N, out]."""
+    """Apply norm and activation after a layer to one side of the scratch memory [N, out]."""
     outputs = layer_row[OUTPUTS]
     for n in range(rows):
         there = scratch[side, n, :outputs]
@@ -256,7 +258,7 @@ def _widest(layer_table: Any) -> int:
 
 @jit
 def _forward_rows(layer_table: Any, activation: int, x: Any, y: Any) -> None:
-    """Do what `forward` does row by row: nothing is gained by several small ones at once."""
+    """Compute `forward` row by row, without convolutions or scaling."""
     layers = len(layer_table)
     scratch = np.empty((2, _widest(layer_table)), np.float32)
     for n in range(len(x)):
@@ -284,10 +286,10 @@ def _forward_rows(layer_table: Any, activation: int, x: Any, y: Any) -> None:
 
 @jit
 def _forward_batched(layer_table: Any, activation: int, x: Any, y: Any) -> None:
-    """Do it a few rows at a time."""
+    """Compute `forward` for ROWS_AT_ONCE rows at a time."""
     first, layers = layer_table[0], len(layer_table)
     scratch = np.empty((2, ROWS_AT_ONCE, max(first[INPUTS], _widest(layer_table))), np.float32)
-    filters = sums = scratch[0, 0]  # which nobody reads where there are none
+    filters = sums = scratch[0, 0]  # unused without a convolution
     if first[FILTERS]:
         filters = transpose_filters(
             first[WEIGHT], first[FILTERS], first[CHANNELS], first[TALL], first[WIDE]
@@ -314,7 +316,7 @@ def _forward_batched(layer_table: Any, activation: int, x: Any, y: Any) -> None:
 
 @jit
 def forward(layer_table: Any, activation: int, x: Any, y: Any) -> None:
-    """Write the last layer's output [N, K] for inputs [N, D]: the same, whichever way is taken."""
+    """Write the outputs [N, K] for inputs [N, D]; both implementations give the same bits."""
     if layer_table[0, FILTERS] or layer_table[0, SCALED]:
         _forward_batched(layer_table, activation, x, y)
     else:

@@ -1,4 +1,4 @@
-"""Stochastic policies and values as machine code, for those who act on the host."""
+"""Policies and values as compiled code on the host."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ NOTHING: Floats = np.zeros(0, np.float32)
 
 
 class PolicyArrays(NamedTuple):
-    """What compiled code draws actions by; what is not there is empty."""
+    """Inputs of compiled action selection; absent parts are empty."""
 
-    layer_table: NDArray[np.int64]  # of the network
+    layer_table: NDArray[np.int64]  # see network.py
     activation: int
-    mean: Floats  # [D] of observations
+    mean: Floats  # [D] of the observation normaliser
     inv_std: Floats  # [D]
-    log_std: Floats  # [A] of a Gaussian; without one it is one choice out of many
-    scale: Floats  # [A] of the environment's bounds, where its units are others
+    log_std: Floats  # [A] of a Gaussian; empty: one discrete action
+    scale: Floats  # [A] to the environment's units; empty: identity
     bias: Floats  # [A]
 
 
 @jit
 def policy_parameters(policy_arrays: PolicyArrays, obs: Any, parameters: Any) -> None:
-    """Write the last layer's output [N, K] for observations [N, D]."""
+    """Write the policy's parameters [N, K] for observations [N, D]."""
     if not len(policy_arrays.mean):
         forward(policy_arrays.layer_table, policy_arrays.activation, obs, parameters)
         return
@@ -66,9 +66,9 @@ def policy_parameters(policy_arrays: PolicyArrays, obs: Any, parameters: Any) ->
 def sample_actions(
     policy_arrays: PolicyArrays, obs: Any, noise: Any, chosen: Any, sent: Any
 ) -> None:
-    """Draw actions [N, A] for observations [N, D]: as `chosen`, and as the environment is sent.
+    """Sample raw (`chosen`) and environment (`sent`) actions [N, A] for observations [N, D].
 
-    One out of many is argmax(logit − noise), a Gaussian's is μ + σ·noise
+    A discrete action is argmax(logit − noise), a Gaussian one μ + σ·noise
     (`agents/networks/distributions.py`).
     """
     parameters = np.empty((len(obs), policy_arrays.layer_table[-1, OUTPUTS]), np.float32)
@@ -90,9 +90,9 @@ def sample_actions(
 
 @jit
 def greedy_actions(policy_arrays: PolicyArrays, obs: Any, sent: Any) -> None:
-    """Write the best actions [N, A] for observations [N, D] as the environment is sent them.
+    """Write the greedy environment actions [N, A] for observations [N, D].
 
-    One out of many is the first of those whose output is the largest, a Gaussian's is μ.
+    A discrete action is the first maximum of the outputs, a Gaussian one is μ.
     """
     parameters = np.empty((len(obs), policy_arrays.layer_table[-1, OUTPUTS]), np.float32)
     policy_parameters(policy_arrays, obs, parameters)
@@ -125,10 +125,7 @@ def epsilon_greedy_actions(
     epsilon: float,
     action: Any,
 ) -> None:
-    """Write actions [N, 1] for observations [N, D]: one's choice [N] where its coin [N] is below ε.
-
-    Elsewhere it is the first of those whose output is the largest.
-    """
+    """Write ε-greedy actions [N, 1] for observations [N, D]: random where uniforms [N] < ε."""
     values = np.empty((1, layer_table[-1, OUTPUTS]), np.float32)
     for n in range(len(obs)):
         if uniforms[n] < epsilon:
@@ -139,7 +136,7 @@ def epsilon_greedy_actions(
 
 
 class HostPolicy:
-    """What parametrises the actions of an actor-critic network."""
+    """The policy of an actor-critic as compiled code."""
 
     def __init__(self, network: ActorCritic, branch: HostNetwork) -> None:
         log_std = NOTHING
@@ -149,7 +146,7 @@ class HostPolicy:
         self._policy_arrays = _policy_arrays(network, branch)._replace(log_std=log_std)
 
     def __call__(self, obs: NDArray[Any]) -> Floats:
-        """Return parameters [N, P] for observations [N, …]."""
+        """Return policy parameters [N, P] for observations [N, …]."""
         given = np.ascontiguousarray(obs).reshape(len(obs), -1)
         mean = np.empty((len(obs), self._network.outputs), np.float32)
         policy_parameters(self._policy_arrays, given, mean)
@@ -159,7 +156,7 @@ class HostPolicy:
         return np.concatenate((mean, np.broadcast_to(log_std, mean.shape)), axis=1)
 
     def policy_arrays(self, head: Head) -> PolicyArrays | None:
-        """Return what compiled code draws by; None where actions are of other kinds."""
+        """Return the inputs of compiled sampling, or None for unsupported actions."""
         if isinstance(head, BoxHead) and head.affine is not None:
             scale, bias = map(_array, head.affine)
             return self._policy_arrays._replace(scale=scale, bias=bias)
@@ -167,10 +164,10 @@ class HostPolicy:
 
 
 class HostValue:
-    """The value of an actor-critic network: for a few rows a tenth of the time of torch's calls."""
+    """The value of an actor-critic as compiled code: a tenth of torch's time for few rows."""
 
     def __init__(self, network: ActorCritic, branch: HostNetwork) -> None:
-        self._network = branch  # which keeps what the drawing points to
+        self._network = branch  # keeps the arrays alive
         self._policy_arrays = _policy_arrays(network, branch)
 
     def __call__(self, obs: Tensor) -> Tensor:
@@ -182,33 +179,33 @@ class HostValue:
 
 
 def q_policy_arrays(network: HostNetwork) -> PolicyArrays:
-    """Return what compiled code chooses by, where outputs are the worth of actions."""
+    """Return the inputs of compiled greedy selection by Q-values."""
     return PolicyArrays(network.layer_table, network.activation, *(NOTHING,) * 5)
 
 
 def q_on_host(network: QNetwork) -> HostNetwork | None:
-    """Return a network whose largest output is the best action, or None where there is none."""
-    if network.shape != () or network.masks is not None:  # () is one number for each action
+    """Return a host network whose largest output is the greedy action, or None."""
+    if network.shape != () or network.masks is not None:  # (): scalar Q-values
         return None
-    # The value of a dueling network is the same for all actions and cannot change the best.
+    # The value stream of a dueling network does not change the argmax.
     return _network(network.trunk, network.advantage, network.observation_shape)
 
 
 def policy_on_host(network: ActorCritic) -> HostPolicy | None:
-    """Return the policy as machine code, or None where torch is as fast."""
+    """Return the policy as compiled code, or None where torch is as fast."""
     policy = network.policy
     branch = _branch(network, 0, policy.mean if isinstance(policy, GaussianLayer) else policy)
     return None if branch is None else HostPolicy(network, branch)
 
 
 def value_on_host(network: ActorCritic) -> HostValue | None:
-    """Return the value as machine code, or None likewise."""
+    """Return the value as compiled code, or None where torch is as fast."""
     branch = _branch(network, 1, network.value)
     return None if branch is None else HostValue(network, branch)
 
 
 def _branch(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | None:
-    """Return what the policy (0) or the value (1) sees by, with what comes last."""
+    """Return the trunk and head of the policy (0) or the value (1)."""
     trunk = network.trunk
     if network.masks is not None:
         return None
@@ -226,7 +223,7 @@ def _branch(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | 
 
 
 def _network(trunk: nn.Module, last: nn.Module, shape: tuple[int, ...]) -> HostNetwork | None:
-    """Return a trunk for observations of this shape with what comes last."""
+    """Return a host network of a trunk for observations of this shape and a last layer."""
     *before, dense = trunk if isinstance(trunk, nn.Sequential) else (trunk,)
     order = [type(part) for part in before if not isinstance(part, PixelScale)]
     convolutions = [part for part in before if isinstance(part, nn.Conv2d)]
@@ -244,7 +241,7 @@ def _network(trunk: nn.Module, last: nn.Module, shape: tuple[int, ...]) -> HostN
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    """Tell whether a convolution goes by single places, within the board, over all channels."""
+    """Return whether a convolution has stride 1, no dilation, no padding and one group."""
     steps = layer.stride == (1, 1) and layer.dilation == (1, 1)
     return steps and layer.padding in ((0, 0), "valid") and layer.groups == 1
 

@@ -1,8 +1,8 @@
-"""Products of vectors and matrices, whose sums do not depend on what a compiler makes of them.
+"""Vector–matrix products whose order of summation does not depend on the compiler.
 
-Dot products are on eight lanes: lane k adds up the products k, k + 8, …; lanes are added in pairs,
-what is left over one by one. Where weights lie the other way, sums go from input to input.
-Each product is added in one operation, rounded once.
+Dot products use eight lanes: lane k sums products k, k + 8, …; lanes are then added pairwise, and
+the remainder one by one. For the other weight layout, sums run over inputs. Every product is added
+by a fused multiply–add, rounded once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LANES_TYPE, ONE_LANE = ir.VectorType(FLOAT, LANES), ir.VectorType(FLOAT, 1)
 
 
 def _declaration(rows: int) -> Any:
-    """Return what adds the products of x [F] and so many rows of a matrix [rows, F] to y [rows]."""
+    """Declare: add the products of x [F] and `rows` rows of a matrix [rows, F] to y [rows]."""
 
     def declare(typing_context: Any, x: Any, matrix: Any, count: Any, y: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -35,7 +35,7 @@ def _declaration(rows: int) -> Any:
 
 
 def _declaration_of_each(many: int, rows: int) -> Any:
-    """Return the same for x [many, F] and y [many, rows], whose rows are so many bytes apart."""
+    """Declare the same for x [many, F] and y [many, rows], with row strides in bytes."""
 
     def declare(
         typing_context: Any, x: Any, matrix: Any, count: Any, y: Any, row_stride: Any
@@ -114,8 +114,8 @@ def _in_pairs(builder: Any, lanes: Any) -> Any:
 
 
 def _declaration_by_inputs(columns: int) -> Any:
-    """Return what adds x [in] times so many columns of a weight [in, out] to as many of y [out]."""
-    # No longer vectors: after work in registers of 512 bits all code runs slower for a while.
+    """Declare: add x [in] times `columns` columns of a weight [in, out] to as many of y [out]."""
+    # No 512-bit vectors: after using them the CPU lowers its clock for a while.
     kind = ir.VectorType(FLOAT, min(columns, LANES))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), None)
     begins = [ir.Constant(ir.IntType(64), at) for at in range(0, columns, kind.count)]
@@ -165,14 +165,14 @@ def _declare_multiple(typing_context: Any, number: Any, x: Any, count: Any, y: A
     return types.none(types.float32, *[types.int64] * 3), generate
 
 
-# In compiled code: add_products(x, matrix, count, y), with addresses of float32 numbers.
+# In compiled code: add_products(x, matrix, count, y), with addresses of float32 arrays.
 add_four_products: Any = intrinsic(_declaration(4))
 add_one_product: Any = intrinsic(_declaration(1))
-# (x, matrix, count, y, apart), for as many rows of x and y as there are `ROWS_AT_ONCE`.
+# (x, matrix, count, y, row_stride), for `ROWS_AT_ONCE` rows of x and y.
 add_two_products_of_each: Any = intrinsic(_declaration_of_each(ROWS_AT_ONCE, 2))
 # add_multiple(number, x, count, y): adds number · x to y [count].
 add_multiple: Any = intrinsic(_declare_multiple)
-# add_inputs(x, inputs, weight, outputs, y), likewise, for columns from where weight and y begin.
+# add_inputs(x, inputs, weight, outputs, y), for columns beginning at weight and y.
 add_inputs_to_many: Any = intrinsic(_declaration_by_inputs(MANY))
 add_inputs_to_eight: Any = intrinsic(_declaration_by_inputs(LANES))
 add_inputs_to_one: Any = intrinsic(_declaration_by_inputs(1))

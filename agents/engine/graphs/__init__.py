@@ -1,1 +1,1 @@
-"""Learning steps as compiled graphs that are kept on disk. Read `trace.py` first."""
+"""Learning steps as compiled graphs, cached on disk. Read `trace.py` first."""

@@ -1,7 +1,7 @@
-"""Where torch's compiler works: a directory that nobody but this user can write to.
+"""The working directory of torch's compiler, writable by this user only.
 
-By itself it takes torchinductor_<user> below the temporary directory, whoever made that, and loads
-the libraries that it finds there.
+The default, torchinductor_<user> in the temporary directory, may have been created by another user,
+and libraries found in it are loaded.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from steadyrl.core.private_directories import make_private, temporary_folder
 log = logging.getLogger("steadyrl")
 
 CHOICE = "TORCHINDUCTOR_CACHE_DIR"
-# Where it keeps compiled headers for all processes, whatever directory is chosen.
+# Where it keeps precompiled headers for all processes, whatever the cache directory.
 HEADERS = {"_HEADER_DIR": ("headers",), "_HEADER_LOCK_DIR": ("headers", "locks")}
 
 
 def compile_directory() -> Path:
-    """Return the directory that was chosen, or this user's own, or one of this process only."""
+    """Return the configured directory, else this user's own, else a temporary one."""
     chosen = os.environ.get(CHOICE)
     if chosen:
         if make_private(Path(chosen).absolute()):
             return Path(chosen).absolute()
-        log.warning("%s=%s is not used: others can write to it, or nobody can", CHOICE, chosen)
+        log.warning(
+            "ignoring %s=%s, not writable, or by other users too: using a private directory",
+            CHOICE,
+            chosen,
+        )
     own = temporary_folder()
     return own if make_private(own) else Path(_of_this_process().name)
 
 
 @cache
 def _of_this_process() -> TemporaryDirectory[str]:
-    """Make a directory that is removed when the process ends."""
+    """Create a directory that is removed when the process exits."""
     return TemporaryDirectory(prefix="steadyrl-")
 
 
 @contextmanager
 def in_private_directory() -> Iterator[Path]:
-    """Let torch's compiler work in such a directory, and in no other."""
+    """Make torch's compiler work in the private directory."""
     chosen, folder = os.environ.get(CHOICE), plain_path(compile_directory())
     os.environ[CHOICE] = str(folder)
     try:
@@ -60,7 +64,7 @@ def _headers_in(folder: Path) -> Iterator[None]:
     from torch._inductor import codecache, config  # slow to import
 
     before = {name: getattr(codecache, name, None) for name in HEADERS}
-    if None in before.values():  # this version of torch keeps them elsewhere, or nowhere
+    if None in before.values():  # this version of torch has no such directories
         keys = ("cpp_cache_precompile_headers", "aot_inductor.precompile_headers")
         with config.patch({key: False for key in keys if key in config.get_config_copy()}):
             yield

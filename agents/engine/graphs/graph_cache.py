@@ -1,7 +1,6 @@
-"""Graphs as machine code of the host, kept from run to run: compiled once, then loaded in a moment.
+"""Compiled graphs as shared libraries, cached on disk between runs.
 
-Each is a library of its own, which runs without the compiler in memory (150 MB) and without
-Python between its loops.
+A library runs without the compiler in memory (150 MB) and without Python between its kernels.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from steadyrl.core.private_directories import cache_directory, is_private, make_
 
 @contextmanager
 def lowering_products() -> Iterator[None]:
-    """Let the compiler write such products into graphs."""
-    if not faster_here():  # nothing asks for them: the compiler is left as it is
+    """Let the compiler lower our matrix product operator."""
+    if not faster_here():  # the operator is not used: leave the compiler unchanged
         yield
         return
-    from torch._inductor import config  # slow to import, as all of it
+    from torch._inductor import config  # slow to import
     from torch._inductor.lowering import lowerings
 
     from steadyrl.agents.engine.graphs.product_template import lower_product
 
     lowerings[operator()] = lower_product
     try:
-        with config.patch(epilogue_fusion=False):  # loops that use a product come after it
+        with config.patch(epilogue_fusion=False):  # a product is a kernel of its own
             yield
     finally:
         del lowerings[operator()]
@@ -47,44 +46,45 @@ def lowering_products() -> Iterator[None]:
 
 log = logging.getLogger("steadyrl")
 
-MAX_CACHED = 64  # libraries of 0.1 to 1 MB; beyond these, the ones that were used longest ago go
+MAX_CACHED = 64  # libraries of 0.1 to 1 MB; least recently used ones are removed
 
-COMPILERS = "TORCHINDUCTOR_"  # how the compiler's own switches in the environment begin
+COMPILERS = "TORCHINDUCTOR_"  # prefix of the compiler's environment variables
 
 
 def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[Any], Any]:
-    """Return what computes `graph` of a list of tensors like these, compiled where it is not kept.
+    """Return the compiled `graph` for inputs like these, from the cache or compiled now.
 
-    Its results are new tensors; inputs that the graph writes to are written to.
+    Outputs are new tensors; inputs that the graph mutates are mutated.
     """
     library = folder() / f"{fingerprint(graph, inputs)}.so"
     private = make_private(library.parent)
     if private and is_private(library):
-        with suppress(RuntimeError):  # not what it was when it was kept
+        with suppress(RuntimeError):  # the file is damaged
             run = _load(library)
             _mark_used(library)
             return run
     built = _compile(graph, inputs)
     if not private:
         log.warning(
-            "compiled graphs are not kept: %s cannot be written to, or others than this user can",
+            "not caching compiled graphs: %s is not writable, or is writable by other users. "
+            "Graphs are compiled again in the next run",
             library.parent,
         )
         return _load(built)
     try:
         _store(built, library)
-    except OSError:  # a home that cannot be written to, a full disk
+    except OSError:  # a read-only home, a full disk
         return _load(built)
     return _load(library)
 
 
 def folder() -> Path:
-    """Return where libraries are kept."""
+    """Return the cache directory."""
     return cache_directory()
 
 
 def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
-    """Return a name for all that the machine code depends on."""
+    """Return a key of everything that the compiled code depends on."""
     modules = [part.code for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
     forms = [(tuple(each.shape), each.stride(), str(each.dtype)) for each in inputs]
     switches = {k: v for k, v in os.environ.items() if k.startswith(COMPILERS) and k != CHOICE}
@@ -99,7 +99,7 @@ def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
 
 
 def _processor() -> str:
-    """Return which instructions there are: a home may be that of many machines."""
+    """Return the processor's features: a home directory may be shared by several machines."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -109,11 +109,11 @@ def _processor() -> str:
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
     for node in graph.graph.nodes:
-        node.meta.clear()  # what tracing noted of shapes is for another compiler than this
+        node.meta.clear()  # shapes recorded by tracing confuse this compiler
     with in_private_directory(), lowering_products(), warnings.catch_warnings():
         from torch._inductor import aot_compile  # slow to import
 
-        warnings.simplefilter("ignore", FutureWarning)  # about torch itself
+        warnings.simplefilter("ignore", FutureWarning)  # in torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))
 
 
@@ -123,7 +123,7 @@ def _load(library: Path) -> Callable[[Any], Any]:
 
 
 def _store(built: Path, library: Path) -> None:
-    """Put a library where it is looked for, whole or not at all."""
+    """Copy a library into the cache, atomically."""
     place, name = tempfile.mkstemp(dir=library.parent)
     try:
         with open(place, "wb") as to, built.open("rb") as source:

@@ -1,8 +1,8 @@
-"""Convolutions of small boards in graphs: as products of patches, where graphs are quick at those.
+"""Convolutions of small boards in graphs, as matrix products of patches.
 
-For few channels the libraries' convolution does a third of what the processor could. All patches
-of a batch side by side are nine times its numbers, so this is for boards and batches that are
-small; the patches of a forward pass serve the backward pass too.
+For few channels the libraries' convolutions reach a third of the processor's throughput. Patches
+take nine times the memory of their boards, so this is for small boards and batches. The patches of
+a forward pass are used by its backward pass too.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from steadyrl.agents.engine.graphs.wide_products import is_supported, product
 
-MOST_BYTES = 16_000_000  # of patches; more of them leave the caches
+MOST_BYTES = 16_000_000  # of patches; more do not fit into caches
 
 
 class Patches:
-    """What a graph has of boards [B, C, H, W]: their patches [B · h · w, tall · wide · C]."""
+    """Patches [B · h · w, tall · wide · C] of a graph's boards [B, C, H, W]."""
 
     def __init__(self) -> None:
         self._of: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
-        """Return what aten.convolution does, or NotImplemented where it is left to that."""
+        """Replace aten.convolution, or return NotImplemented where it is faster."""
         if not self._is_supported(x, weight, how):
             return NotImplemented
         patches, (rows, columns) = self._patches(x, weight), _places(x, weight)
@@ -37,7 +37,7 @@ class Patches:
     def backward(
         self, grad_output: Tensor, x: Tensor, weight: Tensor, sizes: Any, *how: Any
     ) -> Any:
-        """Return what aten.convolution_backward does, where nobody asks for the slope of x."""
+        """Replace aten.convolution_backward where the gradient of x is not needed."""
         *geometry, (of_x, _, of_bias) = how
         if of_x or not self._is_supported(x, weight, tuple(geometry)):
             return NotImplemented
@@ -60,7 +60,7 @@ class Patches:
             _, channels, tall, wide = weight.shape
             _, _, height, width = x.shape
             rows, columns = _places(x, weight)
-            # Where a pixel's channels lie side by side, so does each row of a patch.
+            # In channels-last format each row of a patch is contiguous.
             there = x.contiguous(memory_format=torch.channels_last)
             size = (len(x), rows, columns, tall, wide * channels)
             row = width * channels
@@ -74,5 +74,5 @@ def _places(x: Tensor, weight: Tensor) -> tuple[int, int]:
 
 
 def _patch_major(weight: Tensor) -> Tensor:
-    """Return filters [O, C, tall, wide] as [O, tall · wide · C], as patches are."""
+    """Return filters [O, C, tall, wide] as [O, tall · wide · C], in the order of patches."""
     return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)

@@ -1,4 +1,4 @@
-"""How the compiler writes a product of matrices into a graph: as a call of product.h."""
+"""Inductor's lowering of a matrix product: a call of the code in product.h."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ extern "C" {head}
 
 
 def lower_product(left: Any, right: Any) -> Any:
-    """Return what the compiler has for left @ right, of two matrices or of pairs of them."""
+    """Return Inductor's node of left @ right, for matrices or batches of them."""
     given = [ExternKernel.realize_input(each) for each in (left, right)]
     size = [*left.get_size()[:-1], right.get_size()[-1]]
     layout = FixedLayout(device=left.get_device(), dtype=left.get_dtype(), size=size)
@@ -28,20 +28,20 @@ def lower_product(left: Any, right: Any) -> Any:
 
 
 class Product(CppTemplate):
-    """The code of one such product."""
+    """The generated code of one product."""
 
     def __init__(self, given: list[Any], layout: FixedLayout) -> None:
         super().__init__("product", given, layout, parallel_num_threads())
 
     @override
     def render(self, **given: Any) -> str:
-        """Return the function; the compiler tells which tensor its result is once it knows."""
+        """Return the function's code; the compiler passes its output buffer once it is known."""
         kernel, (left, right) = given["kernel"], self.input_nodes
         sums: Any = given.get("template_buffer_node") or self.output_node
         head = kernel.def_kernel(inputs={"left": left, "right": right}, outputs={"sums": sums})
         arguments = {
-            "left": _to_node(kernel, left),
-            "right": _to_node(kernel, right),
+            "left": _matrix_arguments(kernel, left),
+            "right": _matrix_arguments(kernel, right),
             "sums": kernel.args.output(sums.get_name()),
             "pairs": kernel.size(sums, 0) if len(sums.get_size()) > 2 else 1,
         }
@@ -49,8 +49,8 @@ class Product(CppTemplate):
         return "\n".join((self.header().getvalue(), CODE.read_text(), call))
 
 
-def _to_node(kernel: Any, matrices: Any) -> str:
-    """Return the arguments for a matrix, or the first of several, and how far apart those are."""
+def _matrix_arguments(kernel: Any, matrices: Any) -> str:
+    """Return the arguments of a matrix, or of a batch's first one and the batch stride."""
     sides = len(matrices.get_size())
     two = sides - 2, sides - 1
     size, stride = ([part(matrices, side) for side in two] for part in (kernel.size, kernel.stride))

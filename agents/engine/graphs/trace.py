@@ -1,7 +1,7 @@
-"""How a function of tensors becomes a graph, and what is written otherwise in it to be fast.
+"""Trace a function of tensors to a graph, and rewrite operations in it for speed.
 
-torch has a tracer, which brings its compiler along: a second, for graphs that are mostly kept from
-an earlier run. This one writes down what is computed while the function runs once.
+torch's own tracer imports the compiler (1 s), which cached graphs do not need. This one records the
+operations while the function runs once.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
 def trace(
     function: Callable[..., Any], args: tuple[Any, ...], only_read: Sequence[int] = ()
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """Return a graph of `function`, and the tensors it takes after its flattened arguments.
+    """Return a graph of `function`, and the captured tensors that follow its flattened inputs.
 
-    It runs on copies, but of arguments that it only reads, by their numbers, on these themselves.
+    The function runs on copies of its arguments, except those with indices in `only_read`.
     """
     patches = Patches()
     rewritten: dict[Any, Callable[..., Any]] = {
@@ -61,14 +61,14 @@ def trace(
 
 
 class Tracer(TorchDispatchMode):
-    """Writes down every operation on tensors while it is entered, and what each was given."""
+    """Record every tensor operation while it is entered."""
 
     def __init__(self, inputs: list[Tensor], rewritten: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
-        self.captured: list[Tensor] = []  # tensors from elsewhere: arguments after the `inputs`
+        self.captured: list[Tensor] = []  # tensors from outside, as inputs after the `inputs`
         self._graph = torch.fx.Graph()
         self._rewritten = rewritten
-        # Weakly: autograd makes a view of what nobody else holds, and else of a copy of it.
+        # Weak keys: a further reference would make autograd copy a tensor instead of viewing it.
         self._nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
         self._last: torch.fx.Node | None = None
         for place, tensor in enumerate(inputs):
@@ -76,13 +76,13 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Let torch not import its compiler to be told that this is not to be compiled."""
+        """Return False without importing torch's compiler, which the default does."""
         return False
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with self:  # what it is made of is written down in its place
+        with self:  # record the operations that it decomposes into
             rewrite = self._rewritten.get(func)
             found = NotImplemented if rewrite is None else rewrite(*args, **kwargs)
             if found is NotImplemented:
@@ -96,7 +96,7 @@ class Tracer(TorchDispatchMode):
         return found
 
     def build_graph(self, found: Any) -> torch.fx.GraphModule:
-        """Return the graph of what was written down, which gives what was `found`."""
+        """Return the graph with these outputs."""
         self._graph.output(torch.fx.node.map_aggregate(found, self._to_node))
         return torch.fx.GraphModule(torch.nn.Module(), self._graph)
 
@@ -104,8 +104,8 @@ class Tracer(TorchDispatchMode):
         if not isinstance(value, Tensor):
             return value
         if value not in self._nodes:
-            if value.grad_fn is not None:  # else it would be taken for a constant
-                raise RuntimeError("a tensor was computed that tracing did not see")
+            if value.grad_fn is not None:  # else it would be a constant
+                raise RuntimeError("a tensor was computed outside of tracing")
             self._add_placeholder(f"captured{len(self.captured)}", value)
             self.captured.append(value)
         return self._nodes[value]
@@ -128,12 +128,12 @@ class Tracer(TorchDispatchMode):
                 self._record(self._graph.call_function(operator.getitem, (node, place)), part)
 
 
-# Products that are so narrow are sums in a loop with what is done before and after; the library
-# takes longer to be called, but not longer than a loop that jumps from row to row of a matrix that
-# lies transposed. Those with few columns it computes several times as fast transposed.
+# Narrow products are written as sums, which fuse with the operations around them: a library call
+# takes longer, except where the loop would stride over a transposed matrix. Products with few
+# columns are several times as fast transposed.
 NARROW, FEW = 2, 16
 
-SHORT = 8  # sums of so few are written out where they are needed
+SHORT = 8  # batched products with inner dimensions up to this are written as sums
 
 
 def _mm(left: Tensor, right: Tensor) -> Any:
@@ -150,7 +150,7 @@ def _mm(left: Tensor, right: Tensor) -> Any:
 def _addmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
     found = _mm(left, right)
     found = torch.mm(left, right) if found is NotImplemented else found
-    # As below; of a plain sum with a product the compiler would make one call of both again.
+    # As below; the unsqueeze keeps the compiler from merging both into addmm again.
     return (found.unsqueeze(0) + bias).squeeze(0)
 
 
@@ -162,5 +162,5 @@ def _bmm(left: Tensor, right: Tensor) -> Any:
 
 def _baddbmm(bias: Tensor, left: Tensor, right: Tensor) -> Any:
     found = _bmm(left, right)
-    # The library would first write the bias to every row of the result; so it costs nothing.
+    # The library would write the bias to every row first; as a sum it fuses into other loops.
     return (torch.bmm(left, right) if found is NotImplemented else found) + bias

@@ -1,8 +1,8 @@
-"""Products of matrices in graphs for processors that torch's own library uses by half.
+"""Matrix products in graphs, for processors that torch's default library does not use fully.
 
-torch asks Intel's MKL, which leaves the AVX-512 units of AMD's processors idle. oneDNN, which comes
-with torch too, uses them, but a call of it takes longer than a small product. So graphs hold code
-of their own there (product.h): twice as fast as either where small, as oneDNN where large.
+torch calls Intel's MKL, which does not use AVX-512 on AMD processors. oneDNN, also part of torch,
+does, but calling it takes longer than a small product. So graphs contain code of their own there
+(product.h): twice as fast as either for small products, as fast as oneDNN for large ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CODE = Path(__file__).with_name("product.h")
 
 @cache
 def faster_here() -> bool:
-    """Whether this processor has units that MKL does not use."""
+    """Return whether this processor has AVX-512 units that MKL does not use."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if not (wide and torch.backends.mkl.is_available()):
         return False
@@ -34,14 +34,14 @@ def faster_here() -> bool:
 
 
 def is_supported(*matrices: Tensor) -> bool:
-    """Whether graphs multiply such numbers by code of their own."""
+    """Return whether graphs multiply these tensors with their own code."""
     fit = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in matrices)
     return fit and faster_here()
 
 
 @cache
 def _library() -> torch.library.Library:
-    """Return what holds the operator, by torch's plain way: its newer one loads its compiler."""
+    """Return the library with the operator; torch's newer API would import the compiler."""
     library = torch.library.Library(SPACE, "FRAGMENT")
     library.define(f"{OPERATOR}(Tensor left, Tensor right) -> Tensor")
     library.impl(OPERATOR, torch.matmul, "CompositeExplicitAutograd")
@@ -51,12 +51,12 @@ def _library() -> torch.library.Library:
 
 @cache
 def operator() -> Callable[[Tensor, Tensor], Tensor]:
-    """Return left @ right as an operator of its own, which no compiler pass rewrites."""
+    """Return left @ right as an opaque operator, which no compiler pass rewrites."""
     _library()
     told: Callable[[Tensor, Tensor], Tensor] = torch.ops.steadyrl.product.default
     return told
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right, matrices or several of them [B, …]: in a graph, code of its own."""
+    """Return left @ right, for matrices or batches of them, as an operator of its own."""
     return operator()(left, right)

@@ -224,10 +224,10 @@ def test_the_teachers_turns_are_annealed(name, normalised):
 GIVEN = {
     "NaN": lambda obs: np.full((len(obs), 3), np.nan),
     "shape": lambda obs: np.zeros((len(obs), 2)),
-    "whole numbers": lambda obs: np.full(len(obs), 3),
+    "integers from": lambda obs: np.full(len(obs), 3),
     "sum to 1": lambda obs: np.ones((len(obs), 3)),
     "act failed: ZeroDivisionError": lambda obs: 1 / 0,
-    "no numbers": lambda obs: ["left"] * len(obs),
+    "expected numbers": lambda obs: ["left"] * len(obs),
     "read-only": lambda obs: obs.fill(0),
 }
 

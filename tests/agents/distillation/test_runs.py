@@ -110,7 +110,9 @@ def test_a_module_teaches_when_it_is_typed_and_never_by_a_checkpoint_alone(tmp_p
 def test_a_teacher_that_says_nothing_ends_the_run_in_a_line(tmp_path):
     nan = "agent.teacher.policy=pole_teacher:Nan"
     _, _, printed = warm.run(tmp_path, *PPO, *SHORT, nan, quick=False, code=2)
-    assert "error: agent.teacher.policy=pole_teacher:Nan: gave what is not finite" in printed
+    assert (
+        "error: agent.teacher.policy=pole_teacher:Nan: returned NaN or infinite numbers" in printed
+    )
 
 
 @pytest.mark.parametrize(

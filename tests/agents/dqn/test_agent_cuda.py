@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def acting(monkeypatch):
-    monkeypatch.setattr(mirror, "quicker_on_host", lambda *_, **__: True)
+    monkeypatch.setattr(mirror, "is_faster_on_host", lambda *_, **__: True)
 
 
 def build(compile, home, prioritized):

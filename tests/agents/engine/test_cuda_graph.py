@@ -170,8 +170,8 @@ def test_functions_that_synchronise_are_not_captured(device, caplog):
         assert looking(torch.full((2,), 3.0)).tolist() == [18.0, 18.0]
     assert device == []
     assert [r.getMessage() for r in caplog.records] == [
-        "a test cannot be recorded here, running eagerly: RuntimeError: operation not permitted "
-        "when stream is capturing: _local_scalar_dense"
+        "cannot capture a test as a CUDA graph, running eagerly: RuntimeError: operation not "
+        "permitted when stream is capturing: _local_scalar_dense"
     ]
     caplog.clear()
 

@@ -81,7 +81,7 @@ def card(monkeypatch, caplog):
 
 
 def choose(monkeypatch, *, acting="device", home="host", mode="eager"):
-    monkeypatch.setattr(mirror, "quicker_on_host", lambda *_, **__: acting == "host")
+    monkeypatch.setattr(mirror, "is_faster_on_host", lambda *_, **__: acting == "host")
     for building in (dqn_building, ppo_building):
         monkeypatch.setattr(building, "compile_mode", lambda *_, **__: mode)
     where = META if home == "device" else None

@@ -145,7 +145,7 @@ def test_batches_are_preprocessed_before_they_are_split():
 
 @pytest.mark.parametrize("rows", [8, 5, 1])
 def test_padded_batches_take_the_same_step(rows):
-    plain, padded = line(), as_traced(line(mode="compiled", rows=8))
+    plain, padded = line(), as_traced(line(mode="compiled", max_batch_size=8))
     for _ in range(3):
         reports = [learner.step(points(rows), 1e-2)[0] for learner in (plain, padded)]
         assert len(reports[1]) == 8
@@ -310,7 +310,7 @@ def test_failed_captures_fall_back_to_eager_with_one_warning(driver, caplog):
     assert torch.equal(eager.network.weights, refused.network.weights)
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "cannot be recorded here, running eagerly: RuntimeError: operation not" in warnings[0]
+    assert "as a CUDA graph, running eagerly: RuntimeError: operation not" in warnings[0]
 
 
 def test_out_of_memory_during_capture_is_raised(driver, monkeypatch):

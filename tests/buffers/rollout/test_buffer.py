@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadyrl.agents.learner.minibatch import places
+from steadyrl.agents.learner.minibatch import index_batches
 from steadyrl.buffers.rollout.buffer import RolloutBatch, RolloutBuffer
 from steadyrl.buffers.rollout.gae import gae_host, gae_torch
 from steadyrl.core.errors import MemoryBudgetError
@@ -202,7 +202,7 @@ def test_places_are_those_of_the_minibatches_filled_up_at_no_share(seed, steps, 
     orders = (rollout.shuffled(other) for _ in range(3))
     size, flat = max((len(batch.obs) for batch in batches), default=1) + 1, rollout.flat()
     for batch, ((place, *whole), share) in zip(
-        batches, places(flat, orders, count, size), strict=True
+        batches, index_batches(flat, orders, count, size), strict=True
     ):
         assert all(part is there for part, there in zip(whole, flat, strict=True))
         some = len(batch.obs)

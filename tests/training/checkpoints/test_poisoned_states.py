@@ -174,7 +174,7 @@ def test_layers_that_do_not_fit_one_another_are_refused(layers: list[Layer | Con
 
 def test_inputs_of_another_size_are_refused() -> None:
     network = HostNetwork([Layer(floats(4, 8), floats(8))], "relu")
-    with pytest.raises(ValueError, match="4 inputs was given 3"):
+    with pytest.raises(ValueError, match="4 inputs, but 3 were given"):
         network(floats(2, 3))
 
 

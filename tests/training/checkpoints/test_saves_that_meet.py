@@ -62,7 +62,7 @@ def test_two_saves_that_meet_are_both_written_where_one_is_kept(
     saver.save(3, None)  # as an evaluation that is the best so far asks for
     saver.checkpoints.wait()
     assert [saved.step for saved in saved_below(tmp_path / "checkpoints")] == [3]
-    assert "cannot be written" not in caplog.text
+    assert "cannot write" not in caplog.text
 
 
 def newest_known(comm: Comm, folder: str) -> tuple[str | None, bool]:

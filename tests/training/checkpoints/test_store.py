@@ -71,7 +71,7 @@ def test_nothing_is_removed_for_one_that_is_not_what_was_written(
     save(checkpoints, 1)
     files.lies = True
     save(checkpoints, 2)
-    assert "checkpoint at step 2 cannot be written" in caplog.text
+    assert "cannot write the checkpoint of step 2" in caplog.text
     assert checkpoints.last == tmp_path / "step-000000000001"
     assert next(checkpoints.iter_valid(anything)).step == 1
     files.lies = False

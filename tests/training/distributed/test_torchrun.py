@@ -120,7 +120,7 @@ def test_a_full_disk_on_one_rank_is_a_warning_and_the_last_checkpoint_stays(tmp_
     launcher = launch(tmp_path, *ENDLESS, "env.kwargs.fault=disk", "total_steps=3000")
     out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 1 and "exitcode  : 9" in err, err
-    assert "cannot be written" in out and "rank 1: OSError" in out
+    assert "cannot write the checkpoint" in out and "rank 1: OSError" in out
     assert "step 3,000 was reached, but not written: the last checkpoint" in err
     assert summary(tmp_path)["status"] == "failed"
     found = checkpoints(tmp_path)

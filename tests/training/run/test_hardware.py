@@ -136,7 +136,7 @@ def test_a_cpu_says_that_it_has_no_tf32(as_it_was, caplog):
 
 def test_the_plan_tells_of_the_device_too(monkeypatch):
     room = budget.Bound("8 GB on cuda:0", 2_000_000_000)
-    monkeypatch.setattr(budget, "_cuda_room", lambda device: room)
+    monkeypatch.setattr(budget, "_cuda_bound", lambda device: room)
     line = budget.memory_plan({"replay": 5_000_000}, torch.device("cuda:0"))
     assert line.startswith("memory plan: replay 5.00 MB, still available ")
     assert line.endswith(" on the host, 1.90 GB on cuda:0"), line

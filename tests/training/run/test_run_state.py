@@ -51,7 +51,7 @@ def test_an_interval_that_was_changed_counts_on(every, next_):
 
 
 def test_a_run_that_logs_without_end_slows_down_and_forgets_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("steadyrl.core.clock.RateLimiter", lambda: RateLimiter(at_once=5))
+    monkeypatch.setattr("steadyrl.core.clock.RateLimiter", lambda: RateLimiter(burst=5))
     told = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
     lines = Lines()
     with build(told) as (env, agent):

@@ -31,7 +31,7 @@ def copies(monkeypatch):
 
     def as_a_device():
         monkeypatch.setattr(mirror, "host_sees", lambda _: False)
-        monkeypatch.setattr(mirror, "quicker_on_host", lambda *_, **__: True)
+        monkeypatch.setattr(mirror, "is_faster_on_host", lambda *_, **__: True)
         return made
 
     return as_a_device

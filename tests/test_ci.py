@@ -1,4 +1,4 @@
-"""CI follows README's commands as they stand there, and fails where one of them does."""
+"""CI follows README's commands as they stand there, and fails where something does."""
 
 import os
 import shutil
@@ -72,3 +72,8 @@ def test_ci_fails_where_a_command_of_the_readme_fails(follow, blocks, reached):
 
 def test_ci_fails_where_the_readme_has_lost_its_commands(follow):
     assert follow(["echo one"], "newcomer", "readme:2").returncode != 0
+
+
+def test_before_a_release_a_stage_that_tries_nothing_has_failed(follow):
+    done = follow(["echo one"], "full", "--only", "pythons")  # nothing says which are admitted
+    assert done.returncode != 0 and "ended well" not in done.stdout
