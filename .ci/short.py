@@ -13,7 +13,7 @@ from pathlib import Path
 from steadyrl.agents.registry import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT = 180  # seconds that any step may take
+LIMIT = 600  # seconds until a step counts as hanging: minutes on a machine that has others to serve
 SETTINGS = ("device=cpu", "total_steps=6000", "agent.compile=false", "eval.every=0")
 
 
@@ -24,9 +24,12 @@ def command(script: str, *arguments: str) -> list[str]:
 
 def call(script: str, *arguments: str) -> None:
     """Run a program to its end, which has to be a good one."""
-    done = subprocess.run(
-        command(script, *arguments), timeout=LIMIT, capture_output=True, text=True
-    )
+    try:
+        done = subprocess.run(
+            command(script, *arguments), timeout=LIMIT, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired:
+        sys.exit(f"{script} {' '.join(arguments)}: no end within {LIMIT} s")
     if done.returncode != 0:
         sys.exit(f"{script} {' '.join(arguments)}: exit {done.returncode}\n{done.stderr}")
 

@@ -39,8 +39,8 @@ class TeacherSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaughtSettings:
-    """What the settings of algorithms have that can learn from a teacher."""
+class DistillationSettings:
+    """Base of the settings of algorithms that support a teacher."""
 
     teacher: TeacherSettings
 

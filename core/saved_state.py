@@ -118,7 +118,7 @@ class Saved:
     """A saved mapping, whose values are taken out by name and kind."""
 
     def __init__(self, state: Any, of: str) -> None:
-        """Take the state of what is called `of`."""
+        """Wrap a saved state; `of` names it in error messages."""
         if not isinstance(state, Mapping):
             raise ValueError(f"{of} is saved as {type(state).__name__}, not as a mapping")
         self._state, self._of = state, of

@@ -159,7 +159,7 @@ class BlockResult(NamedTuple):
     episodes: tuple[tuple[int, Episode], ...]
 
 
-# Lets compiled code make rows: `VectorEnv.run`.
+# The type of `VectorEnv.step_many`.
 StepMany = Callable[[Callable[..., None], int, Any], BlockResult]
 # First entries of the block context's counters: which of the two observation arrays is current,
 # which of the two step buffers is current, stop after this timestep, stop because of NaN/infinity.

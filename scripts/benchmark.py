@@ -1,8 +1,8 @@
-"""Measure this program on the machine at hand, beside others where they are installed.
+"""Benchmark this program on this machine, against other libraries if they are installed.
 
     taskset -c 0 python scripts/benchmark.py replay
 
-Peers come with `pip install -e ".[peers]"`. All contestants run in one process, in turns.
+Install the peers with `pip install -e ".[peers]"`. Contestants run alternately in one process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from steadyrl.agents.engine.graphs.graph_cache import host_code
 from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.engine.graphs.wide_products import faster_here
 
-# One module an idea; each brings add_parser(subparsers), which says what to run.
+# One module per topic; each has add_parser(subparsers), which registers its benchmarks.
 MODULES = (agents, race, replay, rollout, growth, watch)
 
-# A program that starts as train.py does, and says what it has cost where.
+# Starts like train.py, and prints the cost of each phase.
 PROBE = """
 import sys, time
 begin = time.perf_counter()
@@ -60,7 +60,7 @@ for part in marks:
     print("MARK", *part, sep="|")
 """
 
-# Rows, what is summed over, columns: of PPO's layers, DQN's, and those behind boards and images.
+# (rows, inner, columns) of matrix products: PPO's layers, DQN's, and those after a CNN.
 SIZES = (
     (256, 64, 64),
     (64, 256, 64),
@@ -71,12 +71,12 @@ SIZES = (
     (256, 3136, 512),
 )
 OURS, TORCH, ONEDNN = "in graphs", "torch", "oneDNN"
-SIDE_BY_SIDE = 8  # products in a graph: handing it its tensors takes as long as a small one
-WORK = 30_000_000  # multiplications in a turn, at least
+SIDE_BY_SIDE = 8  # products per graph: passing one its inputs costs as much as a small product
+WORK = 30_000_000  # multiplications per turn, at least
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read the command line and run one benchmark."""
+    """Parse the command line and run one benchmark."""
     description = __doc__.splitlines()[0] if __doc__ else None
     parser = argparse.ArgumentParser(description=description)
     subparsers = parser.add_subparsers(required=True, metavar="benchmark")
@@ -94,12 +94,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def startup(args: argparse.Namespace) -> None:
-    """Time a fresh process up to its first step, and say what it has resident, then and later.
+    """Measure time and memory of a fresh process, phase by phase up to 5,000 steps.
 
-    In the last column what the largest of the environments' workers shares with nobody.
+    The last column is the USS of the largest environment worker.
     """
     rounds = [_started(args.overrides) for _ in range(args.rounds + 1)][1:]
-    print("| until it has done this | seconds | on the CPU | resident MB | at most | of a worker |")
+    print("| phase | seconds | CPU seconds | RSS, MB | peak RSS, MB | worker USS, MB |")
     print("|---|---:|---:|---:|---:|---:|")
     for marks in zip(*rounds, strict=True):
         columns = zip(*(numbers for _, numbers in marks), strict=True)
@@ -117,12 +117,12 @@ def _started(overrides: Sequence[str]) -> list[tuple[str, list[float]]]:
 
 
 def products(args: argparse.Namespace) -> None:
-    """Print a Markdown table: how long a product takes, as it is and with weights turned."""
+    """Print a Markdown table: time of a matrix product, weights row-major and transposed."""
     torch.set_num_threads(1)
     if not faster_here():
-        print("graphs leave products to torch's library on this processor\n")
+        print("compiled graphs use torch's own matrix products on this CPU\n")
     print(
-        "| rows, inner, columns | way | µs | GFLOP/s | against graphs' |\n|---|---|---:|---:|---:|"
+        "| rows, inner, columns | library | µs | GFLOP/s | time / ours |\n|---|---|---:|---:|---:|"
     )
     for size in SIZES:
         rows, inner, columns = size
@@ -149,7 +149,7 @@ def products(args: argparse.Namespace) -> None:
 
 
 def multipliers(left: Tensor, right: Tensor) -> Mapping[str, Callable[[], list[Tensor]]]:
-    """Return who multiplies the matrices [B, …] one by one: all return the same products."""
+    """Return the implementations of products of matrices [B, …]; all return the same."""
     lefts, rights = left.unbind(), right.unbind()
     turned = tuple(each.t() for each in rights)
     graph, captured = trace(lambda *both: tuple(map(torch.mm, *both)), (lefts, rights))

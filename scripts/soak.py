@@ -1,11 +1,11 @@
-"""Train for long and prove that nothing grows: memory, handles, and that the speed stays.
+"""Soak test: train for long and check that memory and handles do not grow and speed is constant.
 
     python scripts/soak.py --steps 1e6 --agents dqn ppo --envs cartpole lunarlander
     python scripts/soak.py --steps 1e5 --agents dqn --envs cartpole --crash-every 1000
 
-writes a page with a picture and ends with 1 if any run goes beyond the limits. Every run is
-evaluated fifty times. With --crash-every its environments run in processes, each of which breaks
-after so many steps and is replaced.
+writes a report with a plot and exits with 1 if any run exceeds the limits. Every run is evaluated
+fifty times. With --crash-every, environments run in subprocesses; each raises after that many
+steps and is rebuilt.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Result = tuple[Soak, list[Check]]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=lambda text: int(float(text)), default=1_000_000)
     parser.add_argument("--agents", nargs="+", default=list(ALGORITHMS))
@@ -42,31 +42,37 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", default=[], help="more overrides for every run")
     parser.add_argument("--runs", type=Path, default=Path("outputs/soak"), help="run directories")
     parser.add_argument("--report", type=Path, default=Path("docs/SOAK.md"))
-    parser.add_argument("--every-seconds", type=float, default=1.0, help="between two samples")
-    parser.add_argument("--max-slope-mb", type=float, default=1.0, help="per million steps")
-    parser.add_argument("--max-speed-change", type=float, default=0.05)
-    parser.add_argument("--max-growth-mb", type=float, default=5.0, help="in the part judged")
-    parser.add_argument("--warmup", type=float, default=0.2, help="share of a run not judged")
+    parser.add_argument("--every-seconds", type=float, default=1.0, help="sampling interval")
     parser.add_argument(
-        "--crash-every", type=int, default=0, help="steps of an environment; 0 = never"
+        "--max-slope-mb", type=float, default=1.0, help="limit on memory growth per million steps"
+    )
+    parser.add_argument("--max-speed-change", type=float, default=0.05)
+    parser.add_argument(
+        "--max-growth-mb", type=float, default=5.0, help="limit on memory growth after the warm-up"
+    )
+    parser.add_argument(
+        "--warmup", type=float, default=0.2, help="fraction of a run that is not checked"
+    )
+    parser.add_argument(
+        "--crash-every", type=int, default=0, help="steps until an environment raises; 0 = never"
     )
     parser.add_argument(
         "--shared-machine",
         action="store_true",
-        help="judge the speed by CPU seconds; the run should be kept on one core (taskset)",
+        help="check speed by CPU seconds; pin the run to one core (taskset)",
     )
     return parser.parse_args(arguments)
 
 
 def overrides(agent: str, env: str, args: argparse.Namespace) -> list[str]:
-    """Return what a run is told; what `--set` says comes last and wins."""
+    """Return the overrides of a run; those of `--set` come last and win."""
     told = [f"agent={agent}", f"env={env}", f"total_steps={args.steps}"]
     told.append(f"eval.every={max(1, args.steps // EVALUATIONS)}")
     return [*told, *(crashing(env, args.crash_every) if args.crash_every else ()), *args.set]
 
 
 def crashing(env: str, every: int) -> list[str]:
-    """Return the overrides that let an environment break every so many steps."""
+    """Return overrides that make an environment raise after `every` steps."""
     base = OmegaConf.select(OmegaConf.load(ROOT / "configs" / "env" / f"{env}.yaml"), "id")
     return [
         "env.id=scripts.soaking.sampling:Crashing-v0",
@@ -77,7 +83,7 @@ def crashing(env: str, every: int) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Soak every agent on every environment; return the exit code."""
+    """Soak-test every agent on every environment; return the exit code."""
     args = parse(arguments)
     limits = Limits(
         args.max_slope_mb,
@@ -102,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_report(results: Sequence[Result], page: Path) -> None:
-    """Write `page` (Markdown) and, beside it, the picture it shows."""
+    """Write the report `page` (Markdown), and its plot beside it."""
     page.parent.mkdir(parents=True, exist_ok=True)
     picture = page.with_suffix(".png")
     draw([soak for soak, _ in results], picture)
@@ -110,14 +116,14 @@ def write_report(results: Sequence[Result], page: Path) -> None:
 
 
 def markdown(results: Sequence[Result], picture: str) -> str:
-    """Return the page."""
+    """Return the report."""
     lines = [
         "# Soak",
         "",
         f"Python {platform.python_version()}, {platform.system()} {platform.machine()}. "
-        "Each run is a process of its own, looked at from outside; "
-        "Σ PSS counts a page shared by k processes as 1/k in each; what is judged is its part "
-        "without mapped files, because that of libraries moves with what else runs here.",
+        "Each run is a process of its own, sampled from outside; "
+        "Σ PSS counts a page shared by k processes as 1/k in each; checks leave out mapped "
+        "files, because pages of shared libraries depend on other programs.",
         "",
         f"![Memory, speed and handles over the runs]({picture})",
     ]
@@ -141,8 +147,8 @@ def markdown(results: Sequence[Result], picture: str) -> str:
 
 
 def draw(soaks: Sequence[Soak], picture: Path) -> None:
-    """Draw one row of panels per run."""
-    # Not through pyplot, which keeps every figure until it is told to close it.
+    """Plot one row of panels per run."""
+    # Not pyplot, which keeps every figure until it is closed.
     figure = Figure(figsize=(14, 3.2 * len(soaks)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subplots(len(soaks), 4, squeeze=False)
@@ -156,7 +162,7 @@ def _draw_row(row: Sequence[Axes], found: Soak) -> None:
     memory, speed, handles, tensors = row
     steps = [sample.step for sample in found.samples]
     memory.plot(steps, [sample.pss / MB for sample in found.samples], label="Σ PSS")
-    memory.plot(steps, [sample.own / MB for sample in found.samples], label="without files")
+    memory.plot(steps, [sample.own / MB for sample in found.samples], label="without mapped files")
     _lines(memory, found, {"memory/cuda_allocated_mb": "CUDA allocated"})
     memory.set(title=f"{found.title}: MB", ylim=(0, None))
     _lines(speed, found, {"time/steps_per_second": "steps/s"})
@@ -167,7 +173,7 @@ def _draw_row(row: Sequence[Axes], found: Soak) -> None:
             [getattr(sample, field) for sample in found.samples],
             label=field.replace("_", " "),
         )
-    handles.set(title="handles of the tree")
+    handles.set(title="handles of the process tree")
     _lines(tensors, found, {"memory/live_tensors": "live tensors"})
     tensors.set(title="live tensors")
     for axes in row:

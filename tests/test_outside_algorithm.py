@@ -166,7 +166,7 @@ def test_a_broken_entry_point_is_named(tmp_path, monkeypatch, capsys, value, cod
 
 @pytest.mark.parametrize(
     ("defaults", "reason"),
-    [("None", "names no file of defaults"), ("Path('/absent.yaml')", "cannot be read: FileNotF")],
+    [("None", "has no defaults file"), ("Path('/absent.yaml')", "cannot be read: FileNotF")],
 )
 def test_defaults_that_are_not_there_are_named(
     installed, tmp_path, monkeypatch, capsys, defaults, reason

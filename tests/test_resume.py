@@ -62,9 +62,9 @@ def test_a_finished_run_leaves_checkpoint_and_policy(finished: Path) -> None:
 def test_a_finished_run_goes_on_with_more_steps(copied: Path) -> None:
     longer = ("resume=run", "total_steps=900", "log.every=100")
     directory, told, printed = run(copied, *longer, quick=False)
-    assert "continued from step 600" in printed
+    assert "resumed from step 600" in printed
     assert "total_steps=900 (was 600)" in printed
-    assert "schedules follow the new length" in printed
+    assert "schedules follow the new total_steps" in printed
     assert (told["steps"], told["resumed_from_step"], told["status"]) == (900, 600, "finished")
     steps = [line["step"] for line in metrics(directory)]
     assert steps == sorted(set(steps))
@@ -145,7 +145,7 @@ def test_a_run_that_had_saved_nothing_is_started_over_by_auto(tmp_path: Path) ->
     (directory / ".config.yaml-0123abcd").write_text("half")
     again = ("total_steps=300", "run_dir=run", "log.every=100", "resume=auto")
     _, told, printed = run(tmp_path, *again)
-    assert "nothing had been saved" in printed
+    assert "starting over" in printed
     assert (told["steps"], told["resumed_from_step"]) == (300, None)
     assert [line["step"] for line in metrics(directory)] == [100, 200, 300]
     assert not (directory / ".config.yaml-0123abcd").exists()

@@ -1,4 +1,4 @@
-"""Build the parts of a run, hold them while it lasts, and close them however it ends."""
+"""Build the parts of a run, and close them however the run ends."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ log = logging.getLogger("steadyrl")
 
 
 class Seeds(NamedTuple):
-    """Seeds of the parts of a run; none depends on whether another is used."""
+    """Seeds of the parts of a run; each is the same whether or not the others are used."""
 
     env: int
     agent: int
@@ -61,9 +61,9 @@ class Seeds(NamedTuple):
 
 
 def derive_seeds(seed: int, rank: int = 0) -> Seeds:
-    """Derive the parts' seeds from the run's; 0 is a seed like any other.
+    """Derive the parts' seeds from the run's seed (0 is valid too).
 
-    Rank 0 has those of a run alone.
+    Rank 0 has the seeds of a single-process run.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(rank,) if rank else ())
     return Seeds(*sequence.generate_state(len(Seeds._fields)).tolist())
@@ -71,16 +71,16 @@ def derive_seeds(seed: int, rank: int = 0) -> Seeds:
 
 @contextmanager
 def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Agent]]:
-    """Yield a job's environments and agent, and nothing that reports; free them on leaving."""
+    """Yield a job's environments and agent, without logging; free them on exit."""
     settings = job.settings.run
     seeds = derive_seeds(settings.seed, comm.rank)
     device = torch.device(device_name(settings.device))
-    unmap_clean_pages()  # importing everything took most of it
+    unmap_clean_pages()  # frees most of the memory that imports mapped
     threads = thread_count(settings.threads, job.spec, rank_info().local_size)
     prepare_arithmetic(threads)
     prepare_device(settings, device)
     with build_env(settings.env, seed=seeds.env) as env:
-        prepare_arithmetic(threads)  # environments may have other ideas
+        prepare_arithmetic(threads)  # an environment may have changed the settings
         validate_torch_defaults(settings.env.id)
         job.spec.validate_same("training", env.spec)
         agent = build_agent(
@@ -102,9 +102,9 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
 
 @contextmanager
 def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
-    """Yield a run at its first step, or where it is continued, its environments and its agent.
+    """Yield the run (new or resumed), its environments and its agent.
 
-    On leaving, the summary is written, and all is closed.
+    Writes the summary and closes everything on exit.
     """
     screen = find_screen()
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         envs = [env] if evaluator is None else [env, evaluator.env]
         signals.patience = Patience(settings, envs).seconds
         watcher.watch(envs, signals.step_limit)
-        # Last, so that what cannot be built leaves no directory behind.
+        # Last, so that an error while building leaves no directory behind.
         if job.continues is None:
             signals.begin()
             watcher.begun()
@@ -163,7 +163,7 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
 
 
 def on_device(job: Job) -> Job:
-    """Return a job whose settings name the device that it trains on."""
+    """Return the job with `device` resolved to the device it trains on."""
     run, agent = job.settings.run, job.settings.agent
     run = replace(run, device=choose_device(run, agent, job.spec))
     return job._replace(settings=replace(job.settings, run=run))
@@ -182,12 +182,12 @@ def _begin(
     services: RunServices,
     metadata: dict[str, Any],
 ) -> tuple[Run, RunServices]:
-    """Return the run and its services, which several ranks share."""
+    """Return the run and its services, coordinated over ranks if there are several."""
     summary = _summary(job, services.directory.path)
     if services.comm.is_single:
         run = Run(job.settings, agent, services, summary)
     else:
-        from steadyrl.training.distributed.run import (  # who is alone needs none of it
+        from steadyrl.training.distributed.run import (  # not needed by a single process
             RankRun,
             shared,
         )
@@ -200,7 +200,7 @@ def _begin(
 
 
 def _continue(job: Job, run: Run, services: RunServices) -> None:
-    """Take the run's state back, or start where nothing was saved; only then write anything."""
+    """Load the run's state, or start over if nothing was saved; write nothing before that."""
     directory, saver = services.directory, services.saver
     over = job.continues is None and directory.holds_run
     if job.continues is not None:
@@ -210,19 +210,19 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     saver.remove_partial_writes()
     services.logger.continue_after(run.logged_step)
     if over:
-        log.warning("nothing had been saved in %s yet: starting over", directory.path)
+        log.warning("no checkpoint in %s yet: starting over", directory.path)
     for reason in saver.checkpoints.skipped.values():
-        log.warning("%s; the checkpoint before it was taken", reason)
+        log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
         _tell_of_continuing(run, job.continues)
 
 
 def _tell_of_continuing(run: Run, changes: tuple[str, ...]) -> None:
-    log.info("continued from step %s", f"{run.steps:,}")
+    log.info("resumed from step %s", f"{run.steps:,}")
     for change in changes:
         log.info("  with %s", change)
     if any(change.startswith("total_steps=") for change in changes):
-        log.info("  schedules follow the new length")
+        log.info("  schedules follow the new total_steps")
 
 
 def _open_directory(job: Job, comm: Comm) -> RunDirectory:
@@ -234,9 +234,9 @@ def _open_directory(job: Job, comm: Comm) -> RunDirectory:
 
 
 def _texts(job: Job) -> dict[str, str]:
-    """Return the files that a run's directory begins with."""
+    """Return the files written into a new run directory."""
     kept = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
-    # Last, because it says that the directory holds a run.
+    # Last, because config.yaml marks the directory as a run.
     kept["config.yaml"] = job.config
     return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
 

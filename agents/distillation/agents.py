@@ -39,7 +39,7 @@ from steadyrl.agents.networks.distributions import Head, build_head
 from steadyrl.agents.ppo.agent import PPO
 from steadyrl.agents.ppo.build import build_loss_spec, init_rollout
 from steadyrl.agents.ppo.settings import PPOSettings
-from steadyrl.agents.settings import TaughtSettings
+from steadyrl.agents.settings import DistillationSettings
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 
@@ -47,7 +47,7 @@ from steadyrl.envs.types import BlockResult, EnvSpec, Step, StepMany
 class Distilled(Agent):
     """What agents with a teacher share: the teacher's turns at acting, and its metrics."""
 
-    _settings: TaughtSettings
+    _settings: DistillationSettings
     _teacher_guide: TeacherGuide
     _head: Head
     _steps: int

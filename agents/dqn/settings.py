@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
 from steadyrl.agents.networks.settings import NetworkSettings
-from steadyrl.agents.settings import TaughtSettings, TeacherSettings
+from steadyrl.agents.settings import DistillationSettings, TeacherSettings
 from steadyrl.buffers.replay.settings import ReplaySettings
 from steadyrl.core.errors import (
     SettingError,
@@ -102,7 +102,7 @@ def _refuse_freezing(settings: object, name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNSettings(TaughtSettings):
+class DQNSettings(DistillationSettings):
     """Deep Q-learning; all counts are in valid environment steps."""
 
     name: Literal["dqn"]

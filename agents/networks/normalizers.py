@@ -63,7 +63,7 @@ class ObservationNormaliser(Statistics):
             if (getattr(self, name) < 0).any():
                 raise ValueError(f"normaliser.{name}: holds a number below 0")
         if not (self.inv_std > 0).all():
-            raise ValueError("normaliser.scale: holds a number that is not above 0")
+            raise ValueError("normaliser.inv_std: holds a number that is not above 0")
 
     def check_current(self, steps: int, *, frozen: bool) -> None:
         """Raise ValueError if counts exceed `steps` or, when `frozen`, the statistics disagree."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from steadyrl.agents.learner.schedules import Schedule, Shape, over_the_run, scheduled
 from steadyrl.agents.networks.settings import NetworkSettings
-from steadyrl.agents.settings import TaughtSettings
+from steadyrl.agents.settings import DistillationSettings
 from steadyrl.core.errors import (
     WIDEST_LAYER,
     SettingError,
@@ -57,7 +57,7 @@ class RecurrentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings(TaughtSettings):
+class PPOSettings(DistillationSettings):
     """Proximal policy optimisation; `rollout_steps` are timesteps of all environments."""
 
     name: Literal["ppo"]
@@ -133,7 +133,7 @@ class PPOSettings(TaughtSettings):
         return not self.clip_reward if self.normalize_reward is None else self.normalize_reward
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
-        """Return the updates of a run; those on sequences count up to `SOONER` times."""
+        """Return the updates of a run; on sequences, weighted by their length up to `SOONER`."""
         rows = self.rollout_steps * spec.num_envs
         updates = total_steps // rows * self.epochs * self.minibatches_of(rows)
         return updates * min(self.length, SOONER) if self.length <= LONGEST_GRAPH else 0

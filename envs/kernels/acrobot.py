@@ -1,8 +1,8 @@
 """Acrobot as a kernel: Gymnasium's equations in Gymnasium's order and precision.
 
-Sine and cosine of small angles have the bits that NumPy gives them in single precision. Where a
-processor fuses products and sums, it takes polynomials, whose coefficients are below. They differ
-from what double precision rounds to in the last bit of a few in a hundred.
+Sine and cosine of small float32 angles equal NumPy's bit for bit: on processors with fused
+multiply-add, NumPy evaluates the polynomials below, which differ from the rounded float64 result in
+the last bit for a few arguments in a hundred.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _declare(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     return types.float32(types.float32, types.float32, types.float32), generate
 
 
-# In kernels: a·b + c, rounded once.
+# In compiled code: fused multiply-add a·b + c.
 fused: Any = intrinsic(_declare)
 
 
@@ -59,20 +59,20 @@ GRAVITY, SECONDS = 9.8, 0.2
 COM, INERTIA = 0.5, 1.0  # both links are alike: length and mass 1
 FASTEST_1, FASTEST_2 = 4 * math.pi, 9 * math.pi
 SQUARE = 0  # the constant
-# `_wrapped` turns angles back circle by circle: for ever where one is less than their last bit.
+# `_wrapped` subtracts 2π repeatedly, which would not end for huge angles.
 RANGES = ((-math.pi, math.pi),) * 2 + ((-FASTEST_1, FASTEST_1), (-FASTEST_2, FASTEST_2))
 
 
 def acrobot() -> Kernel:
     """Return the kernel of Acrobot."""
-    # The exponent is no literal, so that it stays the power that NumPy takes of a number: that
-    # differs from the product in the last bit of every thousandth.
+    # The exponent is data, so that the compiler calls pow() like NumPy: x * x differs in the last
+    # bit for one argument in a thousand.
     return Kernel(step, (6,), spaces.Discrete(3), float_state=RANGES, constants=(2.0,))
 
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state, obs = sim.float_state[env], outcome.obs[env]
         if sim.clock[env, NEEDS_RESET]:
@@ -89,7 +89,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
 
 @jit
 def _hang(state: NDArray[Any], generator: NDArray[Any], obs: NDArray[Any]) -> None:
-    """Start an episode, of which Gymnasium's first state is in single precision."""
+    """Start an episode; Gymnasium's initial state is float32."""
     for i in range(4):
         state[i] = F32(uniform(generator, -0.1, 0.1))
     for i in range(2):
@@ -99,7 +99,7 @@ def _hang(state: NDArray[Any], generator: NDArray[Any], obs: NDArray[Any]) -> No
 
 @jit
 def _swing(state: NDArray[Any], torque: float, square: float) -> None:
-    """Move the links by one step of the classic Runge-Kutta method."""
+    """Integrate one step with the classic Runge-Kutta method."""
     half = SECONDS / 2.0
     k1 = _slope(state[0], state[1], state[2], state[3], torque, square)
     k2 = _slope(*_ahead(state, half, k1), torque, square)
@@ -124,7 +124,7 @@ def _ahead(state: NDArray[Any], seconds: float, k: Any) -> Any:
 
 @jit
 def _slope(a: float, b: float, a_dot: float, b_dot: float, torque: float, square: float) -> Any:
-    """Return the derivatives of both angles and both speeds."""
+    """Return the time derivatives of both angles and both angular velocities."""
     cos_b, sin_b, half_turn = math.cos(b), math.sin(b), math.pi / 2
     d1 = COM * COM + (1.0 + COM * COM + 2 * COM * cos_b) + INERTIA + INERTIA
     d2 = COM * COM + COM * cos_b + INERTIA

@@ -12,7 +12,7 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec as GymSpec
 
 from steadyrl.core.errors import SettingError
-from steadyrl.envs.kernels.kernel import Kernel as Kernel  # for those who write one
+from steadyrl.envs.kernels.kernel import Kernel as Kernel  # re-exported for user kernels
 from steadyrl.envs.kernels.sources import changed_module
 from steadyrl.envs.registration import (
     LIMIT,

@@ -14,17 +14,17 @@ from steadyrl.envs.kernels.pcg64 import uniform
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
 
 GRAVITY, CART, POLE, FORCE, SECONDS = 9.8, 1.0, 0.1, 10.0, 0.02
-LENGTH = 0.5  # half of the pole's
+LENGTH = 0.5  # half the pole's length
 TOTAL = POLE + CART
 POLE_LENGTH = POLE * LENGTH
 FARTHEST, STEEPEST = 2.4, 12 * 2 * math.pi / 360
-# The last step goes beyond where the pole falls; nothing gets as fast as that on the way.
+# An episode's last state lies beyond the limits; speeds stay far below this bound.
 FARTHER, STEEPER, FASTEST = FARTHEST + 1, STEEPEST + 1, 100.0
 RANGES = (
     *((-FARTHER, FARTHER), (-FASTEST, FASTEST)),
     *((-STEEPER, STEEPER), (-FASTEST, FASTEST)),
 )
-STANDING, FALLING = 0, 1  # the constants: the reward of a step, and of the last one
+STANDING, FALLING = 0, 1  # constants: reward of a step, and of the last step
 
 
 def cartpole(sutton_barto_reward: bool = False) -> Kernel:
@@ -35,7 +35,7 @@ def cartpole(sutton_barto_reward: bool = False) -> Kernel:
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     states, obs = sim.float_state, outcome.obs
     for env in range(len(action)):
         if sim.clock[env, NEEDS_RESET]:

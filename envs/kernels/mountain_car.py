@@ -24,8 +24,8 @@ from steadyrl.envs.kernels.state import (
 LEFT, RIGHT, FASTEST = -1.2, 0.6, 0.07
 FORCE, GRAVITY, GOAL = 0.001, 0.0025, 0.5
 POWER, SLOPE = 0.0015, 0.0025
-GOAL_VELOCITY = 0  # the constant
-MARGIN = 1e-6  # bounds of float32 are a little beyond those of float64
+GOAL_VELOCITY = 0  # index of the constant
+MARGIN = 1e-6  # float32 bounds may exceed the float64 ones by rounding
 RANGES = ((LEFT - MARGIN, RIGHT + MARGIN), (-FASTEST - MARGIN, FASTEST + MARGIN))
 F32 = np.float32
 DOUBLES = (LEFT, RIGHT, FASTEST, 0.45, 3.0, 0.0)
@@ -45,7 +45,7 @@ def mountain_car_continuous(goal_velocity: float = 0) -> Kernel:
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state = sim.float_state[env]
         if sim.clock[env, NEEDS_RESET]:
@@ -66,7 +66,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
 
 @jit
 def step_continuous(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state = sim.float_state[env]
         if sim.clock[env, NEEDS_RESET]:
@@ -82,7 +82,7 @@ def step_continuous(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> 
 
 @jit
 def _drive(state: NDArray[Any], force: Any, goal: float, first: bool) -> bool:
-    """Move the car; an episode's first step is made in float64, the others in float32."""
+    """Move the car; an episode's first step is computed in float64, later ones in float32."""
     there: bool
     if first:
         state[0], state[1], there = _moved(state[0], state[1], force, goal, DOUBLES)

@@ -1,6 +1,6 @@
-"""NumPy's old generator, `np.random.RandomState`, in compiled code, to the last bit: MinAtar's.
+"""`np.random.RandomState` (Mersenne Twister) in compiled code, bit for bit, for MinAtar.
 
-A generator is a row of 625 uint64: the words of a Mersenne twister, and which of them is the next.
+A generator is an array of 625 uint64: the 624 words, and the position of the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S5, S6, S7, S11, S15, S18, S30 = map(U64, (5, 6, 7, 11, 15, 18, 30))
 
 @jit
 def seed_twister(twister: NDArray[Any], seed: Any) -> None:
-    """Make a generator [625] what `np.random.RandomState(seed)` is."""
+    """Seed a generator [625] like `np.random.RandomState(seed)`."""
     word = U64(seed) & BITS_32
     for place in range(LENGTH):
         twister[place] = word
@@ -55,7 +55,7 @@ def _next_32(twister: NDArray[Any]) -> Any:
 
 @jit
 def rand(twister: NDArray[Any]) -> float:
-    """Draw from [0, 1) as `RandomState.rand()` does."""
+    """Draw from [0, 1) like `RandomState.rand()`."""
     high, low = _next_32(twister) >> S5, _next_32(twister) >> S6
     drawn: float = (np.float64(high) * 67108864.0 + np.float64(low)) / 9007199254740992.0
     return drawn
@@ -63,7 +63,7 @@ def rand(twister: NDArray[Any]) -> float:
 
 @jit
 def randint(twister: NDArray[Any], low: int, high: int) -> int:
-    """Draw from low…high-1 as `RandomState.randint(low, high)` does; at most 2^32 - 1 of them."""
+    """Draw from low…high-1 like `RandomState.randint(low, high)`; at most 2^32 - 1 values."""
     most = U64(high - low - 1)
     if most == ZERO:
         return low

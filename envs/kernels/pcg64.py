@@ -1,8 +1,8 @@
-"""NumPy's default generator in compiled code, to the last bit: seeding, floats and whole numbers.
+"""NumPy's default generator (PCG64) in compiled code, bit for bit: seeding, floats and integers.
 
-A generator is a row of six uint64: the state and the increment of PCG64, high halves first, whether
-half of a draw is kept, and that half. As plain numbers, N of them are one array that compiled code
-may seed anew where an episode begins, and that is saved as it is.
+A generator is an array of six uint64: state and increment of PCG64 (high halves first), whether
+half of a 64-bit draw is buffered, and that half. N generators are one array [N, 6], which compiled
+code can reseed and checkpoints save as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from steadyrl.core.jit import jit
 WORDS = 6  # of one generator
 HIGH, LOW, INC_HIGH, INC_LOW, KEPT, HALF = range(WORDS)
 
-# Numba makes floats of uint64 and int64 together, so that every number here is a uint64.
+# All constants are uint64: Numba converts mixed uint64 and int64 operands to float64.
 U64 = np.uint64
 BITS_64 = 0xFFFFFFFFFFFFFFFF
 BITS_32 = U64(0xFFFFFFFF)
@@ -29,7 +29,7 @@ STEP_HIGH, STEP_LOW = U64(0x2360ED051FC65DA4), U64(0x4385DF649FCCF645)
 
 
 def words_of(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """Return a generator of NumPy's in six words, from which compiled code goes on."""
+    """Return the state of a NumPy generator as six words."""
     found: Any = generator.bit_generator.state
     state, step = found["state"]["state"], found["state"]["inc"]
     whole = (state >> 64, state & BITS_64, step >> 64, step & BITS_64)
@@ -38,7 +38,7 @@ def words_of(generator: np.random.Generator) -> NDArray[np.uint64]:
 
 @jit
 def _hashed(value: Any, constant: Any, times: Any) -> tuple[Any, Any]:
-    """Return the hash of a word of a seed, and the constant for the next word."""
+    """Return the hash of a seed word, and the hash constant for the next word."""
     value = (value ^ constant) & BITS_32
     constant = (constant * times) & BITS_32
     value = (value * constant) & BITS_32
@@ -53,7 +53,7 @@ def _mixed(left: Any, right: Any) -> Any:
 
 @jit
 def _pool(entropy: Any) -> Any:
-    """Mix the words [W] of a seed into four, as `np.random.SeedSequence` does."""
+    """Mix the words [W] of a seed into a pool of four, like `np.random.SeedSequence`."""
     pool, constant = np.zeros(4, np.uint64), INIT_A
     for i in range(4):
         pool[i], constant = _hashed(entropy[i] if i < len(entropy) else ZERO, constant, TIMES_A)
@@ -73,7 +73,7 @@ def _pool(entropy: Any) -> Any:
 def episode_seed(seed: NDArray[Any], env: int, episode: int) -> Any:
     """Derive the seed of one episode of one environment from the words [W] of the run's seed."""
     entropy = np.empty(len(seed) + 2, np.uint64)
-    for i in range(len(seed)):  # assigning a slice takes seconds to compile
+    for i in range(len(seed)):  # a slice assignment would take seconds to compile
         entropy[i] = seed[i]
     entropy[len(seed)] = env
     entropy[len(seed) + 1] = episode
@@ -83,7 +83,7 @@ def episode_seed(seed: NDArray[Any], env: int, episode: int) -> Any:
 
 @jit
 def seed_generator(generator: NDArray[Any], seed: Any) -> None:
-    """Make a generator [6] what `np.random.default_rng(seed)` is, for a seed of one word."""
+    """Seed a generator [6] like `np.random.default_rng(seed)`, for a seed of one 32-bit word."""
     entropy = np.empty(1, np.uint64)
     entropy[0] = seed
     pool, constant = _pool(entropy), INIT_B
@@ -104,7 +104,7 @@ def seed_generator(generator: NDArray[Any], seed: Any) -> None:
 
 @jit
 def _product_high(left: Any, right: Any) -> Any:
-    """Return the upper 64 of a product's 128 bits."""
+    """Return the upper 64 bits of a 128-bit product."""
     left_low, left_high = left & BITS_32, left >> HALF_WORD
     right_low, right_high = right & BITS_32, right >> HALF_WORD
     low = left_low * right_low
@@ -143,21 +143,21 @@ def _next_32(generator: NDArray[Any]) -> Any:
 
 @jit
 def random(generator: NDArray[Any]) -> float:
-    """Draw from [0, 1) as `Generator.random()` does."""
+    """Draw from [0, 1) like `Generator.random()`."""
     drawn: float = np.float64(_next_64(generator) >> ELEVEN) * (1.0 / 9007199254740992.0)
     return drawn
 
 
 @jit
 def uniform(generator: NDArray[Any], low: float, high: float) -> float:
-    """Draw from [low, high) as `Generator.uniform(low, high)` does."""
+    """Draw from [low, high) like `Generator.uniform(low, high)`."""
     drawn: float = low + (high - low) * random(generator)
     return drawn
 
 
 @jit
 def integers(generator: NDArray[Any], low: int, high: int) -> int:
-    """Draw from low…high-1 as `Generator.integers(low, high)` does; at most 2^32 - 1 of them."""
+    """Draw from low…high-1 like `Generator.integers(low, high)`; at most 2^32 - 1 values."""
     count = U64(high - low)
     if count <= ONE:
         return low

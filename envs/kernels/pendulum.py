@@ -15,23 +15,23 @@ from steadyrl.envs.kernels.pcg64 import uniform
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
 
 SECONDS, FASTEST, STRONGEST = 0.05, 8.0, np.float32(2.0)
-# An angle is never turned back: it is as far as the fastest comes in the longest run.
+# The angle is never wrapped: bounded by the maximum speed times the longest run.
 RANGES = ((-1e15, 1e15), (-FASTEST, FASTEST))
-PULL, SQUARE = 0, 1  # the constants
-COST, GAIN = np.float32(0.001), np.float32(3.0)  # a torque is float32, and so what it is times
+PULL, SQUARE = 0, 1  # indices of the constants
+COST, GAIN = np.float32(0.001), np.float32(3.0)  # torques and their products are float32
 
 
 def pendulum(g: float = 10.0) -> Kernel:
     """Return the kernel of Pendulum."""
-    # The exponent is no literal, so that it stays the power that NumPy takes of a number: that
-    # differs from the product in the last bit of every thousandth.
+    # The exponent is data, so that the compiler calls pow() like NumPy: x * x differs in the last
+    # bit for one argument in a thousand.
     action = spaces.Box(-STRONGEST, STRONGEST, (1,), np.float32)
     return Kernel(step, (3,), action, float_state=RANGES, constants=(3 * g / (2 * 1.0), 2.0))
 
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state = sim.float_state[env]
         if sim.clock[env, NEEDS_RESET]:

@@ -38,21 +38,21 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 def changed_module(modules: Iterable[str]) -> str | None:
-    """Return the first of these modules whose file is none that is known; None if there is none."""
+    """Return the first of these modules whose file has an unknown hash; None: all are known."""
     return next((name for name in modules if hash_of(name) not in KNOWN[name]), None)
 
 
 def hash_of(module: str) -> str | None:
-    """Return the hash of an installed module's file, which is not imported; None without one."""
+    """Return the hash of a module's source file without importing it; None: no source file."""
     source = source_of(module)
     try:
         return None if source is None else sha256(source.read_bytes()).hexdigest()[:DIGITS]
-    except OSError:  # compiled ahead, or in an archive
+    except OSError:  # bytecode only, or inside an archive
         return None
 
 
 def source_of(module: str) -> Path | None:
-    """Return where the file of an installed module should be."""
+    """Return the expected path of a module's source file."""
     package, *inside = module.split(".")
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:

@@ -1,8 +1,8 @@
-"""FrozenLake, CliffWalking and Taxi as one kernel, over the tables that Gymnasium's have.
+"""FrozenLake, CliffWalking and Taxi as one kernel over Gymnasium's transition tables.
 
-The constants are how many outcomes an action has at most, how many actions there are, the chances
-of starting in a state or one before it [S], and for each state, action and outcome the chance of it
-or one before it, the next state, the reward, and whether the episode ends [S, A, K, 4].
+The constants are K (largest number of outcomes of an action), the number of actions, the cumulative
+initial state distribution [S], and a table [S, A, K, 4]: cumulative probability, next state, reward
+and termination of each outcome.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import random
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, begin_episode, record_step
 
-OUTCOMES, ACTIONS, STARTS = range(3)  # where the constants begin
+OUTCOMES, ACTIONS, STARTS = range(3)  # offsets in the constants
 CHANCE, NEXT, REWARD, ENDS, WIDTH = range(5)
 
 
@@ -57,7 +57,7 @@ def _table(env: Any) -> Kernel:
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     table, states = sim.constants, outcome.obs.shape[1]
     most, actions = int(table[OUTCOMES]), int(table[ACTIONS])
     for env in range(len(action)):
@@ -80,7 +80,7 @@ def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
 
 @jit
 def _first_above(table: NDArray[Any], at: int, stride: int, count: int, drawn: float) -> int:
-    """Return which of so many numbers is the first above the drawn one; 0 where none is."""
+    """Return the index of the first of `count` numbers above `drawn`; 0 if there is none."""
     for i in range(count):
         if table[at + stride * i] > drawn:
             return i

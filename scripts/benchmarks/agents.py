@@ -1,4 +1,4 @@
-"""DQN and PPO on CartPole beside other trainers; DQN on Pong, learning during steps or after."""
+"""DQN and PPO on CartPole against other libraries; DQN on Pong with and without overlap."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORK = (
     "agent.learning_rate=2.5e-4",
     "agent.learning_starts=1000",
     *("agent.train_every=1", "agent.updates_per_train=1"),
-    # The peers have no double Q-learning; it costs one more forward pass.
+    # The peers have no double Q-learning, which costs another forward pass.
     "agent.double=false",
     "agent.target_every=500",
     *("agent.epsilon_fraction=0.0005", "agent.epsilon_end=0.05"),
@@ -55,14 +55,14 @@ PONG = (
     "agent.learning_starts=1000",
     "agent.replay.capacity=20_000",
     "agent.compile=false",
-    # A core for the learner, one for the emulators.
+    # One core for the learner, one for the emulators.
     "threads=1",
     "env.kwargs.num_threads=1",
 )
 
 
 class Pong(NamedTuple):
-    """How large the pictures are, how many games there are, how many steps an update is due."""
+    """Image size, number of environments, and steps per update."""
 
     pixels: int
     envs: int
@@ -70,7 +70,7 @@ class Pong(NamedTuple):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The work as overrides."""
+        """The configuration overrides."""
         return (
             f"+env.kwargs.img_height={self.pixels}",
             f"+env.kwargs.img_width={self.pixels}",
@@ -79,33 +79,33 @@ class Pong(NamedTuple):
         )
 
 
-# The published ratio, where an update takes many times what its steps do; then works in which the
-# two are nearer to each other, which is where doing both at once can gain.
+# The published ratio, where an update takes far longer than its steps; then configurations with
+# similar times, where overlapping gains most.
 PONGS = (Pong(84, 8, 4), Pong(84, 64, 64), Pong(42, 8, 4), Pong(42, 8, 8))
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `dqn` and `overlap` to the benchmark command."""
     parser = subparsers.add_parser(
-        "dqn", help="one CartPole, a batch of 128 after every step, layers of 120 and 84"
+        "dqn", help="DQN: one CartPole, batch 128 after every step, MLP 120-84"
     )
-    parser.add_argument("--steps", type=int, default=1_000, help="steps a turn")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
-    parser.add_argument("--capacity", type=int, default=100_000, help="rows of every replay")
-    parser.add_argument("--set", nargs="*", default=[], help="more overrides for ours")
+    parser.add_argument("--steps", type=int, default=1_000, help="steps per turn")
+    parser.add_argument("--rounds", type=int, default=9, help="turns per contestant")
+    parser.add_argument("--capacity", type=int, default=100_000, help="capacity of every replay")
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides for SteadyRL")
     parser.set_defaults(run=compare)
     parser = subparsers.add_parser(
-        "overlap", help="Pong, learning while ALE's threads step or after them"
+        "overlap", help="DQN on Pong: updates during or after the environment steps"
     )
-    parser.add_argument("--steps", type=int, default=512, help="steps a turn")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--steps", type=int, default=512, help="steps per turn")
+    parser.add_argument("--rounds", type=int, default=5, help="turns per contestant")
     parser.add_argument("--set", nargs="*", default=[], help="more overrides")
     parser.set_defaults(run=compare_overlap)
     add_ppo_parser(subparsers)
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Print steps per second, ratios, and where the time of a step goes."""
+    """Print steps per second, ratios, and a profile of a step."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
         work = (*WORK, f"agent.replay.capacity={args.capacity}", *args.set)
@@ -116,7 +116,7 @@ def compare(args: argparse.Namespace) -> None:
         peers = dqn_peers(args.capacity)
         contestants |= {name: partial(peer, args.steps) for name, peer in peers.items()}
         for one in runs.values():
-            one.train(1_500)  # past learning_starts: compiled, and learning
+            one.train(1_500)  # past learning_starts: compiled, and updating
         seconds = take_turns(contestants, rounds=args.rounds, calls=1)
         print_speeds(seconds, args.steps, SB3)
         for kind in ("eager", "compiled"):
@@ -152,7 +152,7 @@ def _breakdown(name: str, one: Ours, steps: int) -> None:
 
 
 def compare_overlap(args: argparse.Namespace) -> None:
-    """Print steps per second with and without overlap, and what a step takes of both."""
+    """Print steps per second with and without overlap, and the time of both parts of a step."""
     print("| pixels | games | steps per update | overlapped | in turn | ratio | env | update |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for work in PONGS:
@@ -169,7 +169,7 @@ def _overlap(work: Pong, args: argparse.Namespace) -> None:
         agent.can_update_during_step = False
         contestants: dict[str, Callable[[], object]] = {}
         for name, one in runs.items():
-            one.train(1_500)  # learning has begun
+            one.train(1_500)  # updates have started
             contestants[name] = partial(one.train, args.steps)
         seconds = take_turns(contestants, rounds=args.rounds, calls=1)
         ratio = median_ratio(seconds["in turn"], seconds["overlapped"])
@@ -184,7 +184,7 @@ def _overlap(work: Pong, args: argparse.Namespace) -> None:
 
 
 def _env_and_update(one: Ours, steps: int) -> list[str]:
-    """Return the milliseconds per step that go into the environments and into learning."""
+    """Return ms per step of the environments and of updates."""
     watch = Stopwatch()
     watch.wrap(one.env, "send", "env")
     watch.wrap(one.env, "receive", "env")
@@ -217,7 +217,7 @@ PPO_OURS = {
 
 
 class Work(NamedTuple):
-    """The shape of a rollout and of its minibatches."""
+    """Shape of a rollout and its minibatches."""
 
     envs: int
     rows: int
@@ -225,7 +225,7 @@ class Work(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Environment steps of an iteration."""
+        """Environment steps per iteration."""
         return self.envs * self.rows
 
     def __str__(self) -> str:
@@ -233,23 +233,23 @@ class Work(NamedTuple):
         return f"{self.envs} environments x {self.rows} steps, minibatches of {size}"
 
 
-# 64 environments in three shapes, because what is compared depends on it: longer rollouts cut
-# into as many minibatches, or into minibatches as large, and as many rows as with 8.
+# 64 environments in three shapes: longer rollouts with as many minibatches, or with minibatches as
+# large, and rollouts as large as with 8 environments.
 PPO_WORKS = (Work(8, 128, 4), Work(64, 128, 4), Work(64, 128, 32), Work(64, 16, 4))
 
 
 def add_ppo_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `ppo` to the benchmark command."""
     parser = subparsers.add_parser(
-        "ppo", help="8 or 64 CartPoles x 128 steps, 4 epochs x 4 minibatches, layers of 64 and 64"
+        "ppo", help="PPO: 8 or 64 CartPoles x 128 steps, 4 epochs x 4 minibatches, MLP 64-64"
     )
-    parser.add_argument("--rows", type=int, default=8_192, help="environment steps a turn")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
+    parser.add_argument("--rows", type=int, default=8_192, help="environment steps per turn")
+    parser.add_argument("--rounds", type=int, default=5, help="turns per contestant")
     parser.set_defaults(run=compare_ppo)
 
 
 def compare_ppo(args: argparse.Namespace) -> None:
-    """Print steps per second, ratios, and where the time of an iteration goes."""
+    """Print steps per second, ratios, and a profile of an iteration."""
     torch.set_num_threads(1)
     for work in PPO_WORKS:
         _compare_ppo(work, args)

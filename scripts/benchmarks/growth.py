@@ -1,4 +1,4 @@
-"""What stays behind: of losses that are kept, and of iterations of a run, on a card too."""
+"""Memory growth: of stored losses, and of a run's iterations on any device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARMUP_CYCLES = 2
 
 
 class Growth(NamedTuple):
-    """Resident bytes taken per cycle, and the tensors with a graph alive at the end."""
+    """Resident bytes added per cycle, and live tensors with a graph at the end."""
 
     bytes_per_cycle: float
     graphs: int
@@ -30,24 +30,26 @@ class Growth(NamedTuple):
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `graph_leak` and `card` to the benchmark command."""
-    card = subparsers.add_parser("card", help="speed, memory and waits of one work, on any device")
-    card.add_argument("overrides", nargs="+", help="of the run: agent=ppo device=cuda …")
-    card.add_argument("--name", default="", help="of the work, for the row that is printed")
+    card = subparsers.add_parser(
+        "card", help="speed, memory and synchronisations of a run on any device"
+    )
+    card.add_argument("overrides", nargs="+", help="overrides of the run: agent=ppo device=cuda …")
+    card.add_argument("--name", default="", help="name printed in the table's row")
     card.add_argument(
-        "--iterations", type=int, default=1000, help="rollouts, or updates that are due"
+        "--iterations", type=int, default=1000, help="rollouts (PPO) or updates (DQN)"
     )
     card.set_defaults(run=run_card)
-    parser = subparsers.add_parser("graph_leak", help="what it costs to keep losses")
+    parser = subparsers.add_parser("graph_leak", help="memory cost of storing losses")
     parser.add_argument("--losses", type=int, default=3_072, help="losses per cycle")
     parser.add_argument("--cycles", type=int, default=5, help="cycles after the warm-up")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print a Markdown table, one row per way of keeping losses."""
+    """Print a Markdown table, one row per way of storing losses."""
     print(f"{args.losses:,} losses per cycle, MLP 4-120-84-2, batch 32, {args.cycles} cycles")
     print()
-    print("| what is kept of each loss | growth per cycle | per loss | tensors with a graph |")
+    print("| stored per loss | growth per cycle | per loss | tensors with a graph |")
     print("|---|---:|---:|---:|")
     for name in WAYS:
         growth = measure(name, args.losses, args.cycles)
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure(name: str, losses: int, cycles: int) -> Growth:
-    """Measure one way in a process of its own: what another one freed would hide its growth."""
+    """Measure one way in its own process: memory freed by another would hide growth."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_measure, args=(theirs, name, losses, cycles))
@@ -116,17 +118,17 @@ def _make_cycle(losses: int) -> Callable[[Keep], None]:
 
 
 class Keep:
-    """A way of keeping losses; by default nothing is kept."""
+    """A way of storing losses; by default none is stored."""
 
     def before_backward(self, loss: object) -> bool:
-        """Take the loss as it is computed; True says that it will not be learned from."""
+        """Receive the loss as computed; return True to skip its update."""
         return False
 
     def after_backward(self, loss: object) -> None:
-        """Take the loss after the update."""
+        """Receive the loss after the update."""
 
     def end_of_cycle(self) -> None:
-        """Log what was kept."""
+        """Log what was stored."""
 
 
 class _Graphs(Keep):
@@ -166,15 +168,15 @@ class _Recorded(Keep):
 
 
 WAYS: dict[str, Callable[[], Keep]] = {
-    "the loss with its graph, not learned from": _Graphs,
+    "the loss with its graph, without an update": _Graphs,
     "the loss after `backward()`": _Losses,
     "a recorded metric (`steadyrl.core.metrics`)": _Recorded,
     "nothing": Keep,
 }
 
-FIRST = 10  # iterations after which nothing may grow
+FIRST = 10  # iterations after which memory must be constant
 TRACED = 3
-# What the host waits in, as a trace names it; `item` is free where the host itself learns.
+# Profiler events in which the host waits; `item` costs nothing on a CPU.
 WAITS = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
     *("aten::_local_scalar_dense", "aten::nonzero"),
@@ -182,7 +184,7 @@ WAITS = (
 
 
 def run_card(args: argparse.Namespace) -> None:
-    """Print a row of a Markdown table: speed, memory after 10 and all iterations, waits."""
+    """Print a Markdown row: speed, memory after 10 and after all iterations, synchronisations."""
     from scripts.benchmarks.measuring import ours
 
     with ours("total_steps=1e9", "eval.every=0", "log.every=0", *args.overrides) as one:
@@ -195,7 +197,7 @@ def run_card(args: argparse.Namespace) -> None:
         before, first = taken(device), one.agent.updates
         begin = time.perf_counter()
         one.train((args.iterations - FIRST) * steps)
-        after = taken(device)  # which waits for the device
+        after = taken(device)  # also synchronises the device
         seconds = time.perf_counter() - begin
         made, updates = (args.iterations - FIRST) * steps, one.agent.updates - first
         found = waits_in_updates(one, TRACED * steps)
@@ -207,7 +209,7 @@ def run_card(args: argparse.Namespace) -> None:
 
 
 def taken(device: torch.device) -> int:
-    """Return the bytes that tensors take on a card, or that this process takes."""
+    """Return allocated bytes of a GPU, or this process's RSS."""
     import psutil
     import torch
 
@@ -221,7 +223,7 @@ def taken(device: torch.device) -> int:
 
 
 def waits_in_updates(one: Ours, steps: int) -> Counter[str]:
-    """Train on under the profiler; return how often an update waited, by what it waited in."""
+    """Train under the profiler; return the count of each blocking call within updates."""
     from torch.profiler import profile, record_function
 
     update = one.agent.update

@@ -1,4 +1,4 @@
-"""What benchmarks share: contestants in turns, a clock in methods, and runs held open."""
+"""Shared parts of benchmarks: alternating contestants, timers around methods, open runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from steadyrl.training.setup import open_run
 def take_turns(
     contestants: Mapping[str, Callable[[], object]], *, rounds: int, calls: int
 ) -> dict[str, list[float]]:
-    """Return seconds per call of every contestant, one number a round; the first is thrown away."""
+    """Return seconds per call of every contestant and round, without the first round."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds + 1):
         for name, call in contestants.items():
@@ -39,12 +39,12 @@ def take_turns(
 
 
 def median_ratio(theirs: list[float], ours: list[float]) -> float:
-    """Return the median over rounds of how many times longer they took than we did."""
+    """Return the median over rounds of their time divided by ours."""
     return median(one / two for one, two in zip(theirs, ours, strict=True))
 
 
 def print_speeds(seconds: Mapping[str, list[float]], steps: int, peer: str) -> None:
-    """Print a Markdown table of steps per second, beside those of the peer if it took part."""
+    """Print a Markdown table of steps per second, with ratios to the peer if it took part."""
     theirs = seconds.get(peer)
     print(f"\n| contestant | steps/s | against {peer} |\n|---|---:|---:|")
     for name, times in seconds.items():
@@ -53,14 +53,14 @@ def print_speeds(seconds: Mapping[str, list[float]], steps: int, peer: str) -> N
 
 
 class Ours:
-    """A run held open: call it to train for `steps` more, exactly as `train.py` does."""
+    """An open run that can be trained further, exactly as `train.py` does."""
 
     def __init__(self, run: Run, env: VectorEnv, agent: Agent) -> None:
         self.run, self.env, self.agent = run, env, agent
         self._collector = build_collector(run, env, agent)
 
     def train(self, steps: int) -> None:
-        """Train for `steps` more steps, or until a signal comes."""
+        """Train for `steps` more steps, or until a signal arrives."""
         end = self.run.steps + steps
         while self.run.steps < end:
             collected = self._collector.collect(end - self.run.steps)
@@ -80,19 +80,19 @@ def ours(*overrides: str) -> Iterator[Ours]:
         config.run_dir = str(Path(folder) / "run")
         del config.hydra
         with open_run(accept(config)) as (run, env, agent):
-            # Several runs at once would all talk.
+            # Log lines of several runs would mix.
             logging.getLogger("steadyrl").handlers.clear()
             yield Ours(run, env, agent)
 
 
 class Stopwatch:
-    """Time spent in methods that are wrapped while a breakdown is taken."""
+    """Time spent in wrapped methods."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def wrap(self, owner: Any, method: str, name: str) -> None:
-        """Count the time of `owner.method` under `name`."""
+        """Add the time of every call of `owner.method` to `name`."""
         inner: Callable[..., Any] = getattr(owner, method)
         self.seconds.setdefault(name, 0.0)
 

@@ -1,4 +1,4 @@
-"""Other trainers, given the same work; each is there only where it is installed."""
+"""The same work in other libraries, each used only if it is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SB3, REJAX = "Stable-Baselines3", "rejax"
 
 
 def installed(module: str, name: str) -> bool:
-    """Say whether a peer is there, and print how to get it where it is not."""
+    """Return whether a peer is installed; print how to install it if not."""
     there = find_spec(module) is not None
     if not there:
         print(f'{name} is not installed: pip install -e ".[peers]"')
@@ -21,7 +21,7 @@ def installed(module: str, name: str) -> bool:
 
 
 def dqn_peers(capacity: int) -> dict[str, Callable[[int], object]]:
-    """Return who is installed, to be called with so many steps of `agents.WORK`."""
+    """Return the installed peers as functions that train DQN on `agents.WORK`."""
     found: dict[str, Callable[[int], object]] = {}
     if installed("stable_baselines3", SB3):
         found[SB3] = _sb3_dqn(capacity)
@@ -31,7 +31,7 @@ def dqn_peers(capacity: int) -> dict[str, Callable[[int], object]]:
 
 
 def ppo_peers(envs: int, rows: int, minibatches: int) -> dict[str, Callable[[int], object]]:
-    """Return who is installed, to be called with so many steps of `agents.PPO_WORK`."""
+    """Return the installed peers as functions that train PPO on `agents.PPO_WORK`."""
     found: dict[str, Callable[[int], object]] = {}
     if installed("stable_baselines3", SB3):
         found[SB3] = _sb3_ppo(envs, rows, minibatches)
@@ -98,7 +98,7 @@ def _rejax_dqn(capacity: int) -> Callable[[int], object]:
         ddqn=False,
         max_grad_norm=10.0,
     )
-    # Its settings have no place for the sizes of layers.
+    # Its settings have no layer sizes.
     network: Any = EpsilonGreedyPolicy(DiscreteQNetwork)
     agent = network(hidden_layer_sizes=(120, 84), action_dim=2, activation=linen.relu)
     train = _jitted(algorithm.replace(agent=agent))
@@ -126,7 +126,7 @@ def _rejax_ppo(envs: int, rows: int, minibatches: int) -> Callable[[int], object
 
 
 def _jitted(algorithm: Any, steps_of_an_iteration: int = 1) -> Callable[[int], object]:
-    """Return what goes on for so many steps as one program; its evaluations are left out."""
+    """Return a function that trains in one jitted program, without evaluations."""
     import jax
 
     def go_on(state: Any, iterations: int) -> Any:
@@ -145,7 +145,7 @@ def _jitted(algorithm: Any, steps_of_an_iteration: int = 1) -> Callable[[int], o
 
 
 def race_sb3(told: Mapping[str, Any]) -> float:
-    """Train and evaluate Stable-Baselines3 as `race.for_sb3` says; return its score."""
+    """Train and evaluate Stable-Baselines3 with `race.for_sb3`'s settings; return its score."""
     import gymnasium
     import torch
     from stable_baselines3 import DQN, PPO
@@ -160,7 +160,7 @@ def race_sb3(told: Mapping[str, Any]) -> float:
 
         games.register_envs()
     name, kwargs, seed = told["env"], told["kwargs"], told["seed"]
-    # As if of no known type: the checks are the same where the peer is not installed.
+    # Any: keeps type checks the same if the peer is not installed.
     env: Any = make_vec_env(name, n_envs=told["num_envs"], seed=seed, env_kwargs=kwargs)
     if told["normalize"]:
         env = VecNormalize(env, **told["normalize"])
@@ -174,7 +174,7 @@ def race_sb3(told: Mapping[str, Any]) -> float:
         policy |= _with_filters(policy, shared=told["shared"])
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
     model.learn(told["total_timesteps"])
-    # Some policies never come to an end.
+    # Some environments have no time limit.
     longest = gymnasium.spec(name).max_episode_steps or told["longest"]
     ended = kwargs | {"max_episode_steps": longest}
     unseen: Any = make_vec_env(name, n_envs=1, seed=seed + 10_000, env_kwargs=ended)
@@ -187,9 +187,9 @@ def race_sb3(told: Mapping[str, Any]) -> float:
 
 
 def _with_filters(policy: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
-    """Return what puts the 16 filters that ours has for boards before its layers.
+    """Return policy arguments that add our CNN of 16 filters for board observations.
 
-    It has none of its own for boards so small: it would be asked to learn by another network.
+    Stable-Baselines3 has no CNN for images so small; without it the networks would differ.
     """
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch import Tensor, nn
@@ -216,12 +216,12 @@ def _with_filters(policy: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
 
 
 def _falling(value: Any) -> Any:
-    """Return a schedule of the share of the run that is left, where a number is to fall to 0."""
+    """Return a linear schedule to 0 for [start]; other values unchanged."""
     return (lambda left: left * value[0]) if isinstance(value, list) else value
 
 
 def race_rejax(told: Mapping[str, Any]) -> float:
-    """Train and evaluate rejax's PPO as `race.for_rejax` says; return its score."""
+    """Train and evaluate rejax's PPO with `race.for_rejax`'s settings; return its score."""
     import jax
     import rejax
 
@@ -230,6 +230,6 @@ def race_rejax(told: Mapping[str, Any]) -> float:
     return float(returns[-1].mean())
 
 
-if __name__ == "__main__":  # a contestant of a race: nothing else is loaded
+if __name__ == "__main__":  # contestant process: imports nothing else
     contestant = {"sb3": race_sb3, "rejax": race_rejax}[sys.argv[1]]
     print(json.dumps(contestant(json.loads(sys.argv[2]))))

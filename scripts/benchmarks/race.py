@@ -1,7 +1,7 @@
-"""From the start of a process to its evaluated policy, beside others.
+"""Time from process start to an evaluated policy, against other libraries.
 
-Our side is the preset as people type it; what Stable-Baselines3 and rejax are
-told, the same settings, is read off that.
+Ours trains a preset by the command line; the settings of Stable-Baselines3 and rejax are derived
+from the same preset.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from steadyrl.training.run.job import accept, compose_one
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = ("cartpole_ppo", "cartpole_dqn", "pendulum_ppo", "acrobot_dqn")
 OURS = "SteadyRL"
-# What gymnax has of Gymnasium's.
+# Gymnasium environments that gymnax has.
 REJAX_ENVS = ("CartPole", "Acrobot", "MountainCar", "MountainCarContinuous", "Pendulum")
 
-# Where defaults are held against defaults, and thousands of steps: what ours were chosen on …
+# Defaults against defaults, env=thousands of steps: environments ours were tuned on …
 CHOSEN_ON = """cartpole=50 acrobot=50 mountaincar=100 mountaincar_continuous=50 pendulum=100
  frozenlake=50 cliffwalking=50 taxi=50 lunarlander=100 minatar_breakout=150 minatar_asterix=150
  hopper=150"""
-# … and what they were not.
+# … and held-out ones.
 UNTOUCHED = """frozenlake,+env.kwargs.map_name=8x8=100 minatar_spaceinvaders=150 minatar_freeway=150
  lunarlander_continuous=100 invertedpendulum=50 swimmer=100 halfcheetah=150"""
 
 
 class Finish(NamedTuple):
-    """What a contestant came to."""
+    """Result of a contestant."""
 
     seconds: float
     score: float
@@ -49,23 +49,23 @@ class Finish(NamedTuple):
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `race` to the benchmark command."""
-    parser = subparsers.add_parser("race", help="from process start to the evaluated policy")
-    parser.add_argument("presets", nargs="*", default=PRESETS, help="of configs/experiment")
+    parser = subparsers.add_parser("race", help="time from process start to the evaluated policy")
+    parser.add_argument("presets", nargs="*", default=PRESETS, help="presets of configs/experiment")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=[OURS, SB3, REJAX], help="who takes part")
-    parser.add_argument("--set", nargs="*", default=[], help="more overrides, for all of them")
-    parser.add_argument("--plot", type=Path, help="draw the seconds as bars into this picture")
+    parser.add_argument("--only", nargs="*", default=[OURS, SB3, REJAX], help="contestants")
+    parser.add_argument("--set", nargs="*", default=[], help="more overrides for all contestants")
+    parser.add_argument("--plot", type=Path, help="write a bar chart of the seconds to this file")
     parser.set_defaults(run=race)
-    parser = subparsers.add_parser("defaults", help="both programs as they come")
+    parser = subparsers.add_parser("defaults", help="compare both libraries' default settings")
     parser.add_argument("envs", nargs="*", default=[*CHOSEN_ON.split(), *UNTOUCHED.split()])
     parser.add_argument("--agents", nargs="*", default=["dqn", "ppo"])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[OURS, SB3], help="who takes part")
+    parser.add_argument("--only", nargs="*", default=[OURS, SB3], help="contestants")
     parser.set_defaults(run=defaults)
 
 
 def race(args: argparse.Namespace) -> None:
-    """Print a Markdown table of seconds and scores, preset by preset."""
+    """Print a Markdown table of seconds and scores per preset."""
     found: dict[str, dict[str, list[Finish]]] = {}
     print("| preset | contestant | seconds (median) | against ours | scores |")
     print("|---|---|---:|---:|---|")
@@ -73,7 +73,7 @@ def race(args: argparse.Namespace) -> None:
         told = [f"experiment={preset}", *args.set]
         field = contestants(told, accept(compose_one(told), told).settings)
         taking_part = {name: field[name] for name in field if name in args.only}
-        # Once for nothing: machine code that is kept from run to run is there from then on.
+        # A discarded first run fills the cache of compiled code.
         if OURS in taking_part:
             taking_part[OURS](0)
         finishes: dict[str, list[Finish]] = {name: [] for name in taking_part}
@@ -88,7 +88,7 @@ def race(args: argparse.Namespace) -> None:
 
 
 def defaults(args: argparse.Namespace) -> None:
-    """Print scores and seconds of programs that are told nothing but the environment."""
+    """Print scores and seconds of libraries with default settings on each environment."""
     print("| agent | environment | steps | contestant | mean | scores | seconds |")
     print("|---|---|---:|---|---:|---|---:|")
     for each, agent in product(args.envs, args.agents):
@@ -96,7 +96,7 @@ def defaults(args: argparse.Namespace) -> None:
         told = [f"agent={agent}", *f"env={env}".split(","), f"total_steps={thousands}000"]
         try:
             settings = accept(compose_one(told), told).settings
-        except SettingError as error:  # DQN, where actions are numbers; an extra that is missing
+        except SettingError as error:  # DQN with continuous actions, or a missing extra
             print(f"left out: {error}")
             continue
         field = contestants(told, settings, nothing_more=True)
@@ -121,7 +121,7 @@ def line(preset: str, name: str, finishes: list[Finish], ours: list[Finish] | No
 def contestants(
     typed: Sequence[str], settings: Settings, *, nothing_more: bool = False
 ) -> dict[str, Callable[[int], Finish]]:
-    """Return who can run in these settings, or in the same environment with `nothing_more`."""
+    """Return the contestants that support these settings; `nothing_more`: peers use defaults."""
     steps = settings.run.total_steps
     told = (*typed, f"eval.every={steps}", "threads=1", "device=cpu")
     runners: dict[str, Callable[[int], Finish]] = {OURS: lambda seed: ours(told, seed)}
@@ -138,7 +138,7 @@ def contestants(
 
 
 def ours(told: Sequence[str], seed: int) -> Finish:
-    """Train as anybody would, evaluated once, at the end."""
+    """Train by the command line, with one evaluation at the end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "train.py"), *told, f"seed={seed}"]
         seconds, _ = timed([*command, f"run_dir={folder}/run"])
@@ -147,14 +147,14 @@ def ours(told: Sequence[str], seed: int) -> Finish:
 
 
 def peer(name: str, told: Mapping[str, Any]) -> Finish:
-    """Let another trainer do the same in a process that loads nothing of ours."""
+    """Train a peer in a process that imports nothing of ours."""
     program = str(ROOT / "scripts" / "benchmarks" / "peers.py")
     seconds, printed = timed([sys.executable, program, name, json.dumps(told)])
     return Finish(seconds, json.loads(printed.splitlines()[-1]))
 
 
 def timed(command: list[str]) -> tuple[float, str]:
-    """Return the seconds from start to end of a process, and what it printed."""
+    """Return a process's seconds from start to end, and its stdout."""
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     seconds = time.perf_counter() - begin
@@ -164,7 +164,7 @@ def timed(command: list[str]) -> tuple[float, str]:
 
 
 def for_sb3(settings: Settings) -> dict[str, Any]:
-    """Return our settings in the words of Stable-Baselines3; [start] is annealed to 0."""
+    """Return our settings as arguments of Stable-Baselines3; [start] means annealed to 0."""
     agent, run = settings.agent, settings.run
     assert isinstance(agent, PPOSettings | DQNSettings)
     normalize = None
@@ -205,7 +205,7 @@ def for_sb3(settings: Settings) -> dict[str, Any]:
 
 
 def _normalizes_obs(agent: PPOSettings) -> bool:
-    return agent.normalize_obs is not False  # races are run on vectors
+    return agent.normalize_obs is not False  # races use vector observations
 
 
 def _ppo_for_sb3(agent: PPOSettings, num_envs: int) -> dict[str, Any]:
@@ -238,12 +238,12 @@ def _dqn_for_sb3(agent: DQNSettings) -> dict[str, Any]:
 
 
 def annealed(start: float, how: object) -> float | list[float]:
-    """Return a number that stays, or, in a list, one that falls to 0."""
+    """Return [start] if annealed to 0, else the constant."""
     return [start] if how == "linear" else start
 
 
 def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
-    """Return our settings in rejax's words, as far as it has them: it anneals nothing."""
+    """Return our settings as arguments of rejax, which has no annealing."""
     rows = agent.rollout_steps * settings.run.env.num_envs
     return {
         "env": settings.run.env.id,
@@ -270,7 +270,7 @@ def for_rejax(settings: Settings, agent: PPOSettings) -> dict[str, Any]:
 
 
 def plot(found: Mapping[str, Mapping[str, list[Finish]]], picture: Path) -> None:
-    """Draw the mean seconds of every contestant as bars, with its mean score beside."""
+    """Plot mean seconds of every contestant as bars, labelled with its mean score."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -286,5 +286,5 @@ def plot(found: Mapping[str, Mapping[str, list[Finish]]], picture: Path) -> None
         axes.margins(x=0.2)
         axes.invert_yaxis()
         axes.set_title(preset, loc="left", fontsize="medium")
-    panels[-1].set_xlabel("seconds from process start to the evaluated policy, and its score")
+    panels[-1].set_xlabel("seconds from process start to the evaluated policy, and its mean return")
     figure.savefig(picture, dpi=100)

@@ -1,4 +1,4 @@
-"""The replay: its speed beside cpprb and Tianshou, its bytes beside others', its start-up."""
+"""Replay buffer: speed against cpprb and Tianshou, memory against Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from steadyrl.buffers.replay.build import build_replay
 from steadyrl.buffers.replay.settings import ReplaySettings
 
 OURS = "SteadyRL, n-step {}"
-ALPHA, BETA = 0.6, 0.4  # of every prioritised replay
-EPISODE = 200  # rows
+ALPHA, BETA = 0.6, 0.4  # prioritisation exponents of every replay
+EPISODE = 200  # transitions
 
 
 class Data(NamedTuple):
-    """What all contestants are fed."""
+    """Input of all contestants."""
 
     obs: NDArray[np.float32]  # [rows, size]
     reward: NDArray[np.float32]  # [rows]
     done: NDArray[np.bool_]  # [rows]
-    error: NDArray[np.float32]  # [rows] what priorities are made of
+    error: NDArray[np.float32]  # [rows] for priorities
 
 
 def make_data(rows: int, size: int) -> Data:
-    """Return random rows with an end every EPISODE rows."""
+    """Return random transitions; every EPISODE-th ends an episode."""
     random = np.random.default_rng(0)
     done = np.zeros(rows, np.bool_)
     done[EPISODE - 1 :: EPISODE] = True
@@ -44,7 +44,7 @@ def make_data(rows: int, size: int) -> Data:
     )
 
 
-Cycle = Callable[[int], Callable[[], None]]  # batch size → one add + sample + update
+Cycle = Callable[[int], Callable[[], None]]  # batch size -> one add + sample + priority update
 
 
 def cpprb(data: Data) -> Cycle:
@@ -82,7 +82,7 @@ def cpprb(data: Data) -> Cycle:
 
 
 def tianshou(data: Data) -> Cycle:
-    """Return cycles of Tianshou's prioritised buffer (1-step; its n-step is in the algorithm)."""
+    """Return cycles of Tianshou's prioritised buffer (1-step; n-step is in its algorithm)."""
     from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer
 
     rows = len(data.obs)
@@ -126,7 +126,7 @@ def tianshou(data: Data) -> Cycle:
 
 
 def sb3_replay_bytes(capacity: int, shape: tuple[int, ...], dtype: Any, optimised: bool) -> int:
-    """Return the bytes of all arrays of its (uniform) replay."""
+    """Return the bytes of all arrays of Stable-Baselines3's uniform replay."""
     from gymnasium.spaces import Box, Discrete
     from stable_baselines3.common.buffers import ReplayBuffer as Theirs
 
@@ -136,7 +136,7 @@ def sb3_replay_bytes(capacity: int, shape: tuple[int, ...], dtype: Any, optimise
         Discrete(6),
         device="cpu",
         optimize_memory_usage=optimised,
-        handle_timeout_termination=not optimised,  # it has not both
+        handle_timeout_termination=not optimised,  # not both are supported
     )
     return sum(part.nbytes for part in vars(replay).values() if isinstance(part, np.ndarray))
 
@@ -145,11 +145,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `replay` and `memory` to the benchmark command."""
     parser = subparsers.add_parser("replay", help=compare_speed.__doc__)
     parser.add_argument("--rows", type=whole, default=1_000_000)
-    parser.add_argument("--size", type=int, default=8, help="floats in an observation")
+    parser.add_argument("--size", type=int, default=8, help="floats per observation")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--n-steps", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--cycles", type=int, default=300, help="cycles a round")
+    parser.add_argument("--cycles", type=int, default=300, help="cycles per round")
     parser.set_defaults(run=compare_speed)
     parser = subparsers.add_parser("memory", help=compare_bytes.__doc__)
     parser.add_argument("--capacity", type=whole, default=20_000)
@@ -157,12 +157,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def whole(text: str) -> int:
-    """Read a whole number, 1e6 included."""
+    """Parse an integer; 1e6 is accepted."""
     return int(float(text))
 
 
 def compare_speed(args: argparse.Namespace) -> None:
-    """Time one add + sample + priority update, beside cpprb and Tianshou."""
+    """Time one add + sample + priority update, against cpprb and Tianshou."""
     torch.set_num_threads(1)
     data = make_data(args.rows, args.size)
     replays: dict[str, Cycle] = {OURS.format(n): ours(data, n) for n in args.n_steps}
@@ -185,7 +185,7 @@ def compare_speed(args: argparse.Namespace) -> None:
 
 
 def compare_bytes(args: argparse.Namespace) -> None:
-    """Count bytes a transition, beside Stable-Baselines3's two ways to store it."""
+    """Print bytes per transition, against both modes of Stable-Baselines3."""
     peers = installed("stable_baselines3", SB3)
     print(f"capacity {args.capacity:,}, one environment, n-step 3; bytes per transition")
     print()
@@ -216,7 +216,7 @@ def build(
     prioritized: bool = True,
     n_step: int = 3,
 ) -> ReplayBuffer:
-    """Build this program's replay for one environment."""
+    """Build SteadyRL's replay for one environment."""
     settings = ReplaySettings(
         capacity=capacity,
         prioritized=prioritized,
@@ -241,7 +241,7 @@ def build(
 
 
 def ours(data: Data, n_step: int) -> Cycle:
-    """Return cycles of this program's replay; ended rows are followed by one that resets."""
+    """Return cycles of SteadyRL's replay; an invalid (reset) step follows each episode."""
     replay = build(len(data.obs), data.obs.shape[1:], n_step=n_step)
     no, yes, action = np.zeros(1, np.bool_), np.ones(1, np.bool_), np.zeros(1, np.int64)
     done = data.done.tolist()

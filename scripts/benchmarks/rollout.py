@@ -1,6 +1,6 @@
-"""Rows: filling a PPO buffer in place, beside lists that are transposed and concatenated.
+"""Rollout buffer: filling it in place, against lists that are transposed and concatenated.
 
-And making them: the same environments with every backend that has them.
+Also steps per second of the environments with every backend.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PRESET_FOLDER = CONFIGS / "env"
 
 
 class Row(NamedTuple):
-    """What one step brings: four tensors from the networks, four arrays from the environments."""
+    """A timestep: four tensors from the networks, four arrays from the environments."""
 
     obs: Tensor
     action: Tensor
@@ -65,21 +65,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `rollout` and `environments` to the benchmark command."""
     parser = subparsers.add_parser("environments", help=compare_backends.__doc__)
     parser.add_argument("--presets", nargs="+", default=PRESETS)
-    parser.add_argument("--envs", nargs="+", type=int, default=(1, 8, 64), help="side by side")
-    parser.add_argument("--steps", type=int, default=4_096, help="environment steps a turn")
+    parser.add_argument(
+        "--envs", nargs="+", type=int, default=(1, 8, 64), help="numbers of environments"
+    )
+    parser.add_argument("--steps", type=int, default=4_096, help="environment steps per turn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.set_defaults(run=compare_backends)
     parser = subparsers.add_parser("rollout", help=fill.__doc__)
     parser.add_argument("--steps", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--size", type=int, default=8, help="floats in an observation")
+    parser.add_argument("--size", type=int, default=8, help="floats per observation")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", default="cpu")
     parser.set_defaults(run=fill)
 
 
 def fill(args: argparse.Namespace) -> None:
-    """Print a Markdown table: time to fill and the most memory that filling took for itself."""
+    """Print a Markdown table: time and peak transient memory of filling a rollout."""
     torch.set_num_threads(1)
     device = torch.device(args.device)
     rollout = RolloutBuffer(
@@ -114,7 +116,7 @@ def fill(args: argparse.Namespace) -> None:
 
 
 def make_rows(steps: int, workers: int, size: int, device: torch.device) -> Iterator[Row]:
-    """Yield rows as they come: tensors that are nobody else's, arrays that are reused."""
+    """Yield timesteps as in training: new tensors, reused arrays."""
     random = np.random.default_rng(0)
     reward = np.zeros(workers, np.float32)
     no, yes = np.zeros(workers, np.bool_), np.ones(workers, np.bool_)
@@ -127,21 +129,21 @@ def make_rows(steps: int, workers: int, size: int, device: torch.device) -> Iter
 
 
 def fill_in_place(rollout: RolloutBuffer, rows: Iterable[Row]) -> None:
-    """Copy every row where it belongs."""
+    """Copy every timestep into the buffer."""
     rollout.clear()
     for row in rows:
         rollout.add(*row)
 
 
 def fill_lists(rows: Iterable[Row], device: torch.device) -> list[Tensor]:
-    """Collect rows in a list, turn it into lists of fields, concatenate and move each."""
+    """Collect timesteps in a list, transpose it to fields, concatenate and move each."""
     trajectory = [(*row[:4], *(torch.tensor(part) for part in row[4:])) for row in rows]
     fields = list(map(list, zip(*trajectory, strict=True)))
     return [torch.cat(field).to(device) for field in fields]
 
 
 def fill_worker_lists(rows: Iterable[Row], workers: int, device: torch.device) -> list[Tensor]:
-    """Do the same with a trajectory of its own for each worker, then concatenate all of them."""
+    """Do the same with one list per worker."""
     trajectories: list[list[tuple[Tensor, ...]]] = [[] for _ in range(workers)]
     for row in rows:
         for worker, trajectory in enumerate(trajectories):
@@ -154,7 +156,7 @@ def fill_worker_lists(rows: Iterable[Row], workers: int, device: torch.device) -
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's mallinfo2: bytes in use are `hblkhd` (mapped) and `uordblks` (on the heap)."""
+    """glibc's mallinfo2; bytes in use are `hblkhd` (mapped) plus `uordblks` (heap)."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -166,7 +168,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """Return the bytes that malloc has handed out; Python's own small objects are not in it."""
+    """Return the bytes allocated by malloc (Python's small objects excluded)."""
     info = ctypes.CDLL(None).mallinfo2
     info.restype = _Mallinfo
     state = info()
@@ -174,9 +176,9 @@ def heap_bytes() -> int:
 
 
 def most_in_use(way: Callable[[Iterable[Row]], object], rows: Iterator[Row]) -> int:
-    """Return by how much the heap is larger at most while rows come in.
+    """Return the peak growth of the heap while timesteps arrive.
 
-    What concatenation takes on top of the lists is left out, in their favour.
+    The temporary memory of concatenation is not counted, in favour of the lists.
     """
     before = most = heap_bytes()
 
@@ -191,8 +193,8 @@ def most_in_use(way: Callable[[Iterable[Row]], object], rows: Iterator[Row]) -> 
 
 
 def compare_backends(args: argparse.Namespace) -> None:
-    """Print steps per second of environments with random actions, for every backend."""
-    print(f"| environment | side by side | {' | '.join(BACKENDS)} |")
+    """Print steps per second of every backend, with random actions."""
+    print(f"| environment | envs | {' | '.join(BACKENDS)} |")
     print(f"|---|---:|{'---:|' * len(BACKENDS)}")
     for preset in args.presets:
         for count in args.envs:
@@ -205,7 +207,7 @@ def _compare_backends(settings: EnvSettings, preset: str, args: argparse.Namespa
     with ExitStack() as stack:
         contestants: dict[str, Callable[[], object]] = {}
         for backend in BACKENDS:
-            with suppress(SettingError):  # there is no such thing, or it is not installed
+            with suppress(SettingError):  # no such backend, or not installed
                 env = stack.enter_context(build_env(replace(settings, backend=backend), seed=0))
                 env.reset()
                 contestants[backend] = partial(_play, env, _any_actions(env.spec, rows))

@@ -1,4 +1,4 @@
-"""What watching memory costs a run, and what saving does: with and without it, in turns."""
+"""Cost of memory monitoring and of checkpoints: runs with and without them, alternately."""
 
 from __future__ import annotations
 
@@ -22,59 +22,59 @@ from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.replay_blocks import ReplaySave
 from steadyrl.training.checkpoints.store import Checkpoints
 
-# A limit nobody reaches turns its checks on; leaks and caches are watched by default.
+# An unreachable limit enables its checks; leak detection and cache trimming are on by default.
 WATCHED = ("memory.limit_mb=1e9", "total_steps=1e9", "eval.every=0")
 METHODS = ("on_update", "on_episodes", "on_rollout", "measure")
 
 
 class Blind(MemoryWatch):
-    """A watch that sees nothing, to compare with."""
+    """A monitor that measures nothing, for comparison."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
+        """Initialise nothing."""
 
     def on_update(self, count: int = 1) -> None:
-        """Look away."""
+        """Do nothing."""
 
     def on_episodes(self, count: int) -> None:
-        """Look away."""
+        """Do nothing."""
 
     def on_rollout(self) -> None:
-        """Look away."""
+        """Do nothing."""
 
     def measure(self, step: int) -> dict[str, float]:
-        """Have nothing to log but the one number the progress line shows."""
+        """Return only the value that the progress line needs."""
         return {"memory/rss_mb": 0.0}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `watch`, `save` and `saved-replay` to the benchmark command."""
     parser = subparsers.add_parser("saved-replay", help=save_replay.__doc__)
-    parser.add_argument("--rows", type=int, default=150_000, help="of 84x84 bytes")
+    parser.add_argument("--rows", type=int, default=150_000, help="transitions of 84x84 bytes")
     parser.set_defaults(run=save_replay)
     parser = subparsers.add_parser("save", help=compare_saving.__doc__)
-    parser.add_argument("--steps", type=int, default=1_000, help="per turn")
+    parser.add_argument("--steps", type=int, default=1_000, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=30.0, help="between checkpoints")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds between checkpoints")
     parser.add_argument("--before", type=int, default=1_000, help="steps before the first turn")
     parser.add_argument("--set", nargs="*", default=["agent=dqn", "env=cartpole"])
     parser.set_defaults(run=compare_saving)
     parser = subparsers.add_parser("watch", help=__doc__)
-    parser.add_argument("--steps", type=int, default=1_000, help="per turn")
+    parser.add_argument("--steps", type=int, default=1_000, help="steps per turn")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--set", nargs="*", default=["agent=dqn", "env=cartpole"])
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print what watching takes, by turns and by the clock around each of its calls."""
+    """Print the cost of monitoring, by alternating turns and by timing its calls."""
     overrides = (*args.set, *WATCHED)
     with ExitStack() as stack:
         watched = stack.enter_context(ours(*overrides))
         blind = stack.enter_context(ours(*overrides))
         blind.run._services = blind.run._services._replace(watch=Blind())
         for contestant in (watched, blind):
-            contestant.train(args.steps)  # what is built once is built here
+            contestant.train(args.steps)  # warm-up
         turns = take_turns(
             {
                 "watched": lambda: watched.train(args.steps),
@@ -83,23 +83,25 @@ def run(args: argparse.Namespace) -> None:
             rounds=args.rounds,
             calls=1,
         )
-        # Only now: a clock around calls this short would be most of their cost.
+        # Afterwards, because timers cost more than calls this short.
         clock = time_calls(watched)
         start = time.perf_counter()
         watched.train(args.steps * args.rounds)
         clocked = time.perf_counter() - start
     slower = median(w / b - 1 for w, b in zip(turns["watched"], turns["blind"], strict=True))
     spent = sum(clock.seconds.values()) / clocked
-    print(f"{' '.join(args.set)}: {args.rounds} turns of {args.steps:,} steps each")
+    print(f"{' '.join(args.set)}: {args.rounds} turns of {args.steps:,} steps")
     for name, seconds in turns.items():
         print(f"{name:8} {args.steps / median(seconds):10,.0f} steps/s (median)")
-    print(f"slower by {slower:+.2%} (median over pairs of turns); its calls take {spent:.3%}")
+    print(
+        f"slower by {slower:+.2%} (median over pairs of turns); monitoring calls take {spent:.3%}"
+    )
     for name, total in clock.seconds.items():
         print(f"  {name:12} {total * 1e3:8.1f} ms")
 
 
 def time_calls(contestant: Ours) -> Stopwatch:
-    """Put a clock around every call of the watch; what it adds counts against the watch."""
+    """Time every call of the monitor, the timers' own cost included."""
     clock = Stopwatch()
     for method in METHODS:
         clock.wrap(contestant.run._services.watch, method, method)
@@ -107,7 +109,7 @@ def time_calls(contestant: Ours) -> Stopwatch:
 
 
 def compare_saving(args: argparse.Namespace) -> None:
-    """Train with checkpoints and without, in turns."""
+    """Train with and without checkpoints, alternately."""
     overrides = (*args.set, "total_steps=1e9", "eval.every=0")
     with ExitStack() as stack:
         saved = stack.enter_context(ours(*overrides, f"checkpoint.seconds={args.seconds}"))
@@ -120,7 +122,7 @@ def compare_saving(args: argparse.Namespace) -> None:
         def save() -> None:
             nonlocal trained
             saved.train(args.steps)
-            # Or the others would pay for what is still being written.
+            # The other run must not pay for a write in progress.
             while saved.run._services.saver.checkpoints.busy:
                 saved.train(args.steps // 10)
                 trained += args.steps // 10
@@ -130,7 +132,7 @@ def compare_saving(args: argparse.Namespace) -> None:
             rounds=args.rounds,
             calls=1,
         )
-    # Sums, not medians: most turns meet no checkpoint.
+    # Sums, not medians: most turns have no checkpoint.
     speeds = {
         "saved": trained / sum(turns["saved"]),
         "plain": args.rounds * args.steps / sum(turns["plain"]),
@@ -141,7 +143,7 @@ def compare_saving(args: argparse.Namespace) -> None:
 
 
 def save_replay(args: argparse.Namespace) -> None:
-    """Save a filled replay twice while it is added to; trace pauses, and memory every 5 ms."""
+    """Save a filled replay twice during training; print step times, and memory every 5 ms."""
     settings = ReplaySettings(
         capacity=args.rows,
         prioritized=True,
@@ -170,8 +172,8 @@ def save_replay(args: argparse.Namespace) -> None:
     replay.start(obs)
     for _ in range(args.rows + 500):
         replay.add(action, reward, no, no, ~no, obs)
-    print(f"a replay of {replay.nbytes / 1e6:,.0f} MB; milliseconds of a row, added and learned")
-    print("| | seconds | p50 | p99 | most | extra MB |\n|---|---:|---:|---:|---:|---:|")
+    print(f"replay of {replay.nbytes / 1e6:,.0f} MB; ms per step (add, sample, update priorities)")
+    print("| | seconds | p50 | p99 | max | extra MB |\n|---|---:|---:|---:|---:|---:|")
     _print_rows("no save", 0.0, [row(None) for _ in range(5000)], 0.0)
     with tempfile.TemporaryDirectory() as folder, memory_traced() as extra:
         checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=2)
@@ -195,7 +197,7 @@ def _print_rows(name: str, seconds: float, times: list[float], extra: float) -> 
 
 @contextmanager
 def memory_traced() -> Iterator[Callable[[], float]]:
-    """Yield what says by how many MB the process has been larger than it was."""
+    """Yield a function that returns the peak growth of this process's RSS so far, in MB."""
     process, over = psutil.Process(), threading.Event()
     before = peak = process.memory_info().rss
 

@@ -1,5 +1,4 @@
-"""Run the trainer as a process of its own, in environments that break too, and look at it from
-outside."""
+"""Run the trainer in a subprocess, optionally with crashing environments, and sample it."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Sample(NamedTuple):
-    """The process tree at one moment; `step` is the last that was logged."""
+    """Measures of the process tree at one time; `step` is the last logged one."""
 
     seconds: float
     step: int
     pss: int
-    own: int  # of it, what is no mapped file, whose share depends on what else runs here
+    own: int  # PSS without mapped files, whose part depends on other programs
     cpu_seconds: float
     open_files: int
     threads: int
@@ -33,18 +32,18 @@ class Sample(NamedTuple):
 
 
 class Soak(NamedTuple):
-    """One run: how it was started, how it ended, and what was seen."""
+    """One run: command, exit code, samples and metrics."""
 
     title: str
     command: list[str]
     exit_code: int
     samples: list[Sample]
-    logged: list[dict[str, float]]  # the lines of metrics.jsonl
-    restarts: int = 0  # rebuilt environments, those of evaluations included
+    logged: list[dict[str, float]]  # lines of metrics.jsonl
+    restarts: int = 0  # rebuilt environments, evaluation included
 
 
 def soak(title: str, overrides: Sequence[str], run_dir: Path, every_seconds: float) -> Soak:
-    """Train to the end, sampling every so many seconds."""
+    """Train to the end, sampling the process tree every `every_seconds`."""
     command = [sys.executable, str(ROOT / "train.py"), *overrides, f"run_dir={run_dir}"]
     samples: list[Sample] = []
     log = MetricsTail(run_dir / "metrics.jsonl")
@@ -66,7 +65,7 @@ def soak(title: str, overrides: Sequence[str], run_dir: Path, every_seconds: flo
 
 
 def count_restarts(log: Path) -> int:
-    """Count the rebuilt environments."""
+    """Return the number of rebuilt environments."""
     if not log.exists():
         return 0
     with log.open() as lines:
@@ -74,7 +73,7 @@ def count_restarts(log: Path) -> int:
 
 
 def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | None:
-    """Sum over the tree; None when it is gone."""
+    """Return the sums over the process tree; None if it has ended."""
     try:
         tree = [process, *process.children(recursive=True)]
     except psutil.Error:
@@ -89,12 +88,12 @@ def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | 
 
 
 def _look_at(process: psutil.Process) -> tuple[float, ...] | None:
-    """Return memory, CPU seconds, open files and threads of one process; None if it vanished."""
+    """Return PSS, own memory, CPU seconds, open files, threads; None if the process ended."""
     try:
         share, times = read_process_memory(process), process.cpu_times()
         if share is None:
             return None
-        # With that of children which have ended, so that the sum never falls.
+        # Ended children included, so that the sum is monotonic.
         cpu = times.user + times.system + times.children_user + times.children_system
         return (share.pss, share.own, cpu, process.num_fds(), process.num_threads())
     except psutil.Error:
@@ -102,7 +101,7 @@ def _look_at(process: psutil.Process) -> tuple[float, ...] | None:
 
 
 class MetricsTail:
-    """The lines of a metrics.jsonl that is still being written."""
+    """Reads the lines of a metrics.jsonl that is still being written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,11 +110,11 @@ class MetricsTail:
 
     @property
     def step(self) -> int:
-        """Last step that was logged."""
+        """Last logged step."""
         return int(self.lines[-1]["step"]) if self.lines else 0
 
     def read(self) -> None:
-        """Take in the complete lines that are new."""
+        """Read the new complete lines."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -127,22 +126,22 @@ class MetricsTail:
 
 
 class Crashing(gym.Wrapper):
-    """Raise after so many steps; what is built in its place lives as long."""
+    """Raises after `every` steps; so does its replacement."""
 
     def __init__(self, env: gym.Env[Any, Any], every: int) -> None:
         super().__init__(env)
         self._left = every
 
     def step(self, action: Any) -> Any:
-        """Step the environment, or break."""
+        """Step the environment, or raise."""
         if not self._left:
-            raise RuntimeError("the simulator crashed, as it was asked to")
+            raise RuntimeError("the simulator crashed (on purpose)")
         self._left -= 1
         return self.env.step(action)
 
 
 def make(base: str, every: int, **kwargs: Any) -> gym.Env[Any, Any]:
-    """Make the environment called `base` so that it breaks."""
+    """Make the environment `base`, wrapped to crash."""
     return Crashing(gym.make(base, disable_env_checker=True, **kwargs), every)
 
 

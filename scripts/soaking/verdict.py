@@ -1,4 +1,4 @@
-"""Judge a soak: what must be flat, and was it."""
+"""Checks of a soak test: memory, speed and handles must be constant after the warm-up."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from scripts.soaking.sampling import Sample, Soak
 from steadyrl.memory.leak import theil_sen
 from steadyrl.memory.process import MB
 
-SPEED = "time/steps_per_second"  # evaluations are not in it
-_SAMPLES = 10  # below that, tenths and slopes say nothing
-_SETTLED = 0.15  # how near its last value a number is when it has settled; fill varies by a tenth
-# What a run's memory access and its work per step depend on.
+SPEED = "time/steps_per_second"  # without evaluations
+_SAMPLES = 10  # minimum for tenths and slopes to be meaningful
+_SETTLED = 0.15  # relative distance to the last value of a settled series (fill varies by 10 %)
+# Memory access and work per step depend on these.
 _SETTLING = ("memory/replay_fill", "train/epsilon")
 
 
 class Limits(NamedTuple):
-    """What a run may do and still be called steady."""
+    """Limits of a steady run."""
 
-    slope_mb: float  # of the memory that is the run's own, per million steps
-    growth_mb: float  # of it, from the first tenth to the last, whatever its shape
-    speed_change: float  # last tenth against first tenth after the warm-up
-    warmup: float  # share of the run that is not judged, at least
-    shared_machine: bool  # judge the speed by CPU seconds, for others take the seconds between
-    evaluations: int = 5  # that there must have been, so that what they leave is seen
-    restarts: int = 0  # likewise
+    slope_mb: float  # MB of own memory per million steps
+    growth_mb: float  # MB of own memory, last tenth against first
+    speed_change: float  # relative, last tenth against first after the warm-up
+    warmup: float  # minimum fraction of the run that is not checked
+    shared_machine: bool  # check speed by CPU seconds
+    evaluations: int = 5  # minimum number, so that their leaks would show
+    restarts: int = 0  # likewise, of rebuilt environments
 
 
 class Check(NamedTuple):
-    """One number against its limit."""
+    """A measured value and its limit."""
 
     name: str
     value: str
@@ -41,18 +41,18 @@ class Check(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The training between two lines of the log."""
+    """Training between two log lines."""
 
     end: int  # step
     steps: int
-    seconds: float  # evaluations left out
+    seconds: float  # without evaluations
 
 
 def judge(soak: Soak, limits: Limits) -> list[Check]:
-    """Return every check, passed or not."""
+    """Return all checks, passed or not."""
     last = int(soak.logged[-1]["step"]) if soak.logged else 0
     begin = settled_step(soak.logged, limits.warmup)
-    # With the last line training is over: what is seen then is how the run ends.
+    # After the last log line the run only shuts down.
     samples = [sample for sample in soak.samples if begin <= sample.step < last]
     parts = [part for part in stretches(soak.logged) if part.end > begin]
     evaluations = sum("eval/return_mean" in line for line in soak.logged)
@@ -73,7 +73,7 @@ def judge(soak: Soak, limits: Limits) -> list[Check]:
 
 
 def settled_step(logged: Sequence[dict[str, float]], warmup: float) -> int:
-    """Return the step where the warm-up ends: its share is over, replay full, ε at its end."""
+    """Return the first step after the warm-up: fraction over, replay full, ε constant."""
     last = logged[-1]["step"] if logged else 0
     steps = [warmup * last]
     for tag in _SETTLING:
@@ -112,35 +112,35 @@ def _flat(samples: Sequence[Sample], parts: Sequence[Stretch], limits: Limits) -
 def own_slope(samples: Sequence[Sample]) -> float:
     """Return the robust slope of Σ PSS without mapped files, in MB per million steps.
 
-    A library's pages are shared with every program that uses it: their part of Σ PSS moves
-    whenever another one starts or ends.
+    Pages of a shared library count 1/k for k programs, so they vary when another program starts or
+    ends.
     """
     points = np.array([(sample.step, sample.own) for sample in samples], dtype=np.float64)
-    # Every so many of them: the slope looks at all pairs.
+    # Subsampled: the slope uses all pairs.
     points = points[:: 1 + len(points) // 1000]
     return theil_sen(points[:, 0], points[:, 1])  # bytes per step are MB per million steps
 
 
 def own_growth(samples: Sequence[Sample]) -> float:
-    """Return what it has grown by, in MB: a median slope does not see what begins late."""
+    """Return the growth of own memory in MB; the median slope misses late growth."""
     first, now = ends([sample.own for sample in samples])
     return (now - first) / MB
 
 
 def most(values: Sequence[int]) -> tuple[int, int]:
-    """Return the largest of the first and of the last tenth: processes being replaced are few."""
+    """Return the maxima of the first and last tenth, since being replaced lowers a count."""
     tenth = max(1, len(values) // 10)
     return max(values[:tenth]), max(values[-tenth:])
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
-    """Return the medians of the first and of the last tenth."""
+    """Return the medians of the first and last tenth."""
     tenth = max(1, len(values) // 10)
     return median(values[:tenth]), median(values[-tenth:])
 
 
 def stretches(logged: Sequence[dict[str, float]]) -> list[Stretch]:
-    """Return what lies between lines that say how fast it went."""
+    """Return the intervals between log lines that have a speed."""
     timed = [line for line in logged if line.get(SPEED, 0.0) > 0]
     found, before = [], 0
     for line in timed:
@@ -153,8 +153,8 @@ def stretches(logged: Sequence[dict[str, float]]) -> list[Stretch]:
 def speed_change(parts: Sequence[Stretch]) -> float:
     """Return the relative change of steps/s from the first tenth to the last.
 
-    Each tenth is taken as a whole: where learning comes in bursts longer than a log interval,
-    most intervals have none, and their median would not notice how long it takes.
+    Each tenth is summed: if updates come in bursts longer than a log interval, the median interval
+    has none, and would not show their cost.
     """
     tenth = max(1, len(parts) // 10)
     return _speed(parts[-tenth:]) / _speed(parts[:tenth]) - 1
@@ -163,8 +163,8 @@ def speed_change(parts: Sequence[Stretch]) -> float:
 def cpu_speed_change(parts: Sequence[Stretch], samples: Sequence[Sample]) -> float:
     """Return the relative change of steps per CPU second from the first tenth to the last.
 
-    The CPU's share of the time is that of all the process did meanwhile, the seconds are those of
-    training alone: evaluations grow longer as the policy becomes better.
+    CPU usage is of the whole process, seconds are of training only, because evaluations take longer
+    as the policy improves.
     """
     tenth = max(2, len(samples) // 10)
     first, now = (

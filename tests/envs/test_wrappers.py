@@ -10,7 +10,7 @@ from toy_environments import settings
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.factory import build_env, build_render_env, choose_backend, probe
 from steadyrl.training.checkpoints.manifest import CheckpointError
-from steadyrl.training.checkpoints.resume import refuse_foreign
+from steadyrl.training.checkpoints.resume import validate_no_foreign_modules
 from steadyrl.training.cli.evaluate import command
 
 CUT = {"TimeLimit": {"max_episode_steps": 3}}
@@ -133,8 +133,12 @@ def test_a_module_is_not_imported_because_something_saved_names_it(tmp_path):
     own = [CUT, {"own_wrappers:Scaled": {}}]
     saved = {"env": {"id": "CartPole-v1", "wrappers": own}}
     with pytest.raises(CheckpointError, match="own_wrappers:Scaled imports a module"):
-        refuse_foreign(tmp_path, saved, {"env": {"id": "CartPole-v1", "wrappers": [CUT]}})
-    refuse_foreign(tmp_path, saved, {"env": {"id": "X", "wrappers": ["own_wrappers:Scaled"]}})
+        validate_no_foreign_modules(
+            tmp_path, saved, {"env": {"id": "CartPole-v1", "wrappers": [CUT]}}
+        )
+    validate_no_foreign_modules(
+        tmp_path, saved, {"env": {"id": "X", "wrappers": ["own_wrappers:Scaled"]}}
+    )
 
 
 def test_a_run_and_its_policy_keep_them(tmp_path, capsys):

@@ -67,7 +67,7 @@ class Browser:
                     raise RefusedError(answer["error"]["message"])
                 return answer["result"]
 
-    def for_rendering(self, address, *words):
+    def shown(self, address, *words):
         """Return the text of a page, once all these words are in it or a minute has passed."""
         self._page = {}
         target = self.ask("Target.createTarget", url=address)["targetId"]

@@ -104,8 +104,8 @@ class ShowBatch(gym.vector.VectorEnv):
 
     def _show(self):
         shown = [sample(self.kind, 0, self.time)] * self.num_envs
-        tightest_bound = gym.vector.utils.create_empty_array(SPACES[self.kind], self.num_envs)
-        return gym.vector.utils.concatenate(SPACES[self.kind], shown, tightest_bound)
+        empty = gym.vector.utils.create_empty_array(SPACES[self.kind], self.num_envs)
+        return gym.vector.utils.concatenate(SPACES[self.kind], shown, empty)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -17,7 +17,7 @@ from steadyrl.training.checkpoints.archive import TEMPORARY
 from steadyrl.training.checkpoints.manifest import FRESH, OLD
 
 POLL = 0.001  # seconds
-CONTINUED = re.compile(r"continued from step ([\d,]+)")
+CONTINUED = re.compile(r"resumed from step ([\d,]+)")
 
 
 class Plan(NamedTuple):
@@ -69,11 +69,11 @@ class Victim:
         places = (self.directory, self.directory / "checkpoints")
         return [path for place in places for kind in kinds for path in place.glob(kind)]
 
-    def kill(self, layer_table: Plan) -> Fate:
+    def kill(self, plan: Plan) -> Fate:
         """Start it, kill it as planned, and look at what there is then."""
         begun, before = time.time_ns(), self.whole()
         process = start(self.folder, *self.arguments, quick=False)
-        if self._wait(process, layer_table, set(before)):
+        if self._wait(process, plan, set(before)):
             os.kill(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), out + err
@@ -94,14 +94,14 @@ class Victim:
             self.logged(),
         )
 
-    def _wait(self, process: Process, layer_table: Plan, before: set[str]) -> bool:
+    def _wait(self, process: Process, plan: Plan, before: set[str]) -> bool:
         """Wait for the planned moment; False if the run ended before it."""
-        while len(set(self.whole()) - before) < layer_table.checkpoints:
+        while len(set(self.whole()) - before) < plan.checkpoints:
             if process.is_over(POLL):
                 return False
-        if layer_table.files is None:
-            return not process.is_over(layer_table.seconds)
-        while self._files_of_save() < layer_table.files:
+        if plan.files is None:
+            return not process.is_over(plan.seconds)
+        while self._files_of_save() < plan.files:
             if process.is_over(POLL):
                 return False
         return True

@@ -51,7 +51,7 @@ class Stamped(Masking):
     ):  # fmt: skip
         box = spaces.Box(0, 255, SHAPES[kind], np.uint8 if kind == "image" else np.float32)
         super().__init__(source, actions, box)
-        self.kind, self.length, self.score_boundaries = kind, length, ends
+        self.kind, self.length, self.ends = kind, length, ends
         self.fault, self.strict = fault, strict
 
     def mask(self):
@@ -88,8 +88,8 @@ class Stamped(Masking):
         return (
             seen,
             1.0,
-            over and self.score_boundaries == "terminated",
-            over and self.score_boundaries != "terminated",
+            over and self.ends == "terminated",
+            over and self.ends != "terminated",
             info,
         )
 
@@ -109,26 +109,26 @@ class Doors(Masking):
 
     def mask(self):
         mask = np.zeros(self.actions, np.bool_)
-        mask[self.unlocked[min(self.tightest_bound, self.rooms - 1)]] = True
+        mask[self.unlocked[min(self.room, self.rooms - 1)]] = True
         return mask
 
     def seen(self):
-        return np.eye(self.rooms + 1, dtype=np.float32)[self.tightest_bound, : self.rooms]
+        return np.eye(self.rooms + 1, dtype=np.float32)[self.room, : self.rooms]
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.tightest_bound = self.steps = 0
+        self.room = self.steps = 0
         return self.tell(self.seen())
 
     def step(self, action):
         if not self.punish:
             self.refuse_forbidden(action)
         reward = 0.0 if self.mask()[action - 2] else -1.0
-        if action - 2 == self.unlocked[self.tightest_bound][0]:
-            self.tightest_bound, reward = self.tightest_bound + 1, 1.0
+        if action - 2 == self.unlocked[self.room][0]:
+            self.room, reward = self.room + 1, 1.0
         self.steps += 1
         seen, info = self.tell(self.seen())
-        return seen, reward, self.tightest_bound == self.rooms, self.steps == 2 * self.rooms, info
+        return seen, reward, self.room == self.rooms, self.steps == 2 * self.rooms, info
 
 
 gym.register("StampedMasks-v0", Stamped)

@@ -183,7 +183,7 @@ def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
 
 NONE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 NEVER_BELOW_0 = ("adam.exp_avg_sq", "leaves", "count", "square", "inv_std", "adam.step")
-NEVER_LARGE = ("adam.step", "noise", "weights", "adam.exp_avg", "simulation.reals")
+NEVER_LARGE = ("adam.step", "noise", "weights", "adam.exp_avg", "simulation.float_state")
 AT_ODDS = ("frames", "stack", "next_obs")  # of a row, with those that other parts have
 
 
@@ -207,7 +207,7 @@ def wrong_numbers(name: str, tensor: torch.Tensor) -> dict[str, Change]:
     else:
         changes |= {f"all {value}": every(value) for value in (-1, -2, 2**31 - 1)}
         if tensor.dtype == torch.int64:
-            changes |= wrong_wholes(name, tensor)
+            changes |= wrong_int_state(name, tensor)
     return changes
 
 
@@ -227,7 +227,7 @@ def wrong_bytes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
     return {}
 
 
-def wrong_wholes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
+def wrong_int_state(name: str, tensor: torch.Tensor) -> dict[str, Change]:
     changes = {"one 2^62": one(2**62), "one -2^63": one(-(2**63))}
     if name.endswith("int_state"):
         row = tensor.shape[1]
@@ -274,7 +274,7 @@ class Poisoned:
         self._whole = folder / "whole"
         shutil.copytree(self._run, self._whole)
         self._job = job(folder, *self._chosen, quick=False)  # what is poisoned says nothing of it
-        gc.step_wait()
+        gc.collect()
         gc.freeze()  # children need not look at what all of them have
         self.poisons = poisons(self.checkpoint)
 

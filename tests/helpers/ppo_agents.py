@@ -106,7 +106,7 @@ def act(agent, obs, *, explore=True):
     return agent.actor(len(obs), explore=explore).act(obs, np.zeros(len(obs), dtype=bool))
 
 
-def step_wait(agent, env, obs, rows):
+def collect(agent, env, obs, rows):
     """Act and observe for some rows; return the last observations."""
     for _ in range(rows):
         decision = act(agent, obs)
@@ -120,7 +120,7 @@ def learn(agent, env, obs, updates):
     """Collect and learn from whole rollouts; return each one's metrics, and the observations."""
     found = []
     for _ in range(updates):
-        obs = step_wait(agent, env, obs, agent._settings.rollout_steps)
+        obs = collect(agent, env, obs, agent._settings.rollout_steps)
         metrics = agent.update()
         found.append(dict(zip(metrics.names, metrics.values.tolist(), strict=True)))
     return found, obs

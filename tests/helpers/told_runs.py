@@ -58,7 +58,7 @@ def train(run, env, agent, until):
     collector = build_collector(run, env, agent)
     collector.finish_pending_step()
     while run.steps < until:
-        run.on_steps(collector.step_wait(until - run.steps))
+        run.on_steps(collector.collect(until - run.steps))
 
 
 def in_one_and_in_two_parts(told, cut):

@@ -161,7 +161,7 @@ def load():
         replay.update_priorities(batch.index, torch.ones(1))
     for module in unmapping():
         module.unmap_clean_pages = lambda: None  # mapping it again takes a run half a second
-    gc.step_wait()
+    gc.collect()
     gc.freeze()  # a collection in a run need not go through all this again
 
 

@@ -1,1 +1,1 @@
-"""Finished runs read again: curves, groups, confidence intervals. Read `past_runs.py` first."""
+"""Read finished runs: curves, groups, confidence intervals. Read `past_runs.py` first."""

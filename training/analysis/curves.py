@@ -1,4 +1,4 @@
-"""Many runs' values over steps or seconds on one grid, and their estimate with its interval."""
+"""Learning curves of several runs on a common grid, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from numpy.typing import NDArray
 from steadyrl.training.analysis.estimates import Estimator, interval, mean
 from steadyrl.training.analysis.past_runs import Series
 
-# A run that ends before this part of the longest is left out: the others' end is the end.
+# A run shorter than this fraction of the longest is left out, else the curve would end with it.
 SHORTEST = 0.5
 
 Points = NDArray[np.float64]
 
 
 class Curve(NamedTuple):
-    """The estimate over runs and its confidence interval where all runs have points."""
+    """Estimate and confidence interval, where all runs have data."""
 
     x: Points  # [S] steps or seconds
     centre: Points  # [S]
     low: Points  # [S]
     high: Points  # [S]
     runs: int
-    left_out: list[str]  # what is not in it, for the reader
+    left_out: list[str]  # what was left out, for the user
 
 
 def aggregate(
     runs: Mapping[str, Series], estimator: Estimator = mean, *, over: str = "steps"
 ) -> Curve:
-    """Return the estimate over runs, interpolated where their points differ, and its interval."""
+    """Return the estimate and its interval over runs, interpolated to a common grid."""
     left_out: list[str] = []
     if over == "steps":
         runs = _long_enough(runs, left_out)
         grid = _shared_steps(runs, left_out)
-    else:  # some machines are slower: no run is too short
+    else:  # wall time: a slower machine is no reason to leave a run out
         grid = _even(runs, left_out)
     values = np.array([np.interp(grid, list(run), list(run.values())) for run in runs.values()])
     low, high = interval(values, estimator)
@@ -55,10 +55,10 @@ def _long_enough(runs: Mapping[str, Series], left_out: list[str]) -> dict[str, S
 
 
 def _shared_steps(runs: Mapping[str, Series], left_out: list[str]) -> Points:
-    """Return the steps that all runs cover: those they share, or lie about together.
+    """Return the steps that all runs cover; nearby steps of different runs are merged.
 
-    With several environments, seeds log at 5,001, 5,002, …; steps nearer to each other than half
-    of what usually lies between two are one point, unless a run has both.
+    With several environments, seeds log at 5,001, 5,002, …. Steps closer than half the median
+    spacing become one point, unless a run has both.
     """
     spacing = np.concatenate([np.diff(list(run), prepend=0) for run in runs.values()])
     near = float(np.median(spacing)) / 2
@@ -76,7 +76,7 @@ def _shared_steps(runs: Mapping[str, Series], left_out: list[str]) -> Points:
 def _covered(
     runs: Mapping[str, Series], near: float, left_out: list[str], unit: str = "step"
 ) -> tuple[float, float]:
-    """Return where the last run begins and the first one ends, noting what lies outside."""
+    """Return the last start and the first end of the runs; append to `left_out` what is outside."""
     late, early = max(runs, key=lambda name: min(runs[name])), min(runs, key=lambda n: max(runs[n]))
     begin, end = min(runs[late]), max(runs[early])
     for names, where in (
@@ -95,6 +95,6 @@ def _covered(
 
 
 def _even(runs: Mapping[str, Series], left_out: list[str]) -> Points:
-    """Return as many evenly spaced seconds as runs have points, where all runs were at work."""
+    """Return evenly spaced seconds that all runs cover, as many as the longest run has points."""
     begin, end = _covered(runs, 0.0, left_out, "second")
     return np.linspace(begin, max(begin, end), max(len(run) for run in runs.values()))

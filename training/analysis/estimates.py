@@ -1,4 +1,4 @@
-"""What a few seeds say about many: estimates with bootstrap intervals, as rliable makes them.
+"""Estimates over a few seeds with bootstrap confidence intervals, as in rliable.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
@@ -16,17 +16,17 @@ from steadyrl.training.evaluation.evaluator import NORMAL, student
 
 Array = NDArray[np.float64]
 
-Estimator = Callable[[Array], Array]  # over the first axis, the runs
+Estimator = Callable[[Array], Array]  # reduces the first axis, the runs
 
 RESAMPLES = 2000
 
-AT_ONCE = 4_000_000  # resampled numbers in memory
+AT_ONCE = 4_000_000  # resampled values in memory at a time
 
 CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
-    """A 95 % confidence interval, or one for every point of a curve."""
+    """A 95 % confidence interval, of a value or of each point of a curve."""
 
     low: Array
     high: Array
@@ -39,17 +39,17 @@ def mean(values: Array) -> Array:
 
 
 def interquartile_mean(values: Array) -> Array:
-    """Return the mean of the middle half of the runs [R, …]; a quarter of them goes at each end."""
+    """Return the interquartile mean over runs [R, …]: R // 4 runs are dropped at each end."""
     cut = len(values) // 4
     result: Array = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
     return result
 
 
 def interval(values: Array, estimator: Estimator) -> Interval:
-    """Return the percentile bootstrap's interval over runs [R, …], widened for few of them.
+    """Return the percentile bootstrap interval over runs [R, …], widened for few runs.
 
-    Resampling R runs shows only (R − 1)/R of their variance, with a normal's tails where Student's
-    are due: unwidened, 95 % would be 73 % with three seeds. One run has no interval.
+    Resampling R runs has only (R − 1)/R of their variance, and normal tails instead of Student's:
+    with three seeds a nominal 95 % interval would cover 73 %. One run has no interval.
     """
     runs, shape = len(values), values.shape[1:]
     estimate = estimator(values)
@@ -70,15 +70,15 @@ def interval(values: Array, estimator: Estimator) -> Interval:
 
 
 def widening(runs: int) -> float:
-    """Return how much too narrow the percentile bootstrap of a mean of so many runs is."""
+    """Return the factor by which a bootstrap interval over that few runs has to be widened."""
     freedom = runs - 1
     return student(freedom) / NORMAL * math.sqrt(runs / freedom)
 
 
 def probability_of_improvement(ours: Array, theirs: Array) -> tuple[float, Interval]:
-    """Return how often one of our runs [R] beats one of theirs [S], and its interval.
+    """Return P(a run of ours [R] beats one of theirs [S]) and its bootstrap interval.
 
-    A draw counts half. Each side is resampled among itself.
+    Ties count half. Both sides are resampled independently.
     """
     beats = np.sign(ours[:, None] - theirs[None, :]) / 2 + 0.5  # [R, S]
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Runs side by side: in what their configurations differ, and which of them are seeds of one."""
+"""Group runs: which keys differ between them, and which runs are seeds of one configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steadyrl.training.analysis.past_runs import METRICS, NoRunError, PastRun, f
 from steadyrl.training.config.overrides import ABOUT_THE_RUN
 from steadyrl.training.config.schema import show
 
-SCORES = ("eval/return_mean", "rollout/return_mean")  # the second where there is no first
+SCORES = ("eval/return_mean", "rollout/return_mean")  # the second if a run has no evaluations
 AGENT, ENV = "agent.name", "env.id"
 SHORT = {"agent": AGENT, "env": ENV}
 NO_DIFFERENCE = {"seed", *ABOUT_THE_RUN} - {"init_from"}
@@ -22,7 +22,7 @@ Config = Mapping[str, Any]  # values by full key
 
 
 class Group(NamedTuple):
-    """Runs that are seeds of one configuration, or were said to belong together."""
+    """Runs that are seeds of one configuration, or were given one name."""
 
     name: str
     env: str
@@ -32,11 +32,10 @@ class Group(NamedTuple):
 def groups(
     places: Sequence[str], tags: Collection[str], by: Sequence[str] = ()
 ) -> tuple[list[Group], list[str]]:
-    """Read all runs at some places, `NAME=PLACE` or `PLACE`, and put those together that belong.
+    """Read all runs at `PLACE` or `NAME=PLACE`; return their groups and notes on what was left out.
 
-    What has a name is a group of that name; the others go by the keys in `by`, or else by whatever
-    they differ in besides their seed. Runs of different environments are never one group.
-    What was matched and is no run is returned in words.
+    A name makes one group. Other runs are grouped by the keys in `by`, or else by every key that
+    differs besides the seed. Runs of different environments are never in one group.
     """
     named: list[tuple[str | None, PastRun]] = []
     known: set[Path] = set()
@@ -69,17 +68,17 @@ def _split(text: str) -> tuple[str | None, str]:
     if not equals or os.path.exists(text) or glob(text):  # Hydra names folders a=1,b=2
         return None, text
     if not name:
-        raise NoRunError(f"{text}: before the = stands a name, as in NAME={place}")
+        raise NoRunError(f"{text}: write a name before the =, as in NAME={place}")
     return name, place
 
 
 def differences(configs: Sequence[Config]) -> list[dict[str, Any]]:
-    """Return of each configuration what not all of them share; a seed is no difference.
+    """Return, per configuration, the keys whose values differ; the seed does not count.
 
-    Agents and environments have keys and defaults of their own: runs of another agent, or in
-    another environment, differ in that and in nothing else.
+    Different agents or environments have different keys and defaults, so such runs differ by agent
+    or environment only.
     """
-    # As text: in somebody else's configuration there may be anything.
+    # As text: values of foreign configurations may be unhashable.
     kinds = [(str(config.get(AGENT)), str(config.get(ENV))) for config in configs]
     differing: dict[Any, set[str]] = {}
     for kind in set(kinds):
@@ -96,7 +95,7 @@ def differences(configs: Sequence[Config]) -> list[dict[str, Any]]:
 
 
 def chosen(configs: Sequence[Config], by: Sequence[str]) -> list[dict[str, Any]]:
-    """Return of each configuration the keys to group by; refuse one that none of them has."""
+    """Return, per configuration, the values of the keys `by`; refuse unknown keys."""
     known = {key for config in configs for key in config}
     keys = [SHORT.get(key, key) for key in by]
     for key in keys:
@@ -106,7 +105,7 @@ def chosen(configs: Sequence[Config], by: Sequence[str]) -> list[dict[str, Any]]
 
 
 def label(values: Config) -> str:
-    """Write what tells a group of runs from others: `ppo, learning_rate=0.001`."""
+    """Return a group's label: `ppo, learning_rate=0.001`."""
     names = [key.rpartition(".")[2] for key in values]
     parts = []
     for (key, value), name in zip(values.items(), names, strict=True):
@@ -116,15 +115,15 @@ def label(values: Config) -> str:
 
 
 def names(runs: Sequence[PastRun]) -> list[str]:
-    """Return short names where they tell the runs apart, else their paths."""
+    """Return the runs' directory names if unique, else their paths."""
     short = [run.path.name for run in runs]
     return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
 
 def notes(group: Group) -> Iterator[str]:
-    """Yield what a reader should know of a group's runs."""
+    """Yield notes on a group's runs: unreadable lines, runs still in progress."""
     for name, run in zip(names(group.runs), group.runs, strict=True):
         if run.unread:
-            yield f"left out {run.unread} lines of {name} that cannot be read"
+            yield f"left out {run.unread} unreadable lines of {name}"
         if run.going:
-            yield f"{name} is still going"
+            yield f"{name} is still running"

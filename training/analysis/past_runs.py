@@ -1,4 +1,4 @@
-"""What runs left behind: where they are and what they logged."""
+"""Find run directories and read their metrics, configuration and summary."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from steadyrl.training.config.overrides import flatten
 METRICS = "metrics.jsonl"
 LONGEST_LINE = 1_000_000  # bytes
 
-Series = dict[float, float]  # values by step
-Config = Mapping[str, Any]  # values by full key
+Series = dict[float, float]  # value by step
+Config = Mapping[str, Any]  # value by full key
 
 
 class NoRunError(ExpectedError):
-    """There is no run where one was looked for, or it cannot be read."""
+    """No run was found, or it cannot be read."""
 
     exit_code = 2
 
 
 class PastRun(NamedTuple):
-    """One run's configuration and summary, and of its metrics those that were asked for."""
+    """Configuration, summary and requested metrics of one run."""
 
     path: Path
-    config: Config  # full keys; empty where the directory holds none
+    config: Config  # full keys; empty without a config.yaml
     metrics: dict[str, Series]
     seconds: Series
-    summary: dict[str, Any]  # empty until the run has ended
-    unread: int  # lines of its log that cannot be read
+    summary: dict[str, Any]  # empty while the run is in progress
+    unread: int  # unreadable lines of metrics.jsonl
     going: bool
 
     @property
     def env(self) -> str:
-        """The environment, or nothing where that is not known."""
+        """Environment id; "" if unknown."""
         return str(self.config.get("env.id", self.summary.get("env", "")))
 
 
 def find_runs(place: str) -> tuple[list[Path], list[Path]]:
-    """Return the run directories at a path or a pattern, or below it, and what holds none."""
+    """Return the run directories at or below a path or glob pattern, and the paths without one."""
     found = [Path(place)] if os.path.exists(place) else list(map(Path, sorted(glob(place))))
     if not found:
-        raise NoRunError(f"{place}: no such run: no run directory matches")
+        raise NoRunError(f"{place}: no run directory matches")
     below = {path: _runs_below(path) for path in found if path.is_dir()}
     runs = [run for inside in below.values() for run in inside]
     if not below:
         raise NoRunError(f"{place}: is a file; name the run's directory")
     if not runs:
-        raise NoRunError(f"{place}: holds no run, neither itself nor anywhere below")
+        raise NoRunError(f"{place}: no run in this directory or below")
     return runs, [path for path, inside in below.items() if not inside]
 
 
@@ -67,13 +67,13 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def read_run(path: Path, tags: Collection[str]) -> PastRun:
-    """Read a run, whether it has ended or not; of its metrics these tags."""
+    """Read a run, finished or not; of its metrics only `tags`."""
     metrics, seconds, unread = read_metrics(path / METRICS, tags)
     return PastRun(path, _config(path), metrics, seconds, read_summary(path), unread, in_use(path))
 
 
 def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], Series, int]:
-    """Return values by tag and step, seconds by step, and how many lines cannot be read."""
+    """Return values by tag and step, seconds by step, and the number of unreadable lines."""
     metrics: dict[str, Series] = {tag: {} for tag in tags}
     seconds: Series = {}
     unread = 0
@@ -88,7 +88,7 @@ def read_metrics(path: Path, tags: Collection[str]) -> tuple[dict[str, Series], 
             unread += 1
             continue
         for tag, value in found.items():
-            metrics[tag][step] = value  # where a run was continued, the later line counts
+            metrics[tag][step] = value  # a resumed run may log a step twice: the later line counts
     in_order = {tag: dict(sorted(series.items())) for tag, series in metrics.items() if series}
     return in_order, seconds, unread
 
@@ -104,7 +104,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _number(logged: Any, key: str) -> float:
     if not isinstance(logged, dict) or isinstance(logged[key], bool):
-        raise TypeError("a line is an object of numbers")
+        raise TypeError("a line must be an object of numbers")
     value = float(logged[key])
     if not math.isfinite(value):
         raise ValueError(f"{key} is {value}")
@@ -116,6 +116,6 @@ def _config(path: Path) -> dict[str, Any]:
         values = read_yaml(path / CONFIG)
     except FileNotFoundError:
         return {}
-    except Exception as error:  # of the parser, of the disk: the file may hold anything
+    except Exception as error:  # disk or parser: the file may contain anything
         raise NoRunError(f"{path / CONFIG}: cannot be read: {describe(error)}") from None
     return dict(flatten(values)) if isinstance(values, dict) else {}

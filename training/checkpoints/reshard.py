@@ -54,7 +54,7 @@ def reshard(
     if not old:
         state |= {name: own[name] for name in agent.per_rank_state}
         counts["episodes"] = run.state_dict()["episodes"]
-    counts["kept"] = run.state_dict()["kept"]
+    counts["pending"] = run.state_dict()["pending"]
     agent.load_state_dict(state)
     lost = range(rank + comm.size, before, comm.size)
     agent.reshard([read_part(path, f"{prefix_of(other)}agent") for other in lost])

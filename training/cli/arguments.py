@@ -1,4 +1,4 @@
-"""What can be typed after the command: the help, and what is put right before Hydra reads it."""
+"""Parse the command line before Hydra does, and build the help text."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ HELP = """Train {algorithms} on a Gymnasium environment.
 
 {groups}
 
-It ends with 0 once finished, with 9 if that could not be written (README.md has all exit codes).
-Runs go to outputs/; watch them with: tensorboard --logdir outputs
-More: python scripts/evaluate.py (plot, compare, checkpoint, tune, population)
-Installed: steadyrl evaluate
+Exit code 0: finished; 9: finished, but results could not be written (all codes: README.md).
+Runs are written to outputs/; watch them with: tensorboard --logdir outputs
+More commands: python scripts/evaluate.py (plot, compare, checkpoint, tune, population)
+When installed: steadyrl evaluate
 """
 
-# Mappings whose keys nobody can list: they go to the environment as they are.
+# Free-form mappings that are passed to the environment: Hydra needs ++ to add keys to them.
 FREE_FORM = ("env.kwargs.", "env.kwargs=")
 
-# Where an agent from outside the tree is named: its defaults join the group `agent`.
+# Keys that may name an agent from outside the tree, whose defaults join the group `agent`.
 AGENT_KEYS = ("agent", "agent.name")
 
-# Which extra brings a launcher, and what it is told besides: submitit ends jobs after an hour, and
-# what Slurm takes back is not queued again, unless it may.
+# Extra and default overrides of each launcher: submitit ends jobs after an hour, and does not
+# requeue preempted Slurm jobs, unless configured.
 LAUNCHERS = {
     "joblib": ("sweep", ()),
     "submitit_local": ("slurm", ("hydra.launcher.timeout_min=100000",)),
     "submitit_slurm": ("slurm", ("hydra.launcher.max_num_timeout=1000",)),
 }
 
-# What Hydra is not told.
+# Options that are not passed to Hydra.
 OURS = ("help", "version", "overrides")
 
-# One of these at a time: each does something else than training once.
+# Options that exclude each other: each replaces a single training run.
 INSTEAD = ("multirun", "cfg", "info", "hydra_help", "shell_completion")
 
 PARTS_OF_CONFIG = ("job", "hydra", "all")
@@ -63,18 +63,18 @@ PARTS_OF_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searc
 
 
 class Arguments(NamedTuple):
-    """A command line that was read: for Hydra the options come first."""
+    """A parsed command line; Hydra takes options before overrides."""
 
     options: list[str]
     overrides: list[str]
     wants_help: bool
     wants_version: bool
     multirun: bool
-    prints: bool  # Hydra only prints something, and nothing is run
+    prints: bool  # Hydra prints something and nothing is trained
 
     @property
     def plain(self) -> bool:
-        """Whether this is one run, without anything that concerns Hydra itself."""
+        """Whether this is a single run without Hydra options or hydra.* overrides."""
         hydras = any(text.lstrip("+~").startswith("hydra") for text in self.overrides)
         return not (self.options or hydras)
 
@@ -85,23 +85,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read(given: list[str]) -> Arguments:
-    """Read what was typed, options anywhere; refuse in a line what cannot be meant."""
+    """Parse the command line, options in any position; raise CommandError if it is invalid."""
     for argument in given:
         _refuse_unprintable(argument)
-    # `steadyrl train …` says the same as `steadyrl …`.
+    # `steadyrl train …` equals `steadyrl …`.
     typed, unknown = _parser().parse_known_intermixed_args(given[given[:1] == ["train"] :])
     if unknown:
         raise CommandError(_no_such_option(unknown[0], given))
     instead = [name for name in INSTEAD if getattr(typed, name)]
     if len(instead) > 1:
         names = " and ".join(_spelled(name) for name in instead)
-        raise CommandError(f"{names} cannot be combined: each does something of its own")
+        raise CommandError(f"{names} cannot be combined")
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
         _arranged(_offered(text), multirun=typed.multirun)
         for text in typed.overrides
-        if text != "experiment=null"  # as the default is printed; Hydra would not read it
+        if text != "experiment=null"  # the printed default, which Hydra cannot read
     ]
     keys = {text.partition("=")[0] for text in overrides}
     for name, (_, told) in LAUNCHERS.items():
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _options(typed: argparse.Namespace) -> list[str]:
-    """Return the options as Hydra reads them."""
+    """Return the options in Hydra's syntax."""
     hydras = {_spelled(n): value for n, value in vars(typed).items() if n not in OURS}
     given = {name: value for name, value in hydras.items() if value not in (None, False)}
     return [name if value is True else f"{name}={value}" for name, value in given.items()]
@@ -157,21 +157,21 @@ def _arranged(override: str, *, multirun: bool) -> str:
     if key == "hydra.run.dir" and not multirun:
         return f"run_dir={value}"
     if key.startswith("hydra.output_subdir"):
-        raise CommandError(f"{override}: .hydra/ always lies in the run's own directory")
+        raise CommandError(f"{override}: .hydra/ is always in the run directory")
     return override
 
 
 def _is_there(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # of what it would be in
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def _offered(override: str) -> str:
-    """Make installed agents that are named known to Hydra; return what it reads then.
+    """Register named out-of-tree agents with Hydra; return the override Hydra should read.
 
-    `agent.name=X` alone would give X the keys of another agent: it becomes `agent=X`.
+    `agent.name=X` alone would give X another agent's keys: it becomes `agent=X`.
     """
     key, _, value = override.partition("=")
     if key not in AGENT_KEYS:
@@ -189,10 +189,10 @@ def _offer(name: str) -> bool:
     if found is None:
         return False
     if found.defaults is None:
-        raise SettingError("agent", name, "its Algorithm names no file of defaults")
+        raise SettingError("agent", name, "its Algorithm has no defaults file")
     try:
         defaults = OmegaConf.load(found.defaults)
-    except Exception as error:  # a missing file, or one that is no YAML
+    except Exception as error:  # missing, or not YAML
         reason = f"its defaults {found.defaults} cannot be read: {describe(error)}"
         raise SettingError("agent", name, reason) from error
     ConfigStore.instance().store(group="agent", name=name, node=defaults, provider="outside")
@@ -203,8 +203,8 @@ def _refuse_unprintable(argument: str) -> None:
     for position, character in enumerate(argument):
         if unicodedata.category(character) in ("Cc", "Cs"):
             raise CommandError(
-                f"{argument!r}: character {position + 1} is not text; control characters and "
-                "bytes that are not UTF-8 are not read"
+                f"{argument!r}: character {position + 1} is not printable; control characters and "
+                "non-UTF-8 bytes are not accepted"
             )
 
 
@@ -217,7 +217,7 @@ def _no_such_option(option: str, given: list[str]) -> str:
 
 
 def help_text(configs: Path) -> str:
-    """Return the help with the choices found in `configs`, and installed agents."""
+    """Return the help text, with the config groups found in `configs` and installed agents."""
     groups = []
     for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
         group = ".".join(folder.relative_to(configs).parts)
@@ -233,7 +233,7 @@ def help_text(configs: Path) -> str:
 
 
 def version() -> str:
-    """Return the name and version of what is installed."""
+    """Return the package's name and version."""
     try:
         return f"steadyrl {installed_version('steadyrl')}"
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Look at what runs saved: list, show and verify checkpoints, and take policies elsewhere.
+"""List, show and verify checkpoints, and export policies.
 
 python scripts/checkpoint.py list RUN
 python scripts/checkpoint.py verify RUN
@@ -34,24 +34,24 @@ from steadyrl.training.checkpoints.run_directory import BEST, LAST
 from steadyrl.training.config.overrides import flatten
 from steadyrl.training.logging.terminal import safe_stdout
 
-CHECKED_WITH = 64  # random observations that an exported policy must decide alike on
+CHECKED_WITH = 64  # random observations on which an exported policy must choose the same actions
 
 
 def archives(path: Path) -> list[Path]:
-    """Return a run's checkpoints, newest first, and its policies; or what `path` itself is."""
+    """Return a run's checkpoints, newest first, and policies; or `path` if it is one of these."""
     if not os.path.exists(path):
-        raise CheckpointError(f"{path}: there is no such run")
+        raise CheckpointError(f"{path}: no such run")
     if (path / MANIFEST).exists():
         return [path]
     checkpoints = [saved.path for saved in saved_below(path / "checkpoints")]
     found = checkpoints + [path / name for name in (LAST, BEST) if (path / name).is_dir()]
     if not found:
-        raise CheckpointError(f"{path}: holds neither checkpoints nor a policy")
+        raise CheckpointError(f"{path}: neither checkpoints nor a policy")
     return found
 
 
 def list_all(args: argparse.Namespace) -> None:
-    """Print a line for everything that a run saved."""
+    """Print a table of a run's checkpoints and policies."""
     print("| name | step | evaluated return | replay | MB | files |")
     print("|---|---:|---:|---|---:|---:|")
     for path in archives(args.path):
@@ -72,7 +72,7 @@ def _line(path: Path) -> str:
 
 
 def show(args: argparse.Namespace) -> None:
-    """Print what the newest checkpoint, or the one given, says of itself."""
+    """Print the metadata of the newest checkpoint, or of the given one."""
     path = archives(args.path)[0]
     metadata = manifest_metadata(path)
     print(printable(f"{path}"))
@@ -81,23 +81,23 @@ def show(args: argparse.Namespace) -> None:
 
 
 def verify(args: argparse.Namespace) -> None:
-    """Check every hash; exit with 3 where something is damaged."""
+    """Check all hashes; exit with 3 if any file is corrupted."""
     wrong = 0
     for path in archives(args.path):
         try:
             verified_metadata(path)
-            print(printable(f"{path.name}: whole"))
-        except CheckpointError as error:  # the others are checked too
+            print(printable(f"{path.name}: valid"))
+        except CheckpointError as error:  # check the others too
             wrong += 1
             print(printable(f"{path.name}: {one_line(str(error))}"))
     if wrong:
-        raise CheckpointError(f"{args.path}: {wrong} of what it holds cannot be used")
+        raise CheckpointError(f"{args.path}: {wrong} corrupted; restore or delete them")
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write a policy as one safetensors file, or as ONNX."""
+    """Export a policy as a safetensors or ONNX file."""
     from safetensors import SafetensorError
-    from safetensors.torch import save_file  # here: torch takes seconds
+    from safetensors.torch import save_file  # here: torch takes seconds to import
 
     from steadyrl.training.policies.policy import read_policy
 
@@ -109,11 +109,11 @@ def export(args: argparse.Namespace) -> None:
         if args.out is not None:
             about = {key: json.dumps(value) for key, value in policy.metadata.items()}
             save_file(policy.weights, args.out, metadata=about)
-            print(printable(f"{policy.path} is now {args.out}"))
+            print(printable(f"exported {policy.path} to {args.out}"))
         if args.onnx is not None:
             _export_onnx(policy, args.onnx)
-            print(printable(f"{policy.path} is now {args.onnx}, and decides the same"))
-    except (OSError, SafetensorError) as error:  # which says of a full disk in its own words
+            print(printable(f"exported {policy.path} to {args.onnx} (same actions)"))
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         raise SettingError("export", args.out or args.onnx, describe(error)) from None
 
 
@@ -150,19 +150,21 @@ def _export_onnx(policy: Any, out: Path) -> None:
         session = onnxruntime.InferenceSession(str(unchecked), providers=["CPUExecutionProvider"])
         (there,) = session.run(None, {"observation": obs.numpy()})
         if not torch.allclose(torch.from_numpy(there).double(), module(obs).double(), atol=1e-4):
-            raise CheckpointError(f"{policy.path}: decides otherwise as ONNX; nothing was written")
+            raise CheckpointError(
+                f"{policy.path}: the ONNX model chooses other actions; nothing was written"
+            )
         os.rename(unchecked, out)
     finally:
         unchecked.unlink(missing_ok=True)
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Yield the commands and what they do."""
+    """Yield the subcommands and their functions."""
     yield from (("list", list_all), ("show", show), ("verify", verify), ("export", export))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do it, or say in one line why not."""
+    """Run a subcommand; errors are printed as one line."""
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(
         description=lines[0],
@@ -173,18 +175,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, run in commands():
         sub = subparsers.add_parser(name, help=(run.__doc__ or "").splitlines()[0])
         sub.add_argument(
-            "path", type=Path, metavar="RUN", help="its directory, or one of its saves"
+            "path",
+            type=Path,
+            metavar="RUN",
+            help="run directory, or one of its checkpoints or policies",
         )
         sub.set_defaults(run=run)
         if run is export:
-            sub.add_argument("--best", action="store_true", help="the policy evaluated best")
-            sub.add_argument("--out", type=Path, help="a safetensors file")
-            sub.add_argument("--onnx", type=Path, help="an ONNX file, checked against the actor")
+            sub.add_argument("--best", action="store_true", help="export policy-best/")
+            sub.add_argument("--out", type=Path, help="write a safetensors file")
+            sub.add_argument(
+                "--onnx", type=Path, help="write an ONNX file, checked against PyTorch"
+            )
     try:
         with safe_stdout():
             args = parser.parse_args(arguments)
             if args.run is export and args.out is None and args.onnx is None:
-                parser.error("export: say where to: --out FILE or --onnx FILE")
+                parser.error("export: needs --out FILE or --onnx FILE")
             args.run(args)
     except ExpectedError as error:
         exit_with(error)

@@ -1,4 +1,4 @@
-"""Compare many runs in a table: score, who is likely better, how soon, how fast, how much memory.
+"""Compare runs in a table: score, P(better), steps and time to a threshold, speed and memory.
 
 python scripts/compare.py outputs
 python scripts/compare.py runs --by agent --threshold 475 --markdown
@@ -27,7 +27,7 @@ TREE, RSS, SPEED = "memory/tree_pss_mb", "memory/rss_mb", "time/steps_per_second
 
 
 class Row(NamedTuple):
-    """What is known of one group; None where nobody knows."""
+    """The measures of one group; None if unknown."""
 
     env: str
     group: str
@@ -35,25 +35,25 @@ class Row(NamedTuple):
     score: float
     score_low: float
     score_high: float
-    better: float | None = None  # probability that a run of it beats one of the first group
+    better: float | None = None  # P(a run of the group beats one of the first group)
     better_low: float | None = None
     better_high: float | None = None
-    threshold: float | None = None  # a score
-    solved: int | None = None  # runs that came to the threshold
-    steps: float | None = None  # until then, median over seeds; those that never do take forever
+    threshold: float | None = None  # score that counts as solved
+    solved: int | None = None  # runs that reached it
+    steps: float | None = None  # steps to the threshold, median over seeds (never reached: inf)
     seconds: float | None = None
     steps_per_second: float | None = None
-    memory_mb: float | None = None  # the highest of all seeds
+    memory_mb: float | None = None  # maximum over seeds
 
 
 def score(run: PastRun) -> float | None:
-    """Return the last evaluation, which is that of the finished weights; else the last returns."""
+    """Return the last evaluation's mean return; without evaluations the last training return."""
     series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), None)
     return None if series is None else series[max(series)]
 
 
 def reached(run: PastRun, threshold: float) -> tuple[float, float]:
-    """Return the step and the second of the first score at the threshold; forever where none is."""
+    """Return step and seconds of the first score at the threshold; inf if it is never reached."""
     series = next((run.metrics[tag] for tag in SCORES if tag in run.metrics), {})
     for step, value in series.items():
         if value >= threshold:
@@ -62,7 +62,7 @@ def reached(run: PastRun, threshold: float) -> tuple[float, float]:
 
 
 def speed(run: PastRun) -> float | None:
-    """Return the steps per second of the whole run, of one that goes on those it logged."""
+    """Return the run's steps per second; while it is running, the median it has logged."""
     whole = run.summary.get("steps_per_second")
     if isinstance(whole, float) and not run.going:
         return whole
@@ -71,7 +71,7 @@ def speed(run: PastRun) -> float | None:
 
 
 def peak(run: PastRun) -> float | None:
-    """Return the most memory a run was seen to use, its workers included."""
+    """Return the peak memory of a run in MB, workers included."""
     seen = [value for tag in (TREE, RSS) for value in run.metrics.get(tag, {}).values()]
     whole = run.summary.get("rss_mb_peak")
     seen += [whole] if isinstance(whole, float) else []
@@ -79,7 +79,7 @@ def peak(run: PastRun) -> float | None:
 
 
 def compare(group: Group, first: Group, threshold: float | None) -> Row:
-    """Return a group's row; the others are held against `first`."""
+    """Return a group's row, compared with the group `first`."""
     scores, theirs = (np.array([score(run) for run in g.runs], float) for g in (group, first))
     low, high = interval(scores, mean)
     row = Row(group.env, group.name, len(group.runs), float(mean(scores)), float(low), float(high))
@@ -105,7 +105,7 @@ def _finite(value: float) -> float | None:
 def rows_of(
     found: Sequence[Group], threshold: float | None, say: Callable[[str], None]
 ) -> list[Row]:
-    """Return all rows, environment by environment; say which runs have no score."""
+    """Return the rows by environment; print notes on runs that were left out."""
     scored: list[Group] = []
     unscored: list[str] = []
     for group in found:
@@ -115,14 +115,14 @@ def rows_of(
         for run in group.runs:
             status = run.summary.get("status", "finished")
             if status != "finished" and not run.going:
-                say(f"{group.name}: {run.path.name} was not finished: {status}")
+                say(f"{group.name}: {run.path.name} did not finish: {status}")
         unscored += [f"{group.name}: {r.path}" for r in group.runs if score(r) is None]
         if runs:
             scored.append(group._replace(runs=runs))
     if not scored:
         raise NoRunError(f"{unscored[0]} has no evaluations and no returns, like all runs given")
     for what in unscored:
-        say(f"{what} is left out: it has no evaluations and no returns")
+        say(f"left out {what}, which has no evaluations and no returns")
     first: dict[str, Group] = {}
     for group in scored:
         first.setdefault(group.env, group)
@@ -132,17 +132,17 @@ def rows_of(
 
 
 def own_threshold(env: str) -> float | None:
-    """Return the score at which an environment counts as solved, where it is known for one."""
-    if imports_module(env):  # somebody's code, which a table has no need to run
+    """Return the environment's reward threshold; None if it has none."""
+    if imports_module(env):  # user code, which need not be imported for a table
         return None
     try:
         return find_spec(env).reward_threshold
-    except SettingError:  # its package is not installed here
+    except SettingError:  # the package is not installed
         return None
 
 
 def cells(row: Row) -> dict[str, str]:
-    """Return a row's cells by their headings; a line break stands where a terminal needs one."""
+    """Return a row's cells by heading; line breaks keep terminal columns narrow."""
     shown = {
         "group": one_line(row.group),
         "seeds": str(row.seeds),
@@ -169,7 +169,7 @@ def _inside(form: str, value: float | None, low: float | None, high: float | Non
 
 
 def print_markdown(env: str, shown: Sequence[dict[str, str]]) -> None:
-    """Print an environment's table as Markdown."""
+    """Print the table of one environment as Markdown."""
     print(f"**{one_line(env)}**\n")
     rows = [list(shown[0]), *(list(row.values()) for row in shown)]
     lines = [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
@@ -178,7 +178,7 @@ def print_markdown(env: str, shown: Sequence[dict[str, str]]) -> None:
 
 
 def print_table(env: str, shown: Sequence[dict[str, str]]) -> None:
-    """Print an environment's table to the terminal."""
+    """Print the table of one environment on the terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -198,14 +198,14 @@ def print_table(env: str, shown: Sequence[dict[str, str]]) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(
         description=lines[0],
         epilog="\n".join(
             [
-                "score: of the finished weights, mean over seeds with its 95 % interval;",
-                "P(better): that a run of the group beats one of its environment's first group.",
+                "score: return of the final weights, mean over seeds with its 95 % interval;",
+                "P(better): probability that a run beats one of the environment's first group.",
                 "",
                 *lines[2:],
             ]
@@ -213,11 +213,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run directory, folder of runs, pattern, NAME=RUN"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run directory, folder of runs, glob pattern, or NAME=RUN",
     )
     parser.add_argument("--by", default="", help="group by these keys: agent,env,agent.n_step")
     parser.add_argument(
-        "--threshold", type=float, help="a score to be reached; the environment's own"
+        "--threshold",
+        type=float,
+        help="score that counts as solved (default: the environment's reward threshold)",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true")
@@ -226,7 +231,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare, or say in one line why not."""
+    """Compare runs; errors are printed as one line."""
     try:
         with safe_stdout():
             args = parse(arguments)

@@ -1,13 +1,13 @@
-"""Score a trained policy, film it, or watch it.
+"""Evaluate a trained policy, record a video of it, or watch it.
 
     python scripts/evaluate.py outputs/CartPole-v1/dqn/2026-…       the run's policy/
     python scripts/evaluate.py RUN --best --episodes 100            its policy-best/
-    python scripts/evaluate.py RUN --video cartpole.mp4             film an episode (extra video)
+    python scripts/evaluate.py RUN --video cartpole.mp4             record a video (needs: video)
     python scripts/evaluate.py RUN --watch --episodes 3             in the environment's window
     python scripts/evaluate.py RUN --env kwargs.g=5 --env id=…      in another environment
 
-The episodes are those of the run's own evaluations, so the score of policy/ is its
-eval_return_mean. What is filmed or watched is what is scored, one episode after the other.
+Episodes are those of the run's own evaluations, so the score of policy/ equals its
+eval_return_mean. With --video or --watch, episodes are played in sequence in one environment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from steadyrl.training.policies.find import (
 from steadyrl.training.run.signals import ended_by_signals
 
 ATTEMPTS = 3
-# How the keys begin that environments refuse: they do not know that they are below env.
+# Environment errors name keys without the prefix env.; these are recognised and prefixed.
 OF_ENVIRONMENTS = tuple(field.name for field in fields(EnvSettings))
 
 if TYPE_CHECKING:
@@ -57,19 +57,21 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; refuse in a line what cannot be meant."""
+    """Parse and check the command line."""
     parser = _Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("policy", type=Path, metavar="RUN|POLICY")
-    parser.add_argument("--best", action="store_true", help="take policy-best/ of the run")
-    parser.add_argument("--episodes", type=int, help="default: as the run did; 1 to see")
+    parser.add_argument("--best", action="store_true", help="evaluate policy-best/ of the run")
+    parser.add_argument(
+        "--episodes", type=int, help="default: the run's; 1 with --video or --watch"
+    )
     parser.add_argument("--seed", type=int, help="default: the run's")
-    parser.add_argument("--sample", action="store_true", help="draw actions as in training")
+    parser.add_argument("--sample", action="store_true", help="sample actions as in training")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--video", type=Path, metavar="PATH", help="film to an .mp4 or a .gif")
+    shown.add_argument("--video", type=Path, metavar="PATH", help="record to an .mp4 or .gif file")
     shown.add_argument("--watch", action="store_true", help="open the environment's window")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1; default: the run's")
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VALUE")
@@ -89,11 +91,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def _refuse_no_display() -> None:
     places = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     if sys.platform == "linux" and not any(os.environ.get(name) for name in places):
-        raise PolicyError("--watch: there is no display to open a window on; film it: --video PATH")
+        raise PolicyError("--watch: no display to open a window on; record a video: --video PATH")
 
 
 def chosen(args: argparse.Namespace, settings: Settings) -> RunSettings:
-    """Return the run's settings with the episodes and the seed that were asked for."""
+    """Return the run's settings with the requested episodes, seed and device."""
     run = settings.run
     default = 1 if args.video or args.watch else run.eval.episodes
     episodes = args.episodes or default
@@ -103,8 +105,8 @@ def chosen(args: argparse.Namespace, settings: Settings) -> RunSettings:
 
 
 def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Evaluation]:
-    """Build what plays and what decides, and nothing that learns; return who played, and how."""
-    # Here and not above: torch takes seconds to import, a wrong name should not.
+    """Build environments and policy only, and play; return the policy and its evaluation."""
+    # Imported here: torch takes seconds, and a wrong name should fail at once.
     import torch
 
     from steadyrl.agents.registry import Sample, finished_policy
@@ -116,9 +118,9 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     run = chosen(args, settings)
     seeds = derive_seeds(run.seed)
     policy, weights = load(args)
-    # It goes by what the policy knows, whatever the environment says.
+    # Masks as in training, whatever the environment offers.
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
-    flush_subnormals(True)  # as in training; what starts now computes as this process does
+    flush_subnormals(True)  # as in training; processes started from here inherit it
     with _stage(args, run, seeds.evaluation) as (spec, play):
         validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
         prepare_arithmetic(thread_count(run.threads, spec))
@@ -133,7 +135,7 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
 
 
 def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
-    """Return the policy and its weights, which a run that is going on may be replacing."""
+    """Return the policy and its weights; retry, because a running run may be replacing them."""
     from steadyrl.training.checkpoints.archive import read_part
 
     for _ in range(ATTEMPTS):
@@ -147,7 +149,7 @@ def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
 
 @contextmanager
 def _stage(args: argparse.Namespace, run: RunSettings, seed: int) -> Iterator[tuple[EnvSpec, Any]]:
-    """Yield what the environments offer, and what scores an actor on them."""
+    """Yield the environment's spec and a function that evaluates an actor on it."""
     from steadyrl.envs.factory import build_render_env
     from steadyrl.training.evaluation.evaluator import Evaluator, play
 
@@ -169,7 +171,7 @@ def _stage(args: argparse.Namespace, run: RunSettings, seed: int) -> Iterator[tu
 
 
 def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: Evaluation) -> str:
-    """Return the scores as a person reads them, or as JSON."""
+    """Return the evaluation as text, or as JSON."""
     import numpy as np
 
     run = chosen(args, settings)
@@ -195,7 +197,7 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
         return json.dumps(values)
     v = values
     low, high = v["return_ci95"] or (math.nan, math.nan)
-    sure = "" if v["return_ci95"] is None else f", 95 % CI of the mean {low} to {high}"
+    sure = "" if v["return_ci95"] is None else f", 95 % CI of the mean [{low}, {high}]"
     at = f"{v['step']:,}" if isinstance(v["step"], int) else v["step"]
     lines = [
         f"policy:   {v['policy']}, {v['agent'].upper()} on {v['env']}, step {at}",
@@ -210,8 +212,8 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
 
 @contextmanager
 def _printing_aside() -> Iterator[None]:
-    """Let what environments print, and their processes, go to stderr: stdout is the report's."""
-    if sys.stdout is None:  # it was closed
+    """Redirect what environments and their processes print to stderr: stdout is the report's."""
+    if sys.stdout is None:  # stdout is closed
         yield
         return
     own = os.dup(1)
@@ -225,7 +227,7 @@ def _printing_aside() -> Iterator[None]:
 
 
 def command(arguments: Sequence[str] | None = None) -> None:
-    """Evaluate as the command line says; every refusal is one line."""
+    """Evaluate as the command line says; errors are printed as one line."""
     try:
         with safe_stdout():
             args = parse(arguments)
@@ -233,7 +235,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
         for remark in policy.remarks:
             print(f"note: {one_line(remark)}", file=sys.stderr)
         settings = settings_of(policy, args.env)
-        # Warnings go where errors go, as lines: tracebacks are for a run's log.
+        # Warnings go to stderr as single lines, without tracebacks.
         with _printing_aside(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
             policy, found = evaluate(args, settings)
         if found.remark:
@@ -249,6 +251,6 @@ def command(arguments: Sequence[str] | None = None) -> None:
 
 
 def main() -> None:
-    """Run the program; a signal ends it."""
+    """Run the command; signals end it."""
     with ended_by_signals():
         command()

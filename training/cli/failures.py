@@ -1,4 +1,4 @@
-"""Every failure as one line: the expected ones as they are, memory that ran out, and our bugs."""
+"""Turn every exception into a one-line error: expected ones, out of memory, and bugs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     import torch
 
 FULL = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-LONGEST_STORY = 1_000_000  # bytes of a log in which a traceback is looked for
-UNREPEATABLE = "does not have a deterministic implementation"  # what torch says of an operation
+LONGEST_STORY = 1_000_000  # bytes of a log searched for a traceback
+UNREPEATABLE = "does not have a deterministic implementation"  # part of torch's error message
 
 
 class BugError(ExpectedError):
-    """Report a fault of the program itself: the only failure that ends with 1."""
+    """A bug in the program: the only failure with exit code 1."""
 
     exit_code = 1
 
 
 @contextmanager
 def one_line_errors(job: Job | None = None) -> Iterator[None]:
-    """Let nothing through that is not said in a line."""
+    """Convert every exception into an ExpectedError, which is printed as one line."""
     try:
         yield
     except ExpectedError:
@@ -48,23 +48,23 @@ def one_line_errors(job: Job | None = None) -> Iterator[None]:
 
 
 def explained(error: Exception, job: Job | None) -> ExpectedError:
-    """Turn what no one expected into a line: memory ran out, or the bug is ours."""
+    """Return the ExpectedError for an unexpected exception: out of memory, or a bug."""
     full = out_of_memory(error)
     if full is not None:
         return full
     if isinstance(error, RuntimeError) and UNREPEATABLE in str(error):
-        reason = f"cannot be kept here ({describe(error)}): leave it out"
+        reason = f"not possible with this model and device ({describe(error)}): leave it out"
         return SettingError("deterministic", "true", reason)
     log = job.directory / "train.log" if job is not None else None
     if log is not None and holds_traceback(log, error):
         return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
-    with suppress(OSError):  # nobody reads
+    with suppress(OSError):  # stderr is closed
         print(printable("".join(traceback.format_exception(error))), file=sys.stderr)
     return BugError(f"a bug of ours, please report it with the lines above: {describe(error)}")
 
 
 def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
-    """Return the refusal that fits when memory ran out, with what there is; None otherwise."""
+    """Return the MemoryBudgetError of an out-of-memory exception; None for any other."""
     if not (is_out_of_memory(error) or _is_torchs(error)):
         return None
     unloaded = isinstance(error, ImportError | OSError)
@@ -72,22 +72,22 @@ def out_of_memory(error: BaseException) -> MemoryBudgetError | None:
         return startup_memory_error(error)
     try:
         from steadyrl.memory.budget import memory_plan
-    except (ImportError, MemoryError, OSError):  # there is no room for torch
+    except (ImportError, MemoryError, OSError):  # not enough memory to import torch
         return startup_memory_error(error)
 
     plan = memory_plan({}, _device_at_work())
     return MemoryBudgetError(
-        f"memory ran out ({describe(error)}); {plan}: make the replay, the "
-        "rollout, the batch or the network smaller, or use fewer environments"
+        f"out of memory ({describe(error)}); {plan}. Use a smaller replay, "
+        "rollout, batch or network, or fewer environments"
     )
 
 
 def _is_torchs(error: BaseException) -> bool:
-    # Without torch in memory no error is torch's; importing it here would take seconds.
+    # If torch is not imported, the error is not torch's; importing it would take seconds.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
-    # The host's allocator, and the libraries of a card, have no type of their own.
+    # Errors of the host allocator and of CUDA libraries are plain RuntimeErrors.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
 
 
@@ -98,7 +98,7 @@ def _device_at_work() -> torch.device | None:
 
 
 def holds_traceback(log: Path, error: Exception) -> bool:
-    """Return whether a run's log tells the story of `error`: a full disk may have kept it short."""
+    """Return whether a log has the traceback of `error`; a full disk may have truncated it."""
     try:
         _, begin, story = read_tail(log, LONGEST_STORY).rpartition("Traceback (most recent")
     except OSError:

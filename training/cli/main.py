@@ -1,4 +1,4 @@
-"""From the command line to an accepted job; every refusal is one clear line."""
+"""From the command line to an accepted job; every error is one line."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 class ForgetConfigurations(Callback):
-    """Let a sweep go on without the configurations of jobs that are over."""
+    """Hydra callback that frees the configurations of finished jobs during a sweep."""
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        """Drop what Hydra would keep of a job besides its result."""
+        """Drop the configurations that Hydra would keep in the job's result."""
         job_return.cfg = job_return.hydra_cfg = None
 
 
 def main(train: Callable[[Job], RunResult]) -> None:
-    """Compose the configuration, check it, train, and exit with the code that says how it went."""
+    """Compose and check the configuration, train, and exit with the run's exit code."""
     try:
         arguments = read(sys.argv[1:])
         if arguments.wants_help:
@@ -54,13 +54,13 @@ def main(train: Callable[[Job], RunResult]) -> None:
 
 
 class Task:
-    """What Hydra calls with each configuration it composed."""
+    """The task function that Hydra calls with each composed configuration."""
 
     def __init__(self, train: Callable[[Job], RunResult], arguments: Arguments) -> None:
         self._train, self._arguments = train, arguments
 
     def __call__(self, config: DictConfig) -> float | None:
-        """Train once; exit where that fails, unless it is a sweep, which goes on."""
+        """Train once; exit on failure, unless in a sweep, which continues."""
         if not self._arguments.multirun:
             try:
                 return self._attempt(config)
@@ -69,7 +69,7 @@ class Task:
         from steadyrl.training.sweeps.job_run import current, run_job
 
         found = current(HydraConfig.get().sweep.dir)
-        if found is None:  # another sweeper's: this error is raised at the sweep's end
+        if found is None:  # of another sweeper, which raises this error at its end
             return self._attempt(config)
         options = [option for option in self._arguments.options if option != "--multirun"]
         return run_job(*found, lambda: self._attempt(config, found[1]), options)
@@ -87,7 +87,7 @@ class Task:
         return seeds.train(self._train_one) if many else self._train_one(job)
 
     def _train_one(self, job: Job) -> float | None:
-        """Return the score, which sweeps maximise; exit with a signal's code where one came."""
+        """Return the score, which sweeps maximise; exit with the run's code if it is not 0."""
         with one_line_errors(job):
             result = self._train(job)
         if result.exit_code:
@@ -96,13 +96,13 @@ class Task:
 
 
 def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -> None:
-    """Let Hydra compose one job, or those of a sweep, and train each."""
+    """Let Hydra compose one job, or the jobs of a sweep, and train each."""
     if rank_info().size > 1:
         end_with_launcher()
         if arguments.multirun:
             raise CommandError(
-                "--multirun and torchrun cannot be combined: a sweep is many runs, ranks are one; "
-                "start torchrun once for each"
+                "--multirun and torchrun cannot be combined: torchrun's ranks are one run; "
+                "start torchrun once per run"
             )
     task = Task(train, arguments)
     # Otherwise Hydra prints its own errors over several lines and exits with 1.
@@ -116,7 +116,7 @@ def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -
             return
     except ExpectedError:
         raise
-    except Exception as error:  # `task` raises expected errors only: the rest is about composing
+    except Exception as error:  # `task` raises expected errors only: this one is from composing
         full = out_of_memory(error)
         if full is not None:
             raise full from error
@@ -127,7 +127,7 @@ def compose_and_train(train: Callable[[Job], RunResult], arguments: Arguments) -
 
 
 def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) -> None:
-    """Let Hydra do what its options ask for: a sweep, or printing the configuration."""
+    """Run Hydra's own command line: a sweep, or printing the configuration."""
     typed = sys.argv
     try:
         sys.argv = [*typed[:1], *arguments.options, *arguments.overrides]
@@ -137,7 +137,7 @@ def run_hydra(task: Callable[[DictConfig], float | None], arguments: Arguments) 
             install()
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()
     except SystemExit as end:
-        # Hydra ends so, after a line of its own, what it cannot print; a run's 1 is a bug's.
+        # Hydra exits with 1 after printing its error; exit code 1 is reserved for bugs.
         sys.exit(SettingError.exit_code if end.code == 1 and arguments.prints else end.code)
     finally:
         sys.argv = typed

@@ -1,4 +1,4 @@
-"""Draw learning curves of many runs: score, speed and memory, seeds together, with their bands.
+"""Plot learning curves of runs: score, speed and memory, aggregated over seeds with intervals.
 
 python scripts/plot.py outputs --out curves.png
 python scripts/plot.py runs --by agent,env --x seconds
@@ -23,7 +23,7 @@ from steadyrl.training.analysis.groups import SCORES, Group, groups, names, note
 from steadyrl.training.analysis.past_runs import NoRunError, Series
 from steadyrl.training.logging.terminal import safe_stdout
 
-MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # never below 0
+MEASURES = ("time/steps_per_second", "memory/rss_mb", "memory/tree_pss_mb")  # y axis starts at 0
 TAGS = (SCORES[0], *MEASURES[:2])
 UNITS = {
     "eval/return_mean": "evaluated return",
@@ -33,14 +33,14 @@ UNITS = {
     "memory/tree_pss_mb": "memory with workers (MB)",
 }
 AXES = {"steps": "environment steps", "seconds": "wall time (s)"}
-# Okabe and Ito's, told apart by all eyes, without their yellow; then the same with other strokes.
+# Okabe and Ito's colour-blind safe palette without yellow; then again with other line styles.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STROKES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 ESTIMATORS: dict[str, Estimator] = {"mean": mean, "iqm": interquartile_mean}
 
 
 def curve_of(group: Group, tag: str, over: str, estimator: Estimator) -> Curve | None:
-    """Return a group's curve of one tag; None where no run of it has any."""
+    """Return a group's curve of one tag; None if no run has logged it."""
     series: dict[str, Series] = {}
     left_out = []
     for name, run in zip(names(group.runs), group.runs, strict=True):
@@ -58,12 +58,12 @@ def curve_of(group: Group, tag: str, over: str, estimator: Estimator) -> Curve |
     return curve._replace(left_out=left_out + curve.left_out)
 
 
-Panels = dict[tuple[str, str], dict[str, Curve]]  # by tag and environment, then by group
+Panels = dict[tuple[str, str], dict[str, Curve]]  # by (tag, environment), then by group
 
 
 def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
-    """Draw a column of panels for every environment, a row for every tag."""
-    from matplotlib.figure import Figure  # no pyplot: nothing global keeps the figure
+    """Plot one row of panels per tag, one column per environment."""
+    from matplotlib.figure import Figure  # not pyplot, which keeps figures in global state
 
     tags, envs = (list(dict.fromkeys(key[i] for key in panels)) for i in (0, 1))
     labels = legend(panels)
@@ -89,7 +89,7 @@ def draw(panels: Panels, over: str, estimator: str, out: Path) -> None:
 
 
 def legend(panels: Panels) -> dict[str, str]:
-    """Return each group's text in the legend, with its number of seeds."""
+    """Return each group's legend label with its number of seeds."""
     counts: dict[str, set[int]] = {}
     for curves in panels.values():
         for name, curve in curves.items():
@@ -103,13 +103,13 @@ def legend(panels: Panels) -> dict[str, str]:
 def _draw_curve(panel: Any, curve: Curve, index: int) -> Any:
     colour = COLOURS[index % len(COLOURS)]
     stroke = STROKES[index // len(COLOURS) % len(STROKES)]
-    marker = "o" if len(curve.x) == 1 else None  # a line of one point shows nothing
+    marker = "o" if len(curve.x) == 1 else None  # a line of one point is invisible
     panel.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
     return panel.plot(curve.x, curve.centre, stroke, color=colour, marker=marker)[0]
 
 
 def _frame(panel: Any, curves: Sequence[Curve], *, least: float) -> None:
-    """Show the lines; a band of two seeds, which may be many times as high, is cut."""
+    """Set grid and limits; clip the band of few seeds, which may be far wider than the lines."""
     panel.grid(alpha=0.3)
     panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
@@ -124,7 +124,7 @@ def _frame(panel: Any, curves: Sequence[Curve], *, least: float) -> None:
 
 
 def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator: str) -> Panels:
-    """Return all curves that there are; refuse where there are none of the first tag."""
+    """Return all curves; raise NoRunError if no run has the first tag."""
     panels: Panels = {}
     for tag in tags:
         for group in found:
@@ -133,13 +133,13 @@ def panels_of(found: Sequence[Group], tags: Sequence[str], over: str, estimator:
                 panels.setdefault((tag, group.env), {})[group.name] = curve
     if not any(tag == tags[0] for tag, _ in panels):
         runs = [name for group in found for name in names(group.runs)]
-        raise NoRunError(f"{runs[0]}, which has no {tags[0]}, like all {len(runs)} runs given")
+        raise NoRunError(f"{runs[0]} has no {tags[0]}, like all {len(runs)} runs given")
     return panels
 
 
 def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
-    """Print the last values of the first tag, and on the other channel what is not in them."""
-    print(f"| group | seeds | mean {tag} over the run | at the end | its end |")
+    """Print the final values of the first tag, and to stderr what was left out."""
+    print(f"| group | seeds | mean {tag} over the run | final | last step |")
     print("|---|---:|---:|---:|---:|")
     many = len({env for _, env in panels}) > 1
     for (of, env), curves in panels.items():
@@ -160,7 +160,7 @@ def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(
         description=lines[0],
@@ -168,18 +168,23 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run directory, folder of runs, pattern, NAME=RUN"
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run directory, folder of runs, glob pattern, or NAME=RUN",
     )
     parser.add_argument("--by", default="", help="group by these keys: agent,env,agent.n_step")
     parser.add_argument("--x", choices=AXES, default="steps")
-    parser.add_argument("--tag", action="append", help="what to draw; may be repeated")
-    parser.add_argument("--estimator", choices=ESTIMATORS, default="mean", help="over seeds")
+    parser.add_argument("--tag", action="append", help="metric to plot; may be repeated")
+    parser.add_argument(
+        "--estimator", choices=ESTIMATORS, default="mean", help="how to aggregate seeds"
+    )
     parser.add_argument("--out", type=Path, default=Path("curves.png"))
     return parser.parse_args(arguments)
 
 
 def plot(args: argparse.Namespace) -> None:
-    """Read the groups, draw them, print the last values, and name what is not in them."""
+    """Read the groups, plot them, and print final values and what was left out."""
     by = [key for key in args.by.split(",") if key]
     out = args.out if args.out.suffix else args.out.with_suffix(".png")
     found, left_out = groups(args.runs, args.tag or (*TAGS, SCORES[1]), by)
@@ -192,16 +197,16 @@ def plot(args: argparse.Namespace) -> None:
         draw(panels, args.x, args.estimator, out)
     except ModuleNotFoundError as error:
         raise NoRunError(f'plots need {error.name}: pip install -e ".[plot]"') from None
-    except (OSError, ValueError) as error:  # no such folder; no such kind of picture
+    except (OSError, ValueError) as error:  # missing folder, or unknown format
         raise SettingError("--out", out, f"cannot be written: {error}") from None
     report(panels, found, tags[0])
     for line in left_out:
         print(one_line(line), file=sys.stderr)
-    print(f"\nthe picture is {out}")
+    print(f"\nplot: {out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plot, or say in one line why not."""
+    """Plot; errors are printed as one line."""
     try:
         with safe_stdout():
             plot(parse(arguments))

@@ -1,8 +1,8 @@
 """Train a population on Ray Tune: python scripts/population.py CONFIG.yaml
 
-Population based training (Jaderberg et al. 2017), or plain evolution: after each generation bad
-members go on from a copy of a good one, policy and optimiser, with settings changed a little
-(docs/SWEEPS.md). Started again it goes on.
+Population based training (Jaderberg et al. 2017), or plain evolution: after each generation, bad
+members copy a good one's policy and optimiser state and perturb its hyperparameters
+(docs/SWEEPS.md). Running the command again resumes it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from steadyrl.training.tuning.members import (
 from steadyrl.training.tuning.population import WHOLE, Plan, read_plan
 from steadyrl.training.tuning.search_space import StudyError
 
-TRIES = 5  # of a Ray of our own that breaks off
-LOOKS = 5.0  # seconds between two looks at whether Ray still has a node
+TRIES = 5  # restarts of a local Ray that failed
+LOOKS = 5.0  # seconds between checks that Ray still has a node
 
 
 class LostRayError(Exception):
-    """Ray has no node left, and would wait for one for ever."""
+    """Ray has no node left; it would wait for one for ever."""
 
 
 def live(config: dict[str, Any], place: str) -> None:
-    """Be a member: one generation after the other, from the checkpoint that Ray hands over.
+    """Train one member, generation by generation, from the checkpoint that Ray passes in.
 
-    The population's folder is no part of what Ray keeps: it may be moved meanwhile.
+    Paths are relative to `place`, because the population's folder may be moved between starts.
     """
     import tempfile
 
@@ -64,7 +64,7 @@ def live(config: dict[str, Any], place: str) -> None:
             home, name, generation, parent, plan["overrides"], settings, plan["interval"]
         )
         parent = member.run_dir
-        # All that Ray keeps is where the run is: our checkpoint is what is handed over.
+        # Ray stores only the path of the run, whose checkpoint the next member resumes from.
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "member.json").write_text(json.dumps(member.plain(home)))
             tune.report(
@@ -74,7 +74,7 @@ def live(config: dict[str, Any], place: str) -> None:
 
 
 def scheduler(plan: Plan) -> Any:
-    """Return Ray's population based training; evolution waits for all and draws nothing anew."""
+    """Return Ray's PBT scheduler; `evolution` is synchronous and never resamples."""
     from ray import tune  # type: ignore[import-not-found]
     from ray.tune.schedulers import (  # type: ignore[import-not-found]
         PopulationBasedTraining,
@@ -106,7 +106,7 @@ def scheduler(plan: Plan) -> Any:
 
 
 def told_to_members(plan: Plan) -> dict[str, Any]:
-    """Return what every member is told."""
+    """Return the configuration passed to every member."""
     return {
         "space": list(plan.space), "generations": plan.generations,
         "interval": plan.interval, "overrides": plan.overrides,
@@ -114,7 +114,7 @@ def told_to_members(plan: Plan) -> dict[str, Any]:
 
 
 def run(plan: Plan) -> None:
-    """Start or continue the population, and say how it ended."""
+    """Start or resume the population, and report."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
@@ -123,7 +123,7 @@ def run(plan: Plan) -> None:
         from ray import tune  # type: ignore[import-not-found]  # noqa: F401
     except ModuleNotFoundError as error:
         raise StudyError(f'populations need {error.name}: pip install -e ".[ray]"') from None
-    # What it reports is told here in lines: its own are tracebacks, and advice to programmers.
+    # Progress is printed here; Ray's own output is tracebacks and advice.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="ray")
     for _ in range(TRIES):
@@ -134,16 +134,16 @@ def run(plan: Plan) -> None:
         except LostRayError:
             if plan.address:
                 raise StudyError(
-                    f"address={plan.address}: no node is left: start this again to go on"
+                    f"address={plan.address}: no node left; run the command again to resume"
                 ) from None
-            say("Ray broke off on this machine")
+            say("Ray lost its node; restarting it")
         finally:
             ray.shutdown()
-    raise StudyError(f"Ray broke off {TRIES} times: start this again to go on")
+    raise StudyError(f"Ray failed {TRIES} times; run the command again to resume")
 
 
 def connect(plan: Plan) -> None:
-    """Start Ray on this machine, or join the one there is."""
+    """Start Ray on this machine, or connect to the given address."""
     import ray  # type: ignore[import-not-found]
 
     own: dict[str, Any] = {}
@@ -156,18 +156,18 @@ def connect(plan: Plan) -> None:
                  runtime_env=paths, **own)  # fmt: skip
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         where = plan.address or "this machine"
-        raise StudyError(f"address={where}: no Ray there: {describe(error)}") from None
+        raise StudyError(f"address={where}: cannot connect to Ray: {describe(error)}") from None
 
 
 def tuner(plan: Plan) -> Any:
-    """Return what runs the population, or goes on with it."""
+    """Return a Tuner that starts the population, or resumes it."""
     from ray import tune  # type: ignore[import-not-found]
 
     there = tune.with_parameters(live, place=str(plan.folder))
     trainable = tune.with_resources(there, {"cpu": 1})
     storage = plan.folder / "ray"
     if tune.Tuner.can_restore(str(storage / plan.name)):
-        say("the population goes on where it was")
+        say("resuming the population")
         return tune.Tuner.restore(
             str(storage / plan.name), trainable, resume_unfinished=True, resume_errored=True
         )
@@ -187,7 +187,7 @@ def tuner(plan: Plan) -> Any:
 
 
 def progress(plan: Plan) -> Any:
-    """Return what prints the population in a line whenever a member ends a generation."""
+    """Return a callback that prints progress whenever a member ends a generation."""
     from ray.tune import Callback  # type: ignore[import-not-found]
 
     class Progress(Callback):  # type: ignore[misc]
@@ -199,7 +199,7 @@ def progress(plan: Plan) -> Any:
                 self.looked = time.monotonic()
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            say("a member was lost, and goes on from its last generation")
+            say("a member was lost; resuming it from its last generation")
 
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
@@ -209,7 +209,7 @@ def progress(plan: Plan) -> Any:
             best = max(members, key=lambda member: member.score)
             say(
                 f"population: {len(members)}/{whole} generations of members done, best "
-                f"{best.score:.1f} ({best.name}, generation {best.generation}); just now "
+                f"{best.score:.1f} ({best.name}, generation {best.generation}); last: "
                 f"{result['score']:.1f} in generation {result['generation']}",
             )
 
@@ -217,25 +217,25 @@ def progress(plan: Plan) -> Any:
 
 
 def refuse_to_wait() -> None:
-    """End what would wait for a node that does not come back."""
+    """Raise LostRayError if Ray has no living node."""
     import ray  # type: ignore[import-not-found]
 
     try:
         alive = any(node["Alive"] for node in ray.nodes())
-    except Exception as error:  # of connections, of several libraries
+    except Exception as error:  # connection errors of several libraries
         raise LostRayError from error
     if not alive:
         raise LostRayError
 
 
 def report(plan: Plan) -> None:
-    """Say which member is the best, and draw where it comes from."""
+    """Print the final members, best first, and plot the lineage."""
     members = read_members(plan.folder)
     if not members:
-        raise StudyError(f"{plan.folder}: no member came to the end of a generation")
+        raise StudyError(f"{plan.folder}: no member finished a generation")
     last = max(member.generation for member in members)
     if last < plan.generations:
-        say(f"ended in generation {last} of {plan.generations}; start it again to go on")
+        say(f"ended in generation {last} of {plan.generations}; run the command again to resume")
     at_last = [member for member in in_the_end(members) if member.generation == last]
     at_last.sort(key=lambda member: -member.score)
     say("\n| member | score | settings |\n|---|---:|---|\n" + "\n".join(
@@ -249,12 +249,12 @@ def report(plan: Plan) -> None:
     try:
         draw_lineage(members, plan.folder / "lineage.png")
     except ModuleNotFoundError as error:
-        say(f'the lineage is not drawn: needs {error.name}: pip install -e ".[plot]"')
+        say(f'cannot plot the lineage: needs {error.name}: pip install -e ".[plot]"')
     say(f"\nbest: {at_last[0].run_dir}\nlineage: {plan.folder / 'lineage.png'}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train a population, or say in one line why not."""
+    """Train a population; errors are printed as one line."""
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
     parser.add_argument("population", type=Path, metavar="CONFIG.yaml")

@@ -1,4 +1,4 @@
-"""Where a user's modules are looked for: first in the directory that a command is called from."""
+"""Import path of commands: users' modules in the current directory come first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = str(Path(__file__).parents[3])  # of the checkout, or where packages are installed
+ROOT = str(Path(__file__).parents[3])  # of the checkout, or site-packages
 
 
 def search_callers_directory_first() -> None:
-    """Find users' modules in the current directory, and before a checkout's folders of that name.
+    """Put the current directory first on sys.path, and a checkout's root last.
 
-    A checkout has folders called `agents` and `envs` at its top. It stays on the path, for
-    processes that are started anew, but behind all where no other `steadyrl` is installed.
+    A checkout has top-level folders `agents` and `envs`, which would shadow users' modules. Its
+    root stays on the path for spawned processes, unless another `steadyrl` is installed.
     """
     rest = [path for path in sys.path if path not in (ROOT, "", os.getcwd())]
     installed = [i for i, path in enumerate(rest) if os.path.isdir(os.path.join(path, "steadyrl"))]

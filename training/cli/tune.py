@@ -1,7 +1,7 @@
 """Tune settings with Optuna: python scripts/tune.py STUDY.yaml, in as many terminals as you like.
 
-The file names what is fixed, what is searched, and how (docs/SWEEPS.md). Started again, or beside
-another, it goes on with the same study; trials that were cut short go on from their checkpoints.
+The file lists fixed settings, the search space and the method (docs/SWEEPS.md). Running it again,
+or in another terminal, continues the same study; interrupted trials resume from checkpoints.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ KEYS = {
 }  # fmt: skip
 KINDS = {"name": str, "overrides": list, "space": dict, "storage": str, "folder": str}
 SCORE = "eval/return_mean"
-EVERY = 0.5  # seconds between two looks at a trial's runs
-TRIES = 3  # of a trial whose runs are killed
+EVERY = 0.5  # seconds between checks of a trial's runs
+TRIES = 3  # attempts of a trial whose runs are killed
 CUT_SHORT = ("killed", "interrupted", "in use")
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and check a study; nothing is run for it that cannot be."""
+    """Read and check a study file."""
     values = read_yaml(path, KEYS, KINDS)
     name = read_name(path, values["name"])
     folder = read_folder(path, values["folder"], Path("outputs") / "tuning" / name)
     space = read_space(path, values["space"])
     for key, known in (("sampler", ("tpe", "random")), ("pruner", tuple(PRUNERS))):
         if values[key] not in known:
-            raise StudyError(f"{path}: {key}={values[key]}: there are: {', '.join(known)}")
+            raise StudyError(f"{path}: {key}={values[key]}: must be one of {', '.join(known)}")
     if not values["seeds"] or not values["trials"]:
         raise StudyError(f"{path}: seeds and trials: at least one of each is needed")
     for key in ("seeds", "check_seeds"):
         if any(type(seed) is not int or seed < 0 for seed in values[key]):
-            raise StudyError(f"{path}: {key}={show(values[key])}: whole numbers from 0 on only")
+            raise StudyError(f"{path}: {key}={show(values[key])}: must be integers of 0 or more")
     overrides = [str(text) for text in values["overrides"]]
     settings = check_space(overrides, space, folder).settings.run
     if not settings.eval.every:
-        raise StudyError(f"{path}: eval.every=0: trials are judged by their evaluations")
+        raise StudyError(f"{path}: eval.every=0: must be above 0: trials are scored by evaluations")
     plan = Plan(
         name, overrides, space, values["trials"], values["seeds"], values["check_seeds"], folder,
         str(values["storage"] or folder / "journal.log"), values["sampler"], values["pruner"],
@@ -81,12 +81,16 @@ def read_plan(path: Path) -> Plan:
 
 
 def refuse_taken(path: Path, plan: Plan) -> None:
-    """Refuse the name of a preset that is not this study's own: it would be found in its place."""
+    """Raise StudyError if the preset's name is taken by a preset that is not this study's."""
     ours, own = CONFIGS / "experiment" / plan.preset.name, plan.preset
     if ours.exists():
-        raise StudyError(f"{path}: name={plan.name}: {ours} is a preset already; choose another")
+        raise StudyError(
+            f"{path}: name={plan.name}: {ours} is an existing preset; choose another name"
+        )
     if own.exists() and f"{MADE_BY}: {plan.name}\n" not in own.read_text(errors="replace"):
-        raise StudyError(f"{path}: name={plan.name}: {own} is a preset already; choose another")
+        raise StudyError(
+            f"{path}: name={plan.name}: {own} is an existing preset; choose another name"
+        )
 
 
 PRUNERS: dict[str, Any] = {
@@ -100,7 +104,7 @@ PRUNERS: dict[str, Any] = {
 
 
 def open_study(plan: Plan) -> optuna.Study:
-    """Open the study where it is kept, or begin it; refuse another one of its name."""
+    """Open or create the study; raise StudyError if another study has its name."""
     try:
         import optuna  # type: ignore[import-not-found]
     except ModuleNotFoundError as error:
@@ -110,7 +114,7 @@ def open_study(plan: Plan) -> optuna.Study:
         plan.preset.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StudyError(f"folder={plan.folder}: cannot be used: {describe(error)}") from None
-    # Each terminal draws numbers of its own; which trial gets which is chance anyway.
+    # Unseeded: which terminal gets which trial is random anyway.
     sampler = (
         optuna.samplers.TPESampler(multivariate=True, constant_liar=True)
         if plan.sampler == "tpe"
@@ -134,11 +138,11 @@ def open_study(plan: Plan) -> optuna.Study:
         if known is None and not study.trials:
             study.set_user_attr("steadyrl", plan.digest)
             known = plan.digest
-    except Exception as error:  # of a data base, a disk, a journal that is none
+    except Exception as error:  # database, disk, or not a journal
         raise StudyError(f"storage={plan.storage}: cannot be used: {describe(error)}") from error
     if known != plan.digest:
         raise StudyError(
-            f"storage={plan.storage}: holds another study called {plan.name} (of other overrides, "
+            f"storage={plan.storage}: has another study named {plan.name} (other overrides, "
             "space or seeds); choose another name or storage"
         )
     return study
@@ -146,7 +150,7 @@ def open_study(plan: Plan) -> optuna.Study:
 
 @contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a file; false where another process does."""
+    """Lock a file; yield False if another process has locked it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -158,7 +162,7 @@ def locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def work(plan: Plan, study: optuna.Study) -> None:
-    """Take one trial after the other until there are enough: those cut short first."""
+    """Run trials until there are enough, interrupted ones first."""
     while True:
         with locked(plan.folder / ".planning", wait=True):
             trial, file = next_trial(plan, study)
@@ -172,14 +176,14 @@ def work(plan: Plan, study: optuna.Study) -> None:
 
 
 def next_trial(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial | None, int | None]:
-    """Return a trial and the lock that makes it ours, for as long as this process lives."""
+    """Return a trial and its lock, held until this process ends."""
     import optuna  # type: ignore[import-not-found]
 
     running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
     for frozen in running:
         file = hold(plan, frozen.number)
         if file is not None:
-            say(f"trial {frozen.number} was cut short: it goes on")
+            say(f"trial {frozen.number} was interrupted: resuming it")
             return optuna.Trial(study, frozen._trial_id), file
     if len(study.get_trials(deepcopy=False)) >= plan.trials:
         return None, None
@@ -188,7 +192,7 @@ def next_trial(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial | None, in
 
 
 def hold(plan: Plan, number: int) -> int | None:
-    """Lock a trial's directory; None where a living process has it."""
+    """Lock a trial's directory; return None if another process has locked it."""
     path = plan.folder / "trials" / str(number)
     path.mkdir(parents=True, exist_ok=True)
     file = open_regular(path / ".lock", os.O_RDWR | os.O_CREAT)
@@ -201,11 +205,11 @@ def hold(plan: Plan, number: int) -> int | None:
 
 
 def suggested(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, Any]:
-    """Return a trial's values; of one that goes on, those it had."""
+    """Return a trial's values; a resumed trial gets its earlier ones."""
     found: dict[str, Any] = {}
     for key, allowed in space.items():
         if allowed.choices:
-            # Optuna's choices are plain: a list is written as it is typed.
+            # Optuna's choices are scalars, so lists are written as text.
             texts = [typed("", choice)[1:] for choice in allowed.choices]
             found[key] = allowed.choices[texts.index(trial.suggest_categorical(key, texts))]
         elif allowed.whole:
@@ -218,7 +222,7 @@ def suggested(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, Any]
 
 
 def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
-    """Run a trial to its end; where its runs are killed, it goes on from their checkpoints."""
+    """Run a trial to its end; resume its runs from their checkpoints if they are killed."""
     from optuna.trial import TrialState  # type: ignore[import-not-found]
 
     values = suggested(trial, plan.space)
@@ -233,10 +237,10 @@ def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
         if not broken:
             study.tell(trial, float(np.mean([each.score for each in outcomes])))
             return
-        why = broken[0].error or f"a run is {broken[0].status}, without a score"
+        why = broken[0].error or f"a run is {broken[0].status} and has no score"
         if not left or any(each.status not in CUT_SHORT for each in broken):
             break
-        say(f"trial {trial.number} was cut short ({why}): it goes on")
+        say(f"trial {trial.number} was interrupted ({why}): resuming it")
     say(f"trial {trial.number} failed: {why}")
     study.tell(trial, state=TrialState.FAIL)
 
@@ -244,9 +248,9 @@ def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
 def run_seeds(
     plan: Plan, study: optuna.Study, trial: optuna.Trial, own: Sequence[str]
 ) -> list[Outcome] | None:
-    """Run all seeds of a trial side by side; None where it is pruned by their mean.
+    """Run all seeds of a trial in parallel; return None if it is pruned by their mean.
 
-    Of runs that do not all finish, only those are returned that ended by themselves.
+    If a run fails, only the outcomes of runs that had ended by then are returned.
     """
     place = plan.folder / "trials" / str(trial.number)
     told = set(study.trials[trial.number].intermediate_values)
@@ -268,13 +272,13 @@ def run_seeds(
 
 
 def scores(directory: Path) -> list[float]:
-    """Return the evaluations of a run so far."""
+    """Return the evaluation scores of a run so far."""
     found, _, _ = read_metrics(directory / "metrics.jsonl", [SCORE])
     return list(found.get(SCORE, {}).values())
 
 
 def say_progress(plan: Plan, study: optuna.Study) -> None:
-    """Print the study in a line."""
+    """Print the study's progress as one line."""
     trials = study.get_trials(deepcopy=False)
     count = {state: sum(t.state.name == state for t in trials) for state in
              ("COMPLETE", "PRUNED", "FAIL", "RUNNING")}  # fmt: skip
@@ -291,7 +295,7 @@ def say_progress(plan: Plan, study: optuna.Study) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Tune, or say in one line why not."""
+    """Tune; errors are printed as one line."""
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(description=lines[0], epilog="\n".join(lines[2:]))
     parser.add_argument("study", type=Path, metavar="STUDY.yaml")
@@ -304,11 +308,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with locked(plan.folder / ".finishing", wait=False) as ours:
             alive = [t for t in study.get_trials(deepcopy=False) if not t.state.is_finished()]
             if alive or not ours:
-                say(f"{len(alive)} trials are still run elsewhere, which finishes the study")
+                say(f"{len(alive)} trials still run elsewhere; the last of these processes reports")
             else:
                 if not any(t.state.name == "COMPLETE" for t in study.get_trials(deepcopy=False)):
-                    raise StudyError("no trial came to its end: there is nothing to choose from")
-                best: Any = study.best_trial  # gives its values as a new one would
+                    raise StudyError("no trial finished: there is no best one")
+                best: Any = study.best_trial  # suggest_* returns its stored values
                 found = suggested(best, plan.space)
                 finish(plan, study, [typed(key, value) for key, value in found.items()])
     except ExpectedError as error:

@@ -1,4 +1,4 @@
-"""Overrides typed for a resumed run, merged into its stored configuration."""
+"""Merge the overrides of a resumed run into its stored configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from steadyrl.core.errors import SettingError
 from steadyrl.training.config.schema import show
 
-# What may be another in the continued run: it decides when and where, and how numbers are rounded,
-# not what is learned; whatever is saved is float32.
+# Keys that may change on resume: they decide when, where and with which rounding, not what is
+# learned (saved state is always float32).
 MUTABLE_KEYS = (
     *("total_steps", "device", "precision", "deterministic", "threads"),
     *("stop_timeout", "agent.compile", "env.step_timeout", "env.max_restarts"),
@@ -18,14 +18,14 @@ MUTABLE_KEYS = (
 
 MUTABLE_GROUPS = ("eval.", "log.", "checkpoint.", "memory.")
 
-# What names the run rather than being part of it.
+# Keys that name the run's directory and origin, not its settings.
 ABOUT_THE_RUN = ("resume", "run_dir", "init_from")
 
 AUTO = "auto"
 
 
 class Continued(NamedTuple):
-    """The configuration of a continued run, and what is another in it than before."""
+    """Configuration of a resumed run, and its changes."""
 
     config: dict[str, Any]
     changes: tuple[str, ...]  # such as "total_steps=200000 (was 100000)"
@@ -34,10 +34,10 @@ class Continued(NamedTuple):
 def merge_overrides(
     stored: Mapping[str, Any], fresh: Mapping[str, Any], typed: Sequence[str]
 ) -> Continued:
-    """Return the stored configuration with the changes somebody typed.
+    """Return the stored configuration with the overrides in `typed` applied.
 
-    `fresh` is what the command line alone would give; of it only what `typed` (its overrides)
-    names is looked at. What would change the meaning of saved state is refused.
+    `fresh` is the configuration of the command line alone; only the keys in `typed` are read from
+    it. Raises SettingError for keys that would change the meaning of saved state.
     """
     config = deepcopy(dict(stored))
     before, after = dict(flatten(stored)), dict(flatten(fresh))
@@ -59,12 +59,12 @@ def merge_overrides(
 
 
 def is_free(key: str) -> bool:
-    """Tell whether a key may change when a run is continued."""
+    """Return whether a key may change on resume."""
     return key in MUTABLE_KEYS or key.startswith(MUTABLE_GROUPS)
 
 
 def flatten(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every full key with its value; an empty group is a value."""
+    """Yield (full key, value) of every leaf; an empty group counts as a leaf."""
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{path}{name}.")
@@ -73,7 +73,7 @@ def flatten(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
 
 
 def overridden_keys(typed: Sequence[str], keys: Sequence[str]) -> set[str]:
-    """Return the keys that overrides are about: themselves, or all of a group or a preset."""
+    """Return the keys that the overrides set, directly or by a group or preset."""
     found: set[str] = set()
     for override in typed:
         name = override.partition("=")[0].lstrip("+~").partition("@")[0].replace("/", ".")
@@ -84,7 +84,7 @@ def overridden_keys(typed: Sequence[str], keys: Sequence[str]) -> set[str]:
 
 
 def set_key(config: dict[str, Any], key: str, value: Any) -> None:
-    """Set a full key."""
+    """Set a value by its full key."""
     *groups, name = key.split(".")
     for group in groups:
         config = config.setdefault(group, {})

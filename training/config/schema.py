@@ -1,4 +1,4 @@
-"""Turn plain values into typed, checked settings; say clearly what does not fit."""
+"""Convert plain values to typed, validated settings."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ T = TypeVar("T")
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts", bool: "trues and falses"}
 
-# As people write numbers; float() would also read the digits of every other script.
+# ASCII digits only; float() accepts those of other scripts too.
 NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?(\d[\d_]*)?([eE][+-]?\d+)?|[+-]?(inf|nan)", re.ASCII)
-# Counters of 64 bits hold more; no run does.
-LARGEST = {int: 10**18, float: 3e38}  # of floats: what the networks' single precision holds
-LONGEST_SHOWN = 60  # characters of a value in a message
+# Upper bounds. int: far below the range of 64-bit counters.
+LARGEST = {int: 10**18, float: 3e38}  # float: range of float32
+LONGEST_SHOWN = 60  # characters of a value in an error message
 
 
 class UnknownKeyError(SettingError):
-    """Refuse a key that the settings do not have."""
+    """A key that the settings do not have."""
 
 
 def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
-    """Build a settings dataclass from `values`, naming the full key of whatever is wrong."""
+    """Build a settings dataclass from `values`; errors name the full key."""
     hints = get_type_hints(cls)
     for key in values:
         if key not in hints:
@@ -47,7 +47,7 @@ def build(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
 
 
 def show(value: Any) -> Any:
-    """Write a value as a person would on the command line."""
+    """Return a value as written on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -63,7 +63,7 @@ def show(value: Any) -> Any:
 
 
 def convert(hint: Any, value: Any, path: str) -> Any:
-    """Return `value` as the type `hint` asks for."""
+    """Return `value` converted to the type `hint`."""
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise SettingError(path, show(value), of_block(path, show(value)))
@@ -124,7 +124,7 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
     if isinstance(value, str) and not NUMBER.fullmatch(value):
         raise refused
     try:
-        # A whole number may have hundreds of digits, which no float can hold.
+        # An int may have hundreds of digits, too many for a float.
         number = value if isinstance(value, int) else float(value)
     except ValueError:
         raise refused from None
@@ -132,7 +132,7 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
         raise SettingError(path, show(value), "must be finite")
     if abs(number) > LARGEST[hint]:
         raise SettingError(path, show(value), "is too large")
-    # 1e6 is a fine way to write a whole number; 1.5 is not one.
+    # 1e6 is accepted as a whole number, 1.5 is not.
     if hint is int and number != int(number):
         raise refused
     return hint(number)

@@ -1,4 +1,4 @@
-"""The typed root of the configuration, and a job: all that a run is told from outside."""
+"""Root of the typed configuration, and the job built from it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from steadyrl.training.config.schema import build, convert, show
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
-LONGEST_STOP = 1_000_000  # seconds; eleven days, as of a step
+LONGEST_STOP = 1_000_000  # seconds (11 days); the same bound as env.step_timeout
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings:
-    """How often, and over how many greedy episodes, the agent is evaluated."""
+    """When and over how many greedy episodes the agent is evaluated."""
 
     every: int
     episodes: int
@@ -47,7 +47,7 @@ class EvalSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """How often metrics are written, and where besides the run directory."""
+    """When metrics are logged, and whether to W&B too."""
 
     every: int
     wandb: bool
@@ -59,7 +59,7 @@ class LogSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """When a run is saved, and how much of it is kept."""
+    """When checkpoints are written, and what they include."""
 
     every: int  # environment steps
     seconds: float
@@ -76,7 +76,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What concerns the run as a whole."""
+    """Settings of the run as a whole."""
 
     total_steps: int
     seed: int
@@ -130,23 +130,23 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A whole, accepted configuration."""
+    """The validated configuration."""
 
     run: RunSettings
     agent: AgentSettings
 
 
 class Job(NamedTuple):
-    """Checked settings, the environment's shape, and what to keep of how they came about."""
+    """Validated settings, environment spec, and the configuration files to save with the run."""
 
     settings: Settings
     spec: EnvSpec
     config: dict[str, Any]  # composed and resolved, for config.yaml
-    hydra: dict[str, Any]  # what .hydra/ keeps: config, hydra, overrides
-    directory: Path  # absolute: where the run is kept
-    # Of a run that is continued: what is another in its configuration than before.
+    hydra: dict[str, Any]  # contents of .hydra/: config, hydra, overrides
+    directory: Path  # absolute run directory
+    # If resumed: the overrides that changed; None for a new run.
     continues: tuple[str, ...] | None = None
-    label: str = ""  # which of many runs it is, for those who watch
+    label: str = ""  # which of several runs this is, for progress lines
 
 
 def load_settings(values: Mapping[str, Any]) -> Settings:
@@ -165,7 +165,7 @@ def load_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with today's values of the keys that it has not got yet."""
+    """Return a stored configuration with defaults for keys that it lacks."""
     found = deepcopy(dict(config))
     for *groups, last, default in _missing(config, _defaults(config)):
         group = found
@@ -176,12 +176,12 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of today that a configuration which was saved has not got."""
+    """Return the keys that a stored configuration lacks."""
     return [".".join(key) for *key, _ in _missing(config, _defaults(config))]
 
 
 def _missing(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every key that is missing, and last its default."""
+    """Yield (*path, default) of every missing key."""
     for key, default in defaults.items():
         if key not in config:
             yield key, default
@@ -205,5 +205,5 @@ def _yaml(*names: str) -> dict[str, Any]:
     path = CONFIGS.joinpath(*names).with_suffix(".yaml")
     found = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(found, dict)
-    found.pop("defaults", None)  # of Hydra: which files come together
+    found.pop("defaults", None)  # Hydra's defaults list
     return found  # type: ignore[return-value]

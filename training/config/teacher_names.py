@@ -1,4 +1,4 @@
-"""How a teacher may be named in the configuration."""
+"""Names of a teacher in the configuration: a policy directory or `module:name`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 
 def is_module(name: str) -> bool:
-    """Tell whether a teacher is `module:name` and no path that has a colon."""
+    """Return whether a teacher's name is `module:name` and not a path with a colon."""
     return ":" in name and not os.path.exists(name)
 
 
 def settle(config: dict[str, Any]) -> None:
-    """Name a policy by where it is now, so that it is found from anywhere, and later."""
+    """Make the teacher's policy path absolute, so that a resumed run finds it from anywhere."""
     name = named(config)
     if isinstance(name, str) and name.strip() and not is_module(name):
         config["agent"]["teacher"]["policy"] = os.path.abspath(os.path.expanduser(name))
 
 
 def named(config: Mapping[str, Any]) -> Any:
-    """Return `agent.teacher.policy` of a configuration that may hold anything, or None."""
+    """Return `agent.teacher.policy` of an unchecked configuration, or None."""
     for key in ("agent", "teacher"):
         config = config.get(key) or {}
         if not isinstance(config, Mapping):

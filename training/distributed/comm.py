@@ -1,7 +1,7 @@
-"""Several processes that are one run: their collectives, and what becomes of them if one is lost.
+"""Collectives of a multi-rank run, and error handling when a rank is lost.
 
-Rank 0 keeps a small store of its own, which outlives the launcher: there every rank says how it is
-(training/distributed/heartbeat.py) and what it saved (training/distributed/saver.py).
+Rank 0 runs a TCPStore of its own, which outlives the launcher. Ranks publish their heartbeats
+(training/distributed/heartbeat.py) and saved files (training/distributed/saver.py) in it.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from steadyrl.core.state import Stateful
 from steadyrl.training.distributed.heartbeat import Heartbeat, Told
 from steadyrl.training.run.rank_info import RankInfo
 
-c10d: Any = dist  # which says of few names that they are for others
+c10d: Any = dist  # torch.distributed marks most of these names as private
 POLL = 0.02  # seconds
-# Whoever dies closes its connections, whoever hangs is found by its heart: patience is endless,
-# because rank 0 may evaluate for hours.
+# A dead rank closes its connections and the heartbeat finds a hanging one, so collectives never
+# time out: rank 0 may evaluate for hours.
 PATIENCE, CONNECTING = timedelta(days=30), timedelta(seconds=60)
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 class PeerLostError(ExpectedError):
-    """Another rank is gone or failed, and with it the run: which one, and why."""
+    """Another rank was lost or failed: which one, and why."""
 
     exit_code = 8
 
 
 class Ranks(Comm, Stateful):
-    """One of several processes; see `Comm` for what they do together."""
+    """The `Comm` of one rank of several."""
 
     state_names = ("_pending",)
     state_limits: ClassVar[Mapping[str, Limits]] = {"_pending": COUNT}
 
     def __init__(self, rank_info: RankInfo, device: torch.device, step_timeout: float) -> None:
-        """Wait for all others, who are started at the same time."""
+        """Wait until all ranks have joined."""
         self.rank, self.size = rank_info.rank, rank_info.size
         self.is_single = self.size == 1
         self._device = device
         self._pending = self._before = self._total = 0
         launchers, *_ = next(c10d.rendezvous("env://", timeout=CONNECTING))
-        # Of the start before this one the launcher's store may hold all that was said.
+        # After a restart the launcher's store may still have the keys of the start before.
         launchers = c10d.PrefixStore(f"steadyrl-{os.environ.get(RESTARTS, 0)}", launchers)
         self._keeper, port = _kept_by_first(launchers, self.rank)
-        # One who waits in a store holds up all who use the same connection.
+        # A blocking wait in a store blocks its whole connection, so the group gets its own.
         self.store, of_group = (_connected(port) for _ in range(2))
         people = self._meet(launchers)
         self.heart = Heartbeat(self.store, self.rank, people, step_timeout)
@@ -73,7 +73,7 @@ class Ranks(Comm, Stateful):
         )
 
     def _meet(self, launchers: Any) -> list[tuple[str, int]]:
-        """Wait, in a way that signals can end, until all are there; return hosts and processes."""
+        """Wait for all ranks, interruptible by signals; return host and process id of each."""
         keys = [f"here/{rank}" for rank in range(self.size)]
         launchers.set(keys[self.rank], json.dumps([socket.gethostname(), os.getpid()]))
         missing = keys.copy()
@@ -122,7 +122,7 @@ class Ranks(Comm, Stateful):
         return self._total
 
     def settle(self, valid: int, wishes: Sequence[bool], *, now: bool) -> list[bool] | None:
-        """Count a row; `now` together with all ranks: return which wishes any of them has."""
+        """Count `valid` steps; with `now`, all-reduce them and return which flags any rank set."""
         self.heart.beat()
         self._before = self._pending
         self._pending += valid
@@ -135,7 +135,7 @@ class Ranks(Comm, Stateful):
         return [bool(wish) for wish in found]
 
     def take_back(self) -> None:
-        """Count the last row once more: it is kept for later."""
+        """Uncount the last timestep: it is stashed and will be counted later."""
         self._pending = self._before
 
     @override
@@ -156,7 +156,7 @@ class Ranks(Comm, Stateful):
     @override
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Let the others know why this rank ends, if it ends by an error; the first one says it."""
+        """If this rank fails, publish the reason to the others; the first to fail prints it."""
         try:
             yield
         except PeerLostError:
@@ -170,22 +170,22 @@ class Ranks(Comm, Stateful):
             raise
 
     def leave(self, *, together: bool) -> None:
-        """Beat no more; together: once all are here, and with nothing left that runs."""
+        """Stop the heartbeat; with `together`, first wait for all ranks and close the group."""
         try:
             if together:
                 self.all_gather(None)
         finally:
             self.heart.close()
         if together:
-            # A thread of Gloo's may need the GIL to drop a tensor. Old torch waits for that thread
-            # with the GIL held, and for ever, unless Python has a reference to Gloo itself.
+            # A Gloo thread may need the GIL to free a tensor. Old torch versions join that thread
+            # while holding the GIL, and deadlock unless Python has a reference to the backend.
             gloo = c10d.group.WORLD._get_backend(torch.device("cpu"))
             dist.destroy_process_group()
             del gloo
 
 
 def _kept_by_first(launchers: Any, rank: int) -> tuple[Any, int]:
-    """Return the store that rank 0 keeps, or nothing, and where it listens."""
+    """Return rank 0's store (None on other ranks) and its port."""
     if rank == 0:
         host = os.environ["MASTER_ADDR"]
         store = c10d.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=CONNECTING)

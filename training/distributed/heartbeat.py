@@ -1,8 +1,7 @@
-"""Signs of life: who is gone, who hangs, and why, so that no rank waits for ever for another.
+"""Heartbeats: find dead or hanging ranks, so that no rank waits for another for ever.
 
-Every rank's thread says once a second that it lives and looks after the next rank, so that the
-work does not grow with their number. Where a rank died of something it could still say, that
-stands in the store.
+Each rank writes a heartbeat every 0.5 s and monitors the next rank, so the cost per rank is
+constant. A rank that fails with an error publishes its reason in the store.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import Any, NamedTuple
 from steadyrl.core.errors import one_line
 
 FAILED = "failed"
-EVERY = 0.5  # seconds between two beats
-SILENT = 5.0  # seconds without one, and a rank is taken for dead
-GRACE = 2.0  # seconds that a rank has to end well once another is lost
+EVERY = 0.5  # seconds between two heartbeats
+SILENT = 5.0  # seconds without a heartbeat until a rank counts as dead
+GRACE = 2.0  # seconds that a rank has to end cleanly once another is lost
 EXIT_CODE = 8
 
 
 class Told(NamedTuple):
-    """Which rank was lost, and why; −1: nobody knows which."""
+    """Which rank was lost, and why; rank −1: unknown."""
 
     rank: int
     reason: str
@@ -39,40 +38,40 @@ class Told(NamedTuple):
 
 
 class Heartbeat:
-    """Beats in a thread, and ends the process where the run is over and it does not notice."""
+    """Heartbeat thread; ends the process if another rank is lost and the main thread hangs."""
 
     def __init__(
         self, store: Any, rank: int, people: Sequence[tuple[str, int]], step_timeout: float
     ) -> None:
         self._store, self._rank, self._people = store, rank, people
         self._step_timeout, self._timeouts = step_timeout, 1
-        self._answers: Callable[[], int] = int  # of environments, within a row too
+        self._answers: Callable[[], int] = int  # counts environments' responses, also within a step
         self._heard = 0
         self._next = (rank + 1) % len(people)
         self._patient = 0
-        self._alive = math.inf  # when the run itself gave the last sign, once it has begun
-        self.lost: Told | None = None  # once that is known
+        self._alive = math.inf  # time of the main thread's last progress; inf before the first
+        self.lost: Told | None = None  # set once known
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def follow(self, answers: Callable[[], int], timeouts: int) -> None:
-        """Take each answer of an environment for a sign; so many timeouts may lie between two."""
+        """Count environment responses as progress; up to `timeouts` step timeouts without one."""
         self._answers, self._timeouts = answers, timeouts
 
     def listen(self) -> None:
-        """Beat where environments have answered since the last time."""
+        """Register progress if environments have responded since the last call."""
         before, self._heard = self._heard, self._answers()
         if self._alive < math.inf and self._heard != before:
             self.beat()
 
     def beat(self) -> None:
-        """Say that the run goes on."""
+        """Register progress of the main thread."""
         self._alive = time.monotonic()
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """Do something that may take as long as it likes: wait for others, evaluate, save."""
+        """Suspend the step timeout during an operation of any length (wait, evaluate, save)."""
         self._patient += 1
         try:
             yield
@@ -82,16 +81,16 @@ class Heartbeat:
                 self.beat()
 
     def tell(self, told: Told) -> bool:
-        """Leave word of what was lost; the first word stands: return whether this is it."""
+        """Publish the lost rank; only the first counts: return whether this is the first."""
         self.lost = self.lost or told
         word = json.dumps(told)
         try:
             return bool(self._store.compare_set(FAILED, "", word) == word.encode())
-        except RuntimeError:  # the store went with rank 0, of which all hear
+        except RuntimeError:  # rank 0, which runs the store, is gone: all ranks notice
             return False
 
     def ask(self) -> Told | None:
-        """Return what was lost, once that is known: it may take a moment."""
+        """Return the lost rank; wait up to `GRACE` seconds until it is known."""
         end = time.monotonic() + GRACE
         while time.monotonic() < end:
             found = self._word() or self._gone()
@@ -102,7 +101,7 @@ class Heartbeat:
         return None
 
     def close(self) -> None:
-        """Beat no more."""
+        """Stop the heartbeat thread."""
         self._closed.set()
         self._thread.join()
 
@@ -115,7 +114,7 @@ class Heartbeat:
         return None
 
     def _gone(self) -> Told | None:
-        """Return who is no longer there, of those on this machine."""
+        """Return a rank whose process on this machine has died."""
         for rank, (host, process) in enumerate(self._people):
             if host == socket.gethostname() and not _lives(process):
                 return Told(rank, f"process {process} is gone, killed or out of memory")
@@ -146,12 +145,12 @@ class Heartbeat:
         if not self._patient and busy > self._timeouts * self._step_timeout:
             times = f"{self._timeouts} times " if self._timeouts > 1 else ""
             limit = f"{times}env.step_timeout={self._step_timeout:g} seconds"
-            why = f"one row takes longer than {limit}"
-            return Told(self._rank, f"{why}: an environment hangs")
+            why = f"a step took longer than {limit}"
+            return Told(self._rank, f"{why}; an environment hangs")
         return None
 
     def _end(self, lost: Told) -> None:
-        """End what cannot end by itself: it waits for one that will never answer."""
+        """End the process: its main thread waits for a rank that will never answer."""
         if self._rank in (0, lost.rank) or (lost.rank == 0 and self._rank == 1):
             with suppress(OSError, ValueError):
                 print(f"error: {one_line(str(lost))}", file=sys.stderr, flush=True)
@@ -159,7 +158,7 @@ class Heartbeat:
 
 
 def _lives(process: int) -> bool:
-    """Return whether a process of this machine is there and no zombie."""
+    """Return whether a process of this machine runs and is no zombie."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")

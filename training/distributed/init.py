@@ -1,4 +1,4 @@
-"""How the processes that a launcher started become one run, and how they part."""
+"""Start-up and shutdown of a multi-rank run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from steadyrl.training.run.rank_info import RankInfo, rank_info
 
 @contextmanager
 def init_comm(job: Job, stop: Stop) -> Iterator[Comm]:
-    """Yield the world that this process is in: alone, or with all ranks once they are there.
+    """Yield the communicator: `SINGLE_PROCESS`, or `Ranks` once all ranks have joined.
 
-    Then it stops when all have agreed to.
+    With several ranks, a stop takes effect when all have agreed on it.
     """
     here = rank_info()
     if here.size == 1:
         yield SINGLE_PROCESS
         return
     stop.multi_rank = True
-    from steadyrl.training.distributed.comm import Ranks  # who is alone needs none of it
+    from steadyrl.training.distributed.comm import Ranks  # not needed by a single process
 
     device = torch.device(device_name(job.settings.run.device))
     if device.index is not None:
-        reason = "every rank has a card of its own: use device=cuda, or CUDA_VISIBLE_DEVICES"
+        reason = (
+            "each rank uses its own GPU: set device=cuda, and choose GPUs with CUDA_VISIBLE_DEVICES"
+        )
         raise SettingError("device", str(device), reason)
     if device.type == "cuda":
         use_own_device(here)
@@ -53,17 +55,17 @@ def init_comm(job: Job, stop: Stop) -> Iterator[Comm]:
 
 
 def use_own_device(here: RankInfo) -> None:
-    """Let each rank of a machine have a device of its own, or refuse."""
+    """Select the GPU of this rank; raise SettingError if there are fewer GPUs than ranks."""
     devices = torch.cuda.device_count()
     if here.local_size > devices:
-        reason = f"{here.local_size} ranks on a machine with {devices}: start as many as that"
+        reason = f"{here.local_size} ranks on a machine with {devices} GPUs: start {devices} ranks"
         raise SettingError("device", "cuda", reason)
     torch.cuda.set_device(here.local_rank)
 
 
 def refuse_different(job: Job, comm: Comm) -> None:
-    """Refuse ranks that were told different things, and name the first of those."""
-    # What `auto` is was decided by each: one card may not work.
+    """Raise SettingError, naming the first differing key, if the ranks' configurations differ."""
+    # The resolved device: `auto` may differ between ranks if a GPU does not work.
     config = {**job.config, "device": job.settings.run.device}
     text = json.dumps(config, sort_keys=True, default=str)
     hashes = comm.all_gather(hashlib.sha256(text.encode()).hexdigest())
@@ -74,5 +76,7 @@ def refuse_different(job: Job, comm: Comm) -> None:
     for key in sorted(configs[0] | configs[other]):
         one, two = (configs[rank].get(key) for rank in (0, other))
         if one != two:
-            reason = f"on rank 0, but {show(two)} on rank {other}: start all with one command"
+            reason = (
+                f"on rank 0, but {show(two)} on rank {other}: start all ranks with the same command"
+            )
             raise SettingError(key, show(one), reason)

@@ -1,4 +1,4 @@
-"""A run of several ranks: who counts, logs and evaluates, and how they begin and end together."""
+"""The run loop of several ranks: counting, logging, evaluating and ending together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from steadyrl.training.run.services import RunEvaluator, RunServices
 
 
 class RankRun(Run):
-    """The same run on every rank: steps are all-reduced, and what is due then is done by all."""
+    """The run of one rank: step counts are all-reduced, so all ranks do the same at each step."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class RankRun(Run):
         assert isinstance(ranks, Ranks) and isinstance(saver, RankSaver)
         self._ranks, self._saver = ranks, saver
         self._log_limiter = SharedRateLimiter(ranks)
-        self._over = False  # a rank's memory error ends the run after this step
+        self._over = False  # a rank exceeded the memory budget: end after this step
         self._memory: dict[str, float] = {}
-        self._peak = 0.0  # MB of all ranks
+        self._peak = 0.0  # MB, summed over ranks
 
     @property
     @override
@@ -51,7 +51,7 @@ class RankRun(Run):
 
     @override
     def sync_ranks(self, step: Step) -> int:
-        """All-reduce a timestep's valid steps, and whether any rank is to stop or save after it."""
+        """All-reduce a timestep's valid steps, and whether any rank stops or saves after it."""
         stop, saver = self._services.signals.stop, self._saver
         wishes = (stop.local, saver.wish, saver.checkpoints.busy, self._memory_error is not None)
         valid = int(np.count_nonzero(step.valid))
@@ -84,9 +84,9 @@ class RankRun(Run):
 
     @override
     def _scalars(self) -> dict[str, float]:
-        """Together: return rank 0's numbers, those of memory and episodes being of all."""
+        """Collective: return rank 0's scalars, with memory and episodes over all ranks."""
         scalars = super()._scalars()
-        # Ranks measure at moments of their own: what is summed is what each one measured last.
+        # Ranks measure memory at different times: the sum is over each rank's latest values.
         self._memory |= {tag: v for tag, v in scalars.items() if is_summed(tag)}
         episodes = [self._episodes.count, self._episodes.scalars()]
         all_of_it = self._ranks.all_gather([self._memory, episodes, read_peak() / MB])
@@ -102,7 +102,7 @@ def is_summed(tag: str) -> bool:
 
 
 def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """Return the means over all ranks' last episodes, from each one's number and means."""
+    """Return the means over all ranks' episodes, from (count, means) of each rank."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for count, means in parts:
@@ -113,7 +113,7 @@ def weighted(parts: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
 
 
 class SharedRateLimiter(RateLimiter):
-    """Rank 0's pace."""
+    """Rate limiter that follows rank 0's clock."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__()
@@ -121,19 +121,19 @@ class SharedRateLimiter(RateLimiter):
 
     @override
     def allows(self, seconds: float) -> bool:
-        """Together: return whether rank 0 may."""
+        """Collective: return whether rank 0's limiter allows it."""
         may: list[bool] = self._ranks.all_gather(super().allows(seconds))
         return may[0]
 
 
 class SharedEvaluator:
-    """Rank 0's score, which all others wait for."""
+    """Evaluates on rank 0 while the others wait."""
 
     def __init__(self, evaluator: RunEvaluator | None, ranks: Ranks) -> None:
         self._evaluator, self._ranks = evaluator, ranks
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
-        """Together: return the score, or None, for all, when rank 0 is asked to stop before."""
+        """Collective: return the evaluation; None on all ranks if rank 0 was stopped before."""
         del stopped
         stop, found = agent.stop, None
         if self._evaluator is not None:
@@ -148,7 +148,7 @@ class SharedEvaluator:
 
 
 class SharedFilmer(Filmer):
-    """Rank 0's films."""
+    """Records videos on rank 0."""
 
     def __init__(self, filmer: Filmer, ranks: Ranks) -> None:
         vars(self).update(vars(filmer))
@@ -156,14 +156,14 @@ class SharedFilmer(Filmer):
 
     @override
     def _left_at(self, step: int) -> int | None:
-        """Together: go by what rank 0 finds."""
+        """Collective: return what rank 0 finds."""
         found = None if self._ranks.rank else super()._left_at(step)
         due: int | None = self._ranks.all_gather(found)[0]
         return due
 
     @override
     def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
-        """Film on rank 0, until it is asked to stop; the others go on, and wait later."""
+        """Record on rank 0, until it is asked to stop; the others go on and wait later."""
         if self._ranks.rank:
             self._due.due(step)
             return None
@@ -174,7 +174,7 @@ class SharedFilmer(Filmer):
 def shared(
     services: RunServices, settings: RunSettings, metadata: Mapping[str, Any], env: VectorEnv
 ) -> RunServices:
-    """Return the services with those that all ranks share."""
+    """Return the services with evaluation, saver and videos coordinated over all ranks."""
     ranks = services.comm
     assert isinstance(ranks, Ranks)
     ranks.heart.follow(lambda: env.responses, env.max_timeouts)

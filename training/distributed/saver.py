@@ -1,8 +1,8 @@
-"""The checkpoints of a run of several ranks: each writes its part of one, rank 0 completes it.
+"""Checkpoints of several ranks: each writes its own files, rank 0 writes the manifest.
 
-It is whole once all parts are on the disk and rank 0 has written the manifest of all, so the run's
-directory must be one that every rank sees. What the others wrote they say in the store that rank 0
-keeps: their threads must not take part in the collectives of training.
+A checkpoint is complete once all files and the manifest are on disk, so all ranks must see the run
+directory. Saver threads report in rank 0's store: they must not take part in training's
+collectives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("steadyrl")
 
 
 class RankCheckpoints(Checkpoints):
-    """Checkpoints into which all ranks write."""
+    """Checkpoints that all ranks write to."""
 
     def __init__(self, directory: Path, ranks: Ranks, *, keep: int, files: Files) -> None:
         super().__init__(directory, keep=keep, files=files)
@@ -39,7 +39,7 @@ class RankCheckpoints(Checkpoints):
 
     @override
     def settle(self) -> None:
-        """Together: wait, and take over what rank 0 knows of the newest one."""
+        """Collective: wait for pending writes, and take rank 0's newest checkpoint and error."""
         with self._ranks.long_operation():
             self.wait()
         known = [str(self.last) if self.last else "", self.failure]
@@ -56,7 +56,7 @@ class RankCheckpoints(Checkpoints):
         *,
         prunes: bool = True,
     ) -> None:
-        """Together, once all have settled: begin a directory, and write into it in a thread."""
+        """Collective, after `settle`: create the directory on rank 0 and write in a thread."""
         self._count += 1
         name, refused = "", ""
         if self._ranks.rank == 0:
@@ -89,7 +89,7 @@ class RankCheckpoints(Checkpoints):
             for name, entry in written.items():
                 check(_temporary(self._path) / name, entry)
             told["files"] = linked | written
-        except Exception as error:  # whatever it is, rank 0 says it and training goes on
+        except Exception as error:  # any: rank 0 logs it and training continues
             told["error"] = f"rank {self._ranks.rank}: {describe(error)}"
         self._ranks.store.set(self._key(self._ranks.rank), json.dumps(told))
 
@@ -102,14 +102,14 @@ class RankCheckpoints(Checkpoints):
         return write_archive(self._files, path, parts, metadata, others=self._others)
 
     def _others(self) -> dict[str, Any]:
-        """Wait for what all others wrote; raise OSError where one could not."""
+        """Wait for the other ranks' file entries; raise OSError if one failed or was lost."""
         entries: dict[str, Any] = {}
         errors = []
         for rank in range(1, self._ranks.size):
             key = self._key(rank)
             while not self._ranks.store.check([key]):
                 if self._abandoned or self._ranks.heart.lost is not None:
-                    raise OSError("another rank is lost")
+                    raise OSError("another rank was lost")
                 time.sleep(POLL)
             word = json.loads(self._ranks.store.get(key))
             self._ranks.store.delete_key(key)
@@ -124,7 +124,7 @@ class RankCheckpoints(Checkpoints):
 
     @override
     def iter_valid(self, refuse: Callable[[Mapping[str, Any]], None]) -> Iterator[Saved]:
-        """Together: yield what every rank can use, newest first; each checks its own files."""
+        """Collective: yield checkpoints valid on all ranks, newest first."""
         self.skipped = {}
         names = self._ranks.all_gather([saved.path.name for saved in self.all()])[0]
         known = {saved.path.name: saved for saved in self.all()}
@@ -136,16 +136,14 @@ class RankCheckpoints(Checkpoints):
                 continue
             yield known[name]
         reasons = "; ".join(self.skipped.values())
-        raise CheckpointError(
-            reasons or f"{self.directory}: there is no checkpoint to continue from"
-        )
+        raise CheckpointError(reasons or f"{self.directory}: no checkpoint to resume from")
 
     def _refusal(
         self, saved: Saved | None, name: str, refuse: Callable[[Mapping[str, Any]], None]
     ) -> str | None:
         if saved is None:
             rank = self._ranks.rank
-            return f"rank {rank} does not see {self.directory / name}: all need one directory"
+            return f"rank {rank} does not see {self.directory / name}: it must be on a shared disk"
         try:
             manifest = manifest_of(saved.path)
             refuse(manifest["metadata"])
@@ -161,7 +159,7 @@ class RankCheckpoints(Checkpoints):
 
 
 class RankSaver(Saver):
-    """Saves when all agree to, and takes back what fits this number of ranks."""
+    """Saves when any rank asks for it, and loads checkpoints of the same number of ranks."""
 
     def __init__(
         self,
@@ -177,13 +175,13 @@ class RankSaver(Saver):
         self.checkpoints: RankCheckpoints = RankCheckpoints(
             directory / "checkpoints", ranks, keep=settings.keep, files=self._files
         )
-        self.wish = False  # this rank wants to save, which the others do not know yet
-        self.agreed = False  # all save after this row, because one wished for it
-        self.late = False  # one of all still writes the one before
+        self.wish = False  # this rank wants to save; not yet all-reduced
+        self.agreed = False  # a rank asked for it: all save after this step
+        self.late = False  # a rank is still writing the last checkpoint
 
     @override
     def after_step(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
-        """Save where all do: clocks and signals are one rank's, and heard with the next count."""
+        """Save if all ranks do: timers and signals are all-reduced with the next step count."""
         if self._replay is not None:
             self._replay.wait_for_overwrite()
             if not self.checkpoints.busy:
@@ -198,7 +196,7 @@ class RankSaver(Saver):
 
     @override
     def save(self, step: int, score: float | None) -> None:
-        """Together: copy the run's state and write it in a thread."""
+        """Collective: copy the run's state and write it in a thread."""
         self.wish = False
         super().save(step, score)
 
@@ -208,16 +206,16 @@ class RankSaver(Saver):
 
     @override
     def _load(self, saved: Saved) -> None:
-        """Together: take back a checkpoint, or refuse it where one rank has to."""
+        """Collective: load a checkpoint; raise CheckpointError if any rank cannot."""
         reason = None
         try:
             super()._load(saved)
             if saved_ranks(saved.path) == self._ranks.size:
                 self._ranks.load_state_dict(read_part(saved.path, f"{self._prefix}ranks"))
-        except Exception as error:  # nobody knows what is in a file that only looks right
+        except Exception as error:  # corrupted data may raise anything
             if isinstance(error, ExpectedError) and not isinstance(error, CheckpointError):
                 raise
-            log.debug("%s cannot be used", saved.path, exc_info=True)
+            log.debug("cannot load %s", saved.path, exc_info=True)
             reason = describe(error)
         reasons = self._ranks.all_gather(reason)
         for rank, each in enumerate(reasons):

@@ -1,1 +1,1 @@
-"""Evaluation and films of the current policy. Read `evaluator.py` first."""
+"""Evaluation and videos of the current policy. Read `evaluator.py` first."""

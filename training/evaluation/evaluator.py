@@ -1,4 +1,4 @@
-"""Episodes that are scored: greedy ones during training, on environments of their own."""
+"""Evaluation episodes of the greedy policy, on environments of their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steadyrl.training.config.settings import RunSettings
 
 NORMAL = 1.959964  # the two-sided 95 % quantile
 
-# Student's for 2, 3, … 10 runs; beyond that three terms of its expansion do.
+# Quantiles of Student's t for 1, 2, … 9 degrees of freedom; three expansion terms beyond.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
@@ -33,41 +33,41 @@ def student(freedom: int) -> float:
 
 
 class Evaluation(NamedTuple):
-    """The returns and lengths of the episodes of one evaluation."""
+    """Returns and lengths of the episodes of one evaluation."""
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
-    left_out: int = 0  # episodes of environments that play no further
+    left_out: int = 0  # episodes not played: their environment hit eval.max_episode_steps
 
     @property
     def episodes(self) -> int:
-        """How many there are."""
+        """Number of episodes."""
         return len(self.returns)
 
     @property
     def remark(self) -> str:
-        """Say why there are fewer episodes than were asked for; "" where there are as many."""
+        """Why fewer episodes than requested were played; "" if all were."""
         if not self.left_out:
             return ""
         asked = self.episodes + self.left_out
         return (
-            f"{self.episodes} of {asked} episodes were played: an environment that is cut off at"
-            f" eval.max_episode_steps plays no further; eval.num_envs={asked} plays each on its own"
+            f"{self.episodes} of {asked} episodes were played: an environment stops for good at"
+            f" eval.max_episode_steps; eval.num_envs={asked} gives each episode its own environment"
         )
 
     @property
     def mean(self) -> float:
-        """The score."""
+        """Mean return."""
         return float(np.mean(self.returns))
 
     @property
     def std(self) -> float:
-        """How far the episodes are from each other."""
+        """Standard deviation of the returns."""
         return float(np.std(self.returns))
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % confidence interval of the mean (Student's t); of one episode there is none."""
+        """95 % confidence interval of the mean (Student's t); None for one episode."""
         n = self.episodes
         if n < 2:
             return None
@@ -76,9 +76,9 @@ class Evaluation(NamedTuple):
 
 
 class Tally:
-    """What a fixed share of episodes on each environment comes to.
+    """Counts a fixed number of episodes per environment.
 
-    Taking whichever episodes end first would favour short ones.
+    Counting whichever episodes end first would be biased towards short ones.
     """
 
     def __init__(self, shares: Sequence[int], max_episode_steps: int) -> None:
@@ -92,17 +92,17 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Whether all have played their shares."""
+        """Whether every environment has played its episodes."""
         return not self._left.any()
 
     @property
     def steps_left(self) -> int:
-        """Steps after which an episode that counts may have gone on for too long."""
+        """Steps until a counted episode may reach the limit on its length."""
         return self._most - int(self._length[self._left > 0].max())
 
     def add(self, step: Step) -> None:
-        """Count a row."""
-        # An invalid row begins an episode, also where a broken environment lost one.
+        """Add one timestep of all environments."""
+        # An invalid step starts an episode, also after an environment failure dropped one.
         self._running = np.where(step.valid, self._running + step.reward, 0)
         self._length = np.where(step.valid, self._length + 1, 0)
         self._settle(step.terminated | step.truncated)
@@ -110,20 +110,20 @@ class Tally:
     def take(
         self, rows: BlockResult, running: NDArray[np.float64], length: NDArray[np.int64]
     ) -> None:
-        """Count rows that were made in one call, after which episodes [N] are under way."""
+        """Add a block of timesteps; `running`, `length` [N]: the episodes in progress after it."""
         for _, episode in rows.episodes:
             self._count(episode.env, episode.return_, episode.length)
         self._running, self._length = running, length
         self._settle(np.zeros(len(length), dtype=bool))
 
     def result(self) -> Evaluation:
-        """Return all that counted."""
+        """Return the counted episodes."""
         left_out = self._asked - len(self._returns)
         return Evaluation(tuple(self._returns), tuple(self._lengths), left_out)
 
     def _settle(self, over: NDArray[np.bool_]) -> None:
-        # A policy may walk in circles where no time limit ends the episode: what it has by then
-        # counts, and its environment plays no further.
+        # Without a time limit, a policy may loop for ever. At the limit its return so far counts,
+        # and the environment plays no further episode.
         stuck = self._length >= self._most
         for env in np.flatnonzero(over | stuck).tolist():
             self._count(env, self._running[env], self._length[env])
@@ -145,7 +145,7 @@ def play(
     max_episode_steps: int,
     stopped: Callable[[], bool],
 ) -> Evaluation | None:
-    """Play so many episodes on each environment, or return None when stopped before."""
+    """Play that many episodes per environment; return None if stopped before the end."""
     env.reset()
     tally = Tally(shares, max_episode_steps)
     act_many = actor.act_many if isinstance(actor, GreedyActor) else None
@@ -165,7 +165,7 @@ def play(
 
 
 class Evaluator:
-    """Play the same episodes at every evaluation, so that scores differ only by the policy."""
+    """Plays the same episodes at every evaluation, so scores differ only by the policy."""
 
     def __init__(self, settings: RunSettings, *, seed: int) -> None:
         episodes = settings.eval.episodes
@@ -179,20 +179,20 @@ class Evaluator:
 
     @property
     def env(self) -> VectorEnv:
-        """Its environments."""
+        """The evaluation environments."""
         return self._env
 
     @property
     def spec(self) -> EnvSpec:
-        """What its environments offer."""
+        """Spec of the evaluation environments."""
         return self._env.spec
 
     def run(self, agent: Agent, stopped: Callable[[], bool]) -> Evaluation | None:
-        """Return the agent's greedy score, or None when stopped before it is known."""
+        """Evaluate the agent's greedy policy; return None if stopped before the end."""
         return self.play(agent.actor(self.num_envs, explore=False), stopped)
 
     def play(self, actor: Actor, stopped: Callable[[], bool]) -> Evaluation | None:
-        """Return the score of who decides, or None when stopped before it is known."""
+        """Evaluate an actor; return None if stopped before the end."""
         self._env.load_state_dict(self._start)
         limit = self._max_episode_steps
         return play(self._env, actor, self._shares, max_episode_steps=limit, stopped=stopped)

@@ -1,4 +1,4 @@
-"""Films of greedy episodes during training, of which nothing can end the run."""
+"""Videos of greedy episodes during training; errors are logged and never stop the run."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ PREVIEW = ".step-*.gif"
 
 
 def _films(folder: Path) -> list[int]:
-    """Return the steps whose films are whole."""
+    """Return the steps of the complete videos in a folder."""
     found = (FILM.fullmatch(path.name) for path in folder.glob("step-*.mp4"))
     return [int(match[1]) for match in found if match]
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a run that was killed had begun to film."""
+    """Remove the partial videos of a killed run."""
     remove_unfinished(folder)
     for preview in folder.glob(PREVIEW):
         preview.unlink(missing_ok=True)
 
 
 class Filmer:
-    """Write `videos/step-….mp4` of one greedy episode every so many steps, and show its beginning.
+    """Record one greedy episode to `videos/step-….mp4` every `eval.video_every` steps.
 
-    The environment, what it draws with and the encoder live in a process for one film only.
+    Environment, renderer and encoder live in a process that exits after each video.
     """
 
     def __init__(self, settings: RunSettings, directory: Path, *, seed: int) -> None:
@@ -48,26 +48,26 @@ class Filmer:
         self._warned = False
         self._every = every = settings.eval.video_every
         if every and video_encoder_missing():
-            log.warning("eval.video_every=%d: there will be no videos: %s", every, MISSING)
+            log.warning("eval.video_every=%d: no videos will be recorded: %s", every, MISSING)
             every = 0
         self._due = Interval(every)
 
     @property
     def next(self) -> int | None:
-        """The step at which a film is due."""
+        """The step of the next video; None without videos."""
         return self._due.next
 
     def continue_at(self, step: int) -> None:
-        """Go on where a run is continued: what was due by this step and is no whole film is next.
+        """Set the next video after resuming at `step`.
 
-        The checkpoint of a step was written before its film: that one is filmed again.
+        A checkpoint is written before the video of its step, so that video may be recorded again.
         """
         self._due.next = self._left_at(step)
 
     def _left_at(self, step: int) -> int | None:
-        """Remove what a killed run had begun to film; return when the first film is due."""
+        """Remove partial videos; return the step of the next one."""
         films: list[int] = []
-        with suppress(OSError):  # of the disk, which the next film will meet again
+        with suppress(OSError):  # a disk error here will show again at the next video
             _remove_unfinished(self._directory)
             films = _films(self._directory)
         if self._due.next is None:
@@ -78,16 +78,16 @@ class Filmer:
         return due
 
     def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
-        """Film an episode if one is due, and return a small GIF; what breaks is one warning."""
+        """Record an episode if one is due and return its GIF preview; errors are logged once."""
         if not self._due.due(step):
             return None
         try:
             return self._film(agent, self._directory / f"step-{step:012d}.mp4", stopped)
-        except Exception as error:  # of displays, drivers, disks, environments: each has its own
+        except Exception as error:  # displays, drivers, disks, environments: any exception
             log.debug("no video of step %d", step, exc_info=True)
             if not self._warned:
                 reason = str(error) if isinstance(error, ExpectedError) else describe(error)
-                log.warning("no video of step %s (%s): training goes on", f"{step:,}", reason)
+                log.warning("no video of step %s (%s). Training continues.", f"{step:,}", reason)
             self._warned = True
             return None
 

@@ -1,6 +1,6 @@
-"""What a run keeps while it lasts: metrics, handed to all sinks, and messages.
+"""Log messages of a run, and its metrics, written to every sink.
 
-A failing disk never ends a run.
+Write errors (full disk) are logged and never stop training.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from steadyrl.training.logging.terminal import attached
 
 log = logging.getLogger("steadyrl")
 
-HELD_BACK, NEVER = 1000, logging.CRITICAL + 1
+MAX_BUFFERED, NEVER = 1000, logging.CRITICAL + 1
 
 
 class Logger:
-    """Hand what is reported at rising steps to every sink, whatever becomes of the others."""
+    """Write the metrics of a step to every sink; a failing sink does not affect the others."""
 
     def __init__(
         self, directory: Path, info: RunInfo | None = None, others: Sequence[Sink] = ()
@@ -34,16 +34,19 @@ class Logger:
         lines = JsonLines(directory / "metrics.jsonl")
         self._sinks: tuple[Sink, ...] = (lines, TensorBoard(directory, info), *others)
         self._last_step = -1
-        self._failing: dict[Sink, str] = {}  # why
+        self._failing: dict[Sink, str] = {}  # failing sinks and the reason of each
 
     def continue_after(self, step: int) -> None:
-        """Go on after this step: what was written of later ones is taken back."""
+        """Resume after `step`: drop metrics that were logged at later steps."""
         self._last_step = step
         for sink in self._sinks:
             try:
                 sink.continue_after(step)
             except sink.failures as error:  # each one may fail
-                log.warning("earlier metrics cannot be continued: %s", _reason(error))
+                log.warning(
+                    "cannot drop metrics logged after the resumed step (%s): old ones may remain",
+                    _reason(error),
+                )
 
     def write(
         self,
@@ -53,7 +56,7 @@ class Logger:
         episodes: Sequence[tuple[int, float]] = (),
         returns: Sequence[float] = (),
     ) -> None:
-        """Write the finite ones of `scalars`; on an error warn once and try again next time."""
+        """Write the finite scalars; warn once on an error and retry at the next step."""
         if step <= self._last_step:
             raise ValueError(f"step {step} was logged after step {self._last_step}")
         self._last_step = step
@@ -62,7 +65,7 @@ class Logger:
         self._tell(lambda sink: sink.write(record))
 
     def film(self, step: int, gif: bytes) -> None:
-        """Show a small film of this step's policy wherever there is a place for it."""
+        """Write the GIF preview of an evaluation video to the sinks that can show one."""
         self._tell(lambda sink: sink.film(step, gif))
 
     def _tell(self, tell: Callable[[Sink], None]) -> None:
@@ -75,11 +78,11 @@ class Logger:
                 self._works(sink)
 
     def _failed(self, sink: Sink, reason: str) -> None:
-        # Two files on one full disk are one failure.
+        # One warning per kind of failure: two files on one full disk fail together.
         if all(other.failures != sink.failures for other in self._failing):
             log.warning(
-                "metrics cannot be written (%s): training goes on, they are lost until that is "
-                "mended",
+                "cannot write metrics (%s). Training continues; metrics are dropped until writing "
+                "works again.",
                 reason,
             )
         self._failing[sink] = reason
@@ -92,7 +95,7 @@ class Logger:
 
     @property
     def lost(self) -> str | None:
-        """Why the newest record is not in the files of the run's directory; None where it is."""
+        """Why the newest record is missing in the run directory's files; None if it was written."""
         files = (why for sink, why in self._failing.items() if sink.failures == (OSError,))
         return next(files, None)
 
@@ -104,7 +107,7 @@ class Logger:
 
 
 class NoLogger(Logger):
-    """What is reported by a rank that is not the first: nothing."""
+    """The logger of every rank but the first: writes nothing."""
 
     def __init__(self) -> None:
         self._sinks, self._last_step = (), -1
@@ -116,7 +119,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Whole(logging.Formatter):
-    """The whole story, with control characters written out."""
+    """Time, level, message and traceback, with control characters escaped."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -130,7 +133,7 @@ class _Whole(logging.Formatter):
 
 class _MessageFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
-        """Lose the message where the file cannot be opened: the disk is full, or its handles."""
+        """Write a message; drop it if the file cannot be opened (full disk, no file handles)."""
         with suppress(OSError):
             super().emit(record)
 
@@ -139,23 +142,23 @@ class _MessageFile(logging.FileHandler):
         return os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Stay silent: a full disk must not print a traceback for every message."""
+        """Ignore the error: a full disk must not print a traceback per message."""
 
 
 def log_name(rank: int) -> str:
-    """Return the name of a rank's log in the run's directory."""
+    """Return the name of a rank's log file."""
     return f"train-rank{rank}.log" if rank else "train.log"
 
 
 @contextmanager
 def to_file(path: Path, *, held: bool = False) -> Iterator[Callable[[], None]]:
-    """Keep messages in a file, with times and the tracebacks the terminal is spared.
+    """Write log messages to `path`, with times and full tracebacks.
 
-    If they are held back, the file is untouched until what is yielded is called.
+    With `buffered`, nothing is written until the yielded function is called.
     """
     file = _MessageFile(path, delay=True)
     file.setFormatter(_Whole())
-    handler = MemoryHandler(HELD_BACK if held else 1, NEVER, file, flushOnClose=False)
+    handler = MemoryHandler(MAX_BUFFERED if held else 1, NEVER, file, flushOnClose=False)
 
     def begin() -> None:
         handler.capacity = 1
@@ -168,5 +171,5 @@ def to_file(path: Path, *, held: bool = False) -> Iterator[Callable[[], None]]:
 
 
 def _close(file: logging.Handler) -> None:
-    with suppress(OSError):  # what a full disk refused before, it may refuse again
+    with suppress(OSError):  # a full disk may fail again on close
         file.close()

@@ -1,4 +1,4 @@
-"""A terminal's live line, with messages above it."""
+"""The progress bar of a terminal, with log messages printed above it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.text import Text
 
 from steadyrl.training.logging.terminal import Status, redirect_to_devnull, status_texts
 
-# What is left out of the bar's line first stands last.
+# Fields by importance: on a narrow terminal the last ones are dropped first.
 BY_IMPORTANCE = ("run", "steps", "share", "left", "return", "speed", "memory")
-GAP = 2  # spaces after each
+GAP = 2  # spaces after each field
 SHORTEST_BAR, LONGEST_BAR = 8, 30
 
 
 class AboveTheBar(RichHandler):
-    """Messages, which a live line makes room for."""
+    """Handler that prints log messages above the progress bar."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -27,26 +27,26 @@ class AboveTheBar(RichHandler):
         )
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Go on in silence: whoever looked is gone."""
+        """Drop further output: the terminal or pipe was closed."""
         redirect_to_devnull(self.console.file)
 
 
 class Bar:
-    """A live line: steps, a bar, speed, return, memory and the time left, as far as they fit."""
+    """Progress bar: steps, speed, mean return, memory and time left, as far as they fit."""
 
     def __init__(self, console: Console, total: int, label: str = "") -> None:
         self._total, self._label = total, label
         self._status = Status(0, 0.0, None, 0.0)
         self._live = Live(self, console=console, refresh_per_second=4, transient=True)
-        with suppress(OSError):  # a terminal that is gone ends no run
+        with suppress(OSError):  # a closed terminal does not stop training
             self._live.start()
 
     def show(self, status: Status) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self._status = status
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         with suppress(OSError):
             self._live.stop()
 

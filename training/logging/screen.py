@@ -1,4 +1,4 @@
-"""Choose how progress is shown: lines, or a bar on a terminal."""
+"""Choose how progress is shown: a bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from steadyrl.training.logging.progress_bar import Bar
 
 
-# By these people ask for a terminal where there seems to be none.
+# Environment variables that ask for terminal output where stdout is no terminal.
 ASKED_FOR = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 
 
 def find_screen() -> Console | Stream:
-    """Return what this process prints to."""
-    # Python has none where it was started without: messages go to stderr then.
+    """Return the rich console of a terminal, or the plain output stream."""
+    # sys.stdout is None if Python was started with it closed; messages go to stderr then.
     watched = sys.stdout is not None and sys.stdout.isatty()
     if not watched and not ASKED_FOR & os.environ.keys():
         return Stream(sys.stdout)
@@ -44,7 +44,7 @@ def find_screen() -> Console | Stream:
 def to_terminal(
     screen: Console | Stream, *, least: int = logging.INFO, silent: bool = False
 ) -> Iterator[None]:
-    """Show messages of a level on the terminal, above the progress bar where there is one."""
+    """Print messages of level `least` and above, above the progress bar if there is one."""
     handler: logging.Handler
     accept_all_text(screen.file)
     if isinstance(screen, Stream) or not screen.is_terminal:
@@ -62,7 +62,7 @@ def to_terminal(
 def open_progress(
     screen: Console | Stream, total: int, label: str = "", *, silent: bool = False
 ) -> Bar | Lines:
-    """Return the progress that suits where the output goes, of a run that may have a label."""
+    """Return a progress bar on a terminal, else a printer of plain lines."""
     if silent or isinstance(screen, Stream) or not screen.is_terminal:
         return Lines(total, label)
     from steadyrl.training.logging.progress_bar import Bar

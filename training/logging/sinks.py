@@ -1,4 +1,4 @@
-"""What a run reports, and the interface of whatever keeps it: JSON lines are the simplest."""
+"""The records of a run, the sink interface, and the simplest sink: a JSON-lines file."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from steadyrl.core.safe_parsing import from_json
 from steadyrl.training.config.overrides import ABOUT_THE_RUN, flatten
 from steadyrl.training.config.schema import show
 
-LONGEST_LINE = 1_000_000  # bytes that are looked at
+LONGEST_LINE = 1_000_000  # bytes of one line that are read at most
 
 
 class RunInfo(NamedTuple):
-    """What a run is: told to sinks once, when it begins or goes on."""
+    """Name and configuration of a run, passed to the sinks when it starts or resumes."""
 
     name: str
     config: Mapping[str, Any]  # composed and resolved
-    overrides: Sequence[str]  # as typed
+    overrides: Sequence[str]  # as on the command line
 
     @property
     def command(self) -> str:
-        """What was typed."""
+        """The command line of the run."""
         return " ".join(["python train.py", *self.overrides])
 
     def chosen(self) -> dict[str, bool | float | str]:
-        """Return what tells the run from others: its agent, environment, seed and what was typed.
+        """Return the run's hyperparameters: agent, environment, seed and overrides.
 
-        A typed group or preset goes by its name, a typed key by the value it came to.
+        An overridden config group or preset maps to its name, an overridden key to its final value.
         """
         values = dict(flatten(self.config))
         found: dict[str, Any] = {
@@ -49,39 +49,39 @@ class RunInfo(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is reported at one step, in finite numbers."""
+    """Finite metrics of one step."""
 
     step: int
     wall_seconds: float
     scalars: Mapping[str, float]
-    episodes: Sequence[tuple[int, float]] = ()  # step and return of the newest, since the last one
-    returns: Sequence[float] = ()  # of the last 100 episodes, where there are new ones
+    episodes: Sequence[tuple[int, float]] = ()  # (step, return) since the last record
+    returns: Sequence[float] = ()  # of the last 100 episodes, if any is new
 
 
 class Sink(ABC):
-    """Keeps records of rising steps; what it fails by is a warning, and the next one is tried."""
+    """Destination of metrics; a write that fails by `failures` is retried with the next record."""
 
     failures: tuple[type[Exception], ...] = (OSError,)
 
     @abstractmethod
     def write(self, record: Record) -> None:
-        """Keep a record."""
+        """Write one record."""
 
     @abstractmethod
     def film(self, step: int, gif: bytes) -> None:
-        """Show the beginning of an episode, where there is something to show it on."""
+        """Write the GIF preview of an evaluation video, if the sink can show one."""
 
     @abstractmethod
     def continue_after(self, step: int) -> None:
-        """Go on after this step: what was kept of later ones is taken back."""
+        """Resume after `step`: drop records of later steps."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything; safe to call twice and after a failure."""
+        """Release all resources; safe to call twice and after a failure."""
 
 
 class JsonLines(Sink):
-    """A file of JSON lines that stays whole: a line that was not written fully is taken back."""
+    """Append-only JSON-lines file; a partly written line is truncated away."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,17 +93,17 @@ class JsonLines(Sink):
         return self._file
 
     def film(self, step: int, gif: bytes) -> None:
-        """Leave it out: these are numbers."""
+        """Ignore it: this file holds scalars only."""
 
     def continue_after(self, step: int) -> None:
-        """Drop the lines of later steps, and what ends in none: it was not written fully."""
+        """Truncate the file after the last complete line of `step` or earlier."""
         handle = self._open()
         end = 0
         for line, at in read_lines(self._path, LONGEST_LINE):
             try:
                 known = from_json(line)["step"] <= step
             except (ValueError, KeyError, TypeError):
-                continue  # one that was damaged since: those after it are still what happened
+                continue  # a corrupted line: the lines after it still count
             if not known or not line.endswith(b"\n"):
                 break
             end = at
@@ -123,7 +123,7 @@ class JsonLines(Sink):
             raise
         if written < len(line):
             os.ftruncate(handle, size)
-            raise OSError(f"only {written} of {len(line)} bytes fitted")
+            raise OSError(f"only {written} of {len(line)} bytes were written")
 
     def close(self) -> None:
         """Close the file."""

@@ -1,7 +1,7 @@
-"""TensorBoard's files, written directly: no thread, no queue, nothing that fails unseen.
+"""Write TensorBoard event files directly: no thread, no queue, errors are raised.
 
-They consist of records: a length, bytes, and a checksum of each. Its own writer brings with it an
-import of every file system it can write to, 0.2 s of a start.
+A file is a sequence of records: length, payload, and a checksum of each. TensorBoard's own writer
+imports every file system it supports, which adds 0.2 s to the start-up.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ from typing_extensions import override
 from steadyrl.core.jit import jit
 from steadyrl.training.logging.sinks import Record, RunInfo, Sink
 
-HPARAMS, LAYOUT = "_hparams_/session_start_info", "custom_scalars__config__"  # TensorBoard's names
+HPARAMS, LAYOUT = (
+    "_hparams_/session_start_info",
+    "custom_scalars__config__",
+)
 BUCKETS = 20
-BETWEEN_HISTOGRAMS = 1.0  # seconds: more nobody can tell apart, and each costs as much as all else
-RGB = 3  # TensorBoard's number for it
-EVENTS = "events.out.tfevents"  # how the names of its files begin
-REPORTED = "reported by the environment"  # with env.info_metrics only
-# The Custom Scalars page, in the order in which people look: tags are regular expressions.
+BETWEEN_HISTOGRAMS = 1.0  # seconds: one costs as much as all else in a record
+RGB = 3  # TensorBoard's number of this colour space
+EVENTS = "events.out.tfevents"  # prefix of event file names
+REPORTED = "reported by the environment"  # only with env.info_metrics
+# Charts of the Custom Scalars page, most important first; tags are regular expressions.
 CHARTS: dict[str, dict[str, list[str]]] = {
     "score": {
         "return": ["rollout/return_mean", "eval/return_mean"],
@@ -71,7 +74,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
 
 
 class EventFile:
-    """One file: a record an event."""
+    """One event file: one record per event."""
 
     def __init__(self, directory: Path) -> None:
         name = f"{EVENTS}.{_next_stamp(directory)}.{socket.gethostname()}.{getpid()}"
@@ -79,7 +82,7 @@ class EventFile:
         self.write(Event(file_version="brain.Event:2"))
 
     def write(self, *events: Event) -> None:
-        """Append events and hand them to the system, in one call however many there are."""
+        """Append events in a single write and flush it."""
         now = time.time()
         for event in events:
             event.wall_time = now
@@ -87,14 +90,15 @@ class EventFile:
         self._stream.flush()
 
     def close(self) -> None:
-        """Close the file; what a full disk refused before, it may refuse again."""
+        """Close the file; raise OSError if the last write cannot be flushed."""
         self._stream.close()
 
 
 def _next_stamp(directory: Path) -> str:
-    """Return the microseconds of now; more where files have as many: they are read by name.
+    """Return the time in microseconds, or one more than the newest file's.
 
-    That is so where two are opened at once (after a disk error), or the clock was set back.
+    TensorBoard reads files in the order of their names. Without this, two files opened at once
+    (after a disk error) or a clock set back would break that order.
     """
     now = f"{time.time():.6f}".replace(".", "")
     stamps = (path.name.split(".")[3] for path in directory.glob(f"{EVENTS}.*"))
@@ -103,13 +107,13 @@ def _next_stamp(directory: Path) -> str:
 
 
 class TensorBoard(Sink):
-    """Scalars, histograms, and the pages that say what the run is."""
+    """Scalars, histograms, the configuration and the HParams of a run."""
 
     def __init__(self, directory: Path, info: RunInfo | None = None) -> None:
         self._directory, self._info = directory, info
         self._file: EventFile | None = None
         self._begun = False
-        self._next_histogram = 0.0  # in seconds of the run
+        self._next_histogram = 0.0  # in seconds since the run started
 
     @override
     def write(self, record: Record) -> None:
@@ -145,17 +149,17 @@ class TensorBoard(Sink):
             raise
 
     def _begin(self, step: int, *, goes_on: bool = False) -> EventFile:
-        """Open a file; it says what the run is, unless another one has."""
+        """Open a new event file; the first one also gets the configuration and page layout."""
         self._file = file = EventFile(self._directory)
         if goes_on or not self._begun:
-            # What other files hold of later steps never happened; the first one only says that
-            # the next will mean it.
+            # SessionLog.START makes TensorBoard drop the events of later steps in earlier files. It
+            # ignores the first START it reads, so the first file has one too.
             start = SessionLog(status=SessionLog.START)
             file.write(Event(step=step + 1 if goes_on else 0, session_log=start))
             self._begun = True
         if self._info is not None:
             pages = [_command(self._info), _configuration(self._info)]
-            # The first file has these: what a continued run was told is not all that it is.
+            # A resumed run keeps the layout and HParams of its first file.
             pages += [] if goes_on else [_chosen(self._info), _layout(self._info)]
             file.write(_event(step, pages))
             self._info = None
@@ -163,7 +167,7 @@ class TensorBoard(Sink):
 
     @override
     def close(self) -> None:
-        # A record cut short would hide everything after it: the next goes into a new file.
+        # A truncated record would hide everything after it, so a new file is opened next.
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
@@ -193,7 +197,7 @@ def _histogram(tag: str, values: Sequence[float]) -> Summary.Value:
 
 
 def _page(tag: str, plugin: str, text: bytes | None, content: bytes = b"") -> Summary.Value:
-    """Return a value for one of TensorBoard's plugins: a text, or nothing but its metadata."""
+    """Return a value for a TensorBoard plugin: a text, or only the plugin's metadata."""
     data = SummaryMetadata.PluginData(plugin_name=plugin, content=content)
     tensor = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(dim=[{"size": 0}]))
     if text is not None:
@@ -211,7 +215,7 @@ def _configuration(info: RunInfo) -> Summary.Value:
 
 
 def _chosen(info: RunInfo) -> Summary.Value:
-    """Return the run's row of the HParams page, whose scores are the last ones of its scalars."""
+    """Return the run's row of the HParams page (TensorBoard adds the last scalars)."""
     session = SessionStartInfo(group_name=info.name, start_time_secs=time.time())
     for key, value in info.chosen().items():
         if isinstance(value, bool):
@@ -225,7 +229,7 @@ def _chosen(info: RunInfo) -> Summary.Value:
 
 
 def _layout(info: RunInfo) -> Summary.Value:
-    """Return the order of the Custom Scalars page: returns come first, memory last."""
+    """Return the layout of the Custom Scalars page: returns first, memory last."""
     reports = bool(info.config.get("env", {}).get("info_metrics"))
     categories = [
         Category(
@@ -241,7 +245,7 @@ def _layout(info: RunInfo) -> Summary.Value:
     return _page(LAYOUT, "custom_scalars", Layout(category=categories).SerializeToString())
 
 
-POLYNOMIAL = np.uint32(0x82F63B78)  # Castagnoli's, lowest bit first
+POLYNOMIAL = np.uint32(0x82F63B78)  # CRC-32C (Castagnoli), bit-reflected
 ONES, LAST, BYTE = np.uint32(0xFFFFFFFF), np.uint32(0xFF), np.uint32(8)
 
 
@@ -252,14 +256,14 @@ def framed(data: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the CRC-32C of `data`, masked, as checksums that are themselves data have to be."""
+    """Return the masked CRC-32C of `data`, as the TFRecord format defines it."""
     crc = int(_crc(np.frombuffer(data, np.uint8), _table()))
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 @jit
 def _crc(data: Any, table: Any) -> Any:
-    """Return the CRC-32C of bytes [N]; in Python a record of 300 took 37 µs in place of 6."""
+    """Return the CRC-32C of bytes [N]; plain Python takes 37 µs for a 300-byte record, this 6."""
     crc = ONES
     for byte in data:
         crc = table[(crc ^ byte) & LAST] ^ (crc >> BYTE)
@@ -268,7 +272,7 @@ def _crc(data: Any, table: Any) -> Any:
 
 @cache
 def _table() -> NDArray[np.uint32]:
-    """Return what every byte does to a checksum."""
+    """Return the CRC-32C lookup table [256]."""
     table: NDArray[np.uint32] = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = (table >> 1 ^ POLYNOMIAL * (table & 1)).astype(np.uint32)

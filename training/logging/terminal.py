@@ -1,6 +1,6 @@
-"""What a person sees of a run: messages, and a bar on a terminal or plain lines otherwise.
+"""Log messages and progress lines on the terminal, and safe writing to stdout.
 
-What draws on a terminal takes 2 MB and its time, so it is imported only where there is one.
+rich (progress bar) takes 2 MB and import time, so it is imported only on a terminal.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from steadyrl.core.errors import ExpectedError, printable
 
 log = logging.getLogger("steadyrl")
 
-# Lines come at most this often, so that a log of days stays readable.
+# Limit on log lines, so that the log of a run of days stays readable.
 SECONDS_BETWEEN_LINES = 5.0
 
 NEVER = logging.CRITICAL + 1
 
-# How streams treat what their encoding lacks, where that is an error.
+# Error handlers of streams that raise on characters their encoding lacks.
 STRICT = ("strict", "surrogateescape", "surrogatepass")
 
 
 class Stream(NamedTuple):
-    """A pipe or a file, where lines stay."""
+    """A pipe or a file: plain lines, no progress bar."""
 
     file: TextIO
 
 
 class _ForTerminal(logging.Formatter):
-    """The plain message; what would move the cursor or clear the screen becomes a space."""
+    """The plain message; control characters become spaces."""
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
@@ -43,20 +43,20 @@ class _ForTerminal(logging.Formatter):
 
 class _Terminal(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Go on in silence: whoever read this (a pipe, a terminal) is gone."""
+        """Drop further output: the reader (a pipe or terminal) is gone."""
         redirect_to_devnull(self.stream)
 
 
 def accept_all_text(stream: object) -> None:
-    """Let a stream write `\\xb1` for a character that its encoding lacks, instead of failing."""
+    """Let a stream write `\\xb1` for a character that its encoding lacks, instead of raising."""
     if isinstance(stream, TextIOWrapper) and stream.errors in STRICT:
-        # Which flushes, on a disk that may be full, and seeks, in what may be a pipe by now.
+        # reconfigure flushes (the disk may be full) and seeks (the stream may be a pipe).
         with suppress(OSError, ValueError):
             stream.reconfigure(errors="backslashreplace")
 
 
 def redirect_to_devnull(stream: object) -> None:
-    """Let what is still written to a stream without a reader go nowhere, also at exit."""
+    """Redirect a stream whose reader is gone to /dev/null, so that exit does not fail either."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -66,16 +66,16 @@ def redirect_to_devnull(stream: object) -> None:
 
 
 class OutputError(ExpectedError):
-    """What was asked for could not be printed."""
+    """The output of a command could not be printed."""
 
     exit_code = 2
 
 
 @contextmanager
 def safe_stdout() -> Iterator[None]:
-    """Print what was asked for: refused in a line on a full disk, in silence if nobody reads.
+    """Guard a command's printing: a full disk is a one-line error, a closed pipe is ignored.
 
-    Where stdout is closed, what is printed goes nowhere.
+    If stdout is closed, the output is discarded.
     """
     with ExitStack() as ended:
         if sys.stdout is None:
@@ -86,7 +86,7 @@ def safe_stdout() -> Iterator[None]:
         try:
             try:
                 yield
-            except SystemExit as asked:  # by a parser that has printed its help
+            except SystemExit as asked:  # raised by argparse after printing the help
                 end = asked
             sys.stdout.flush()
         except OSError as error:
@@ -99,7 +99,7 @@ def safe_stdout() -> Iterator[None]:
 
 @contextmanager
 def attached(handler: logging.Handler) -> Iterator[None]:
-    """Send messages to a handler, and only to those chosen here."""
+    """Attach a handler to the `steadyrl` logger, as its only destination besides earlier ones."""
     log.setLevel(logging.DEBUG)
     log.propagate = False
     log.addHandler(handler)
@@ -107,29 +107,29 @@ def attached(handler: logging.Handler) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        with suppress(OSError):  # what could not be written cannot be flushed either
+        with suppress(OSError):  # a failed write cannot be flushed either
             handler.close()
 
 
 class Status(NamedTuple):
-    """What is worth a look while a run goes on."""
+    """Values of the progress bar or progress line."""
 
     step: int
     steps_per_second: float
     return_mean: float | None
     rss_mb: float
-    expected: float | None = None  # from here on, if not that speed; 0: nobody knows yet
+    expected: float | None = None  # steps/s for the time left, if not that speed; 0: unknown
 
 
 class Lines:
-    """One plain line now and then, for logs and pipes."""
+    """Progress as plain lines, for log files and pipes."""
 
     def __init__(self, total: int, label: str = "") -> None:
         self._total, self._label = total, f"{label} " if label else ""
         self._next = 0.0
 
     def show(self, status: Status) -> None:
-        """Print a line when the last one is some seconds old."""
+        """Print a line if the last one is `SECONDS_BETWEEN_LINES` old."""
         now = time.monotonic()
         if now < self._next and status.step < self._total:
             return
@@ -138,11 +138,11 @@ class Lines:
         log.info("%sstep %s %s", self._label, texts.pop("steps"), "  ".join(texts.values()))
 
     def close(self) -> None:
-        """Nothing to take back: lines stay."""
+        """Do nothing: printed lines stay."""
 
 
 def status_texts(status: Status, total: int) -> dict[str, str]:
-    """Return what is said about a moment, in the order it is read."""
+    """Return the fields of a progress line, in the order they are printed."""
     expected = status.steps_per_second if status.expected is None else status.expected
     to_do = max(total - status.step, 0)
     left = to_do / expected if expected else 0.0
@@ -161,5 +161,5 @@ def status_texts(status: Status, total: int) -> dict[str, str]:
 
 
 def score(value: float) -> str:
-    """Return a return as people read it, however large."""
+    """Return a return formatted for people, in short notation if large."""
     return f"{value:.1f}" if abs(value) < 1e9 else f"{value:.3g}"

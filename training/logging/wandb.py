@@ -1,4 +1,4 @@
-"""Weights & Biases as one more sink: online with an account, in the run directory without."""
+"""Weights & Biases sink: online if logged in, else offline in the run directory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BUCKETS = 20
 
 
 class WandB(Sink):
-    """What TensorBoard shows, under the same names.
+    """The metrics of the TensorBoard sink, under the same tags.
 
-    It is begun with the first record. If that fails it is not tried again: each try may take
-    minutes, and every one of them would be taken from training.
+    wandb.init runs at the first record. If it fails it is not retried: each attempt may block
+    training for minutes.
     """
 
-    failures = (Exception,)  # a service, its process, a network: any of them, and anyhow
+    failures = (Exception,)  # service, subprocess or network: any exception
 
     def __init__(self, directory: Path, info: RunInfo) -> None:
         self._directory, self._info = directory, info
@@ -45,15 +45,15 @@ class WandB(Sink):
 
     @override
     def film(self, step: int, gif: bytes) -> None:
-        """Leave it out: films are large, and lie in the run's directory."""
+        """Ignore it: videos are large; they are in the run directory."""
 
     @override
     def continue_after(self, step: int) -> None:
-        """Let the servers go on: they know the run by its directory, and ignore what they have."""
+        """Do nothing: the server resumes by run id and ignores steps that it has."""
 
     def _begun(self) -> Any:
         if self._refused is not None:
-            raise self._refused.with_traceback(None)  # or it would grow with every raise
+            raise self._refused.with_traceback(None)  # the traceback would grow
         if self._run is None:
             try:
                 self._run = self._begin()
@@ -63,15 +63,15 @@ class WandB(Sink):
         return self._run
 
     def _begin(self) -> Any:
-        wandb: Any = importlib.import_module("wandb")  # takes a second, of those who asked for it
+        wandb: Any = importlib.import_module("wandb")  # slow: 1 s
         place = str(self._directory.resolve())
-        # A package called `agents` is taken for that of language models, and advice is printed.
+        # wandb takes the package `agents` for LLM agents and prints advice on Weave.
         os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
         return wandb.init(
             project="steadyrl",
             dir=place,
             name=self._info.name,
-            # Directories of sweeps share their names; a continued run is one with what it was.
+            # Runs of a sweep share names, so the id is from the path; a resumed run keeps its id.
             id=hashlib.sha256(place.encode()).hexdigest()[:12],
             resume="allow",
             config=dict(self._info.config),
@@ -87,12 +87,12 @@ class WandB(Sink):
 
 
 def _mode(wandb: Any) -> str:
-    """Return what was asked for, or else offline where nobody would be asked for a key."""
+    """Return WANDB_MODE, or else `offline` if no API key is configured."""
     asked = os.environ.get("WANDB_MODE")
     if asked:
         return asked
     try:
-        known = wandb.login(prompt=False)
+        has_key = wandb.login(prompt=False)
     except TypeError:  # before version 0.31
-        known = wandb.api.api_key is not None
-    return "online" if known else "offline"
+        has_key = wandb.api.api_key is not None
+    return "online" if has_key else "offline"

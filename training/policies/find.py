@@ -1,6 +1,6 @@
-"""Finished policies as people name them: by their run or their own directory; what they need.
+"""Find saved policies by run or policy directory, and check that an environment fits.
 
-Nothing slow is imported, so that a wrong name or setting is refused at once.
+Imports nothing slow, so that a wrong name or setting is rejected at once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from steadyrl.training.config.overrides import set_key
 from steadyrl.training.config.schema import show
 from steadyrl.training.config.settings import Settings, load_settings
 
-LARGEST_NUMBER = 8  # bytes of one weight, or counter
+LARGEST_NUMBER = 8  # bytes of the largest dtype of a weight
 
 
 class PolicyError(ExpectedError):
-    """Refuse a name that leads to no policy."""
+    """No policy was found under the given name."""
 
     exit_code = 2
 
 
 class Policy(NamedTuple):
-    """A policy that was found: where, what its manifest says, and what people should know."""
+    """A policy that was found: its path, manifest metadata, and remarks to print."""
 
     path: Path
     metadata: dict[str, Any]
@@ -45,39 +45,39 @@ class Policy(NamedTuple):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What it says of the environment that it was trained in."""
+        """The spec of the environment that the policy was trained in."""
         spec = self.metadata.get("spec")
         if not isinstance(spec, dict):
-            raise CheckpointError(f"{self.path}: says nothing of its environment")
+            raise CheckpointError(f"{self.path}: its manifest has no environment spec")
         return spec
 
     @property
     def nbytes(self) -> int:
-        """The most bytes that weights of the shapes it tells of may take."""
+        """Upper bound of the size of its weights, from the shapes in the manifest."""
         weights = self.metadata.get("weights")
         shapes: list[Any] = list(weights.values()) if isinstance(weights, dict) else [None]
         if not all(
             isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
             for shape in shapes
         ):
-            raise CheckpointError(f"{self.path}: says nothing of its weights")
+            raise CheckpointError(f"{self.path}: its manifest has no weight shapes")
         return LARGEST_NUMBER * sum(int(prod(shape)) for shape in shapes)
 
 
 def find_policy(path: Path, *, best: bool = False) -> Policy:
-    """Return the policy of a run's directory (the last one, or the best), or the one in `path`."""
+    """Return the policy at `path`, or the last (or best) policy of the run at `path`."""
     path = path if path.name else path.resolve()
-    if not os.path.exists(path):  # unlike Path's, it takes a name that can be none
-        raise PolicyError(f"{path}: there is no such run or policy")
+    if not os.path.exists(path):  # os.path.exists also accepts invalid names
+        raise PolicyError(f"{path}: no such run or policy")
     if not path.is_dir():
         raise PolicyError(f"{path}: is a file; name a run's directory, or its {LAST}/")
     here = recover_path(path)
     if (here / MANIFEST).exists():
         if LAST not in part_names(here):
-            raise PolicyError(f"{path}: is a checkpoint, to continue from; name its run")
+            raise PolicyError(f"{path}: is a checkpoint for resume=; name its run instead")
         return Policy(here, manifest_metadata(here))
     if path.name in (LAST, BEST) and not (path / CONFIG).exists():
-        raise CheckpointError(f"{path}: holds no {MANIFEST}: it is damaged, or no policy")
+        raise CheckpointError(f"{path}: has no {MANIFEST}: damaged, or not a policy")
     return _of_run(path, best=best)
 
 
@@ -91,31 +91,31 @@ def _of_run(run: Path, *, best: bool) -> Policy:
     name = BEST if best else there[0]
     remarks = []
     if going:
-        remarks.append(f"{run} is still going: this is what it has so far")
+        remarks.append(f"{run} is still running: using its newest policy so far")
     if name == BEST and not best:
-        remarks.append(f"it has no {LAST}/ yet: {BEST}/ is taken")
+        remarks.append(f"no {LAST}/ yet: using {BEST}/")
     found = recover_path(run / name)
     return Policy(found, manifest_metadata(found), tuple(remarks))
 
 
 def _why_none(run: Path, *, going: bool) -> str:
     if going:
-        return f"has no policy yet: {BEST}/ comes with its first evaluation, {LAST}/ with its end"
+        return f"no policy yet: {BEST}/ is saved at its first evaluation, {LAST}/ at its end"
     if (run / CONFIG).exists():
-        return f"has no policy: it did not come to its end; continue it with resume={run}"
+        return f"no policy: the run did not finish; resume it with resume={run}"
     below = next((path.parent for path in sorted(run.glob(f"*/{CONFIG}"))), None)
     hint = f"; did you mean {below}?" if below else ""
-    return f"holds neither a run nor a policy{hint}"
+    return f"neither a run nor a policy{hint}"
 
 
 def settings_of(policy: Policy, overrides: Sequence[str]) -> Settings:
-    """Return the settings that a policy was trained with, and an environment changed as typed.
+    """Return the settings of a policy's training, with overrides of its environment applied.
 
-    An override is KEY=VALUE below `env`. Modules are imported only if somebody types their name.
+    An override is KEY=VALUE below `env`. Modules are imported only if named in `overrides`.
     """
     changed = stored_config(policy.path, policy.metadata)
     if not isinstance(changed["env"], dict):
-        raise CheckpointError(f"{policy.path}: holds no configuration of an environment")
+        raise CheckpointError(f"{policy.path}: its configuration has no environment")
     typed = {"env": {"id": None}}
     for override in overrides:
         key, value = _read(override)
@@ -137,7 +137,7 @@ def _read(override: str) -> tuple[str, Any]:
         raise PolicyError(f"--env {override}: write KEY=VALUE, such as kwargs.map_name=8x8")
     try:
         read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
-    except Exception as error:  # of YAML, or of OmegaConf
+    except Exception as error:  # of the YAML parser or of OmegaConf
         raise PolicyError(f"--env {override}: {describe(error)}") from None
     assert isinstance(read, dict)
     return f"env.{key}", read["value"]
@@ -146,22 +146,22 @@ def _read(override: str) -> tuple[str, Any]:
 def validate_same_spaces(
     policy: Policy, env_id: str, offered: Mapping[str, Any], trained: Mapping[str, Any]
 ) -> None:
-    """Refuse an environment whose observations or actions are not those of training."""
+    """Raise SettingError if observations or actions are not those of training."""
     try:
         wrong = _other_spaces(offered, trained)
     except (KeyError, TypeError, AttributeError, ValueError):
-        reason = "what it says of its environment cannot be read"
+        reason = "its environment spec cannot be read"
         raise CheckpointError(f"{policy.path}: {reason}") from None
     if wrong:
         was = trained.get("id")
         raise SettingError(
-            "env.id", env_id, f"{policy.path} was trained on {was}, with {' and '.join(wrong)}"
+            "env.id", env_id, f"{policy.path} was trained on {was}: {' and '.join(wrong)}"
         )
 
 
 def _other_spaces(offered: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:
     return [
-        f"{what} {_shown(trained, keys)} there and {_shown(offered, keys)} here"
+        f"{what} {_shown(trained, keys)} in training and {_shown(offered, keys)} now"
         for what, keys in (
             ("observations", ("frame_shape", "frame_stack", "dtype")),
             ("actions", ("action",)),

@@ -1,4 +1,4 @@
-"""What everything that is saved says of its run, and networks built from that again."""
+"""Metadata saved with checkpoints and policies, and rebuilding networks from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
 
 
 class Whole(NamedTuple):
-    """A finished policy whose files were checked: what is known of it, and its weights."""
+    """A policy whose files passed their checks: path, metadata and weights."""
 
     path: Path
     metadata: dict[str, Any]
@@ -37,47 +37,47 @@ class Whole(NamedTuple):
 
 
 def read_policy(path: Path, *, best: bool = False) -> Whole:
-    """Read the policy of a run, or the one that `path` itself is."""
+    """Read and check the policy at `path`, or the last (or best) one of the run at `path`."""
     found = find_policy(path, best=best)
     place, metadata = found.path, verified_metadata(found.path)
     stored_config(place, metadata)
     weights = read_part(place, LAST, most=found.nbytes)
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
     if not tensors:
-        raise CheckpointError(f"{place}: is no policy")
+        raise CheckpointError(f"{place}: not a policy")
     return Whole(place, metadata, weights)
 
 
 def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the weights of a finished policy, if they fit this run's."""
+    """Return the weights of the policy at `path` (`init_from`), if they fit this run's network."""
     told = find_policy(path).metadata
-    if (
-        told.get("weights") != metadata["weights"]
-    ):  # whatever is in its files: nothing is read of them
+    if told.get("weights") != metadata["weights"]:  # from the manifest: no file is read
         wrong = differences(told, metadata, ("agent", "weights"))
-        raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
+        raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
     policy = read_policy(path)
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
     theirs = {"agent": policy.metadata.get("agent"), "weights": shapes}
     ours = {key: metadata[key] for key in theirs}
-    if theirs == ours:  # weights of one shape may still mean another thing
+    if theirs == ours:  # equal shapes may still differ in meaning (activation, atoms, …)
         ours["network"] = network_of(metadata)
         try:
             theirs["network"] = network_of(policy.metadata)
         except (SettingError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{policy.path}: holds no configuration: {error}") from error
+            raise CheckpointError(
+                f"{policy.path}: its configuration cannot be used: {error}"
+            ) from error
     wrong = differences(theirs, ours, theirs)
     if wrong:
-        raise CheckpointError(f"init_from={path}: is of another kind: {wrong}")
+        raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
     return policy.weights
 
 
 class Deciding(nn.Module):
-    """A finished policy as one function, from observations to what the environment is sent."""
+    """A policy as one module, from observations to environment actions."""
 
     def __init__(self, network: nn.Module, actor: GreedyActor) -> None:
         super().__init__()
-        self.network = network  # so that its weights count as this module's
+        self.network = network  # registers its parameters with this module
         self._decide = actor.decide
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -86,13 +86,13 @@ class Deciding(nn.Module):
 
 
 def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
-    """Build the network and its choice, as one function that can be exported."""
+    """Return the policy (network and greedy action choice) as one exportable module."""
     network, actor, spec = acting(policy, torch.device("cpu"))
     return Deciding(network, actor).requires_grad_(False), spec
 
 
 def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, GreedyActor, EnvSpec]:
-    """Build the network and who acts by it out of what the policy says of itself."""
+    """Build the network, its greedy actor and the spec from a policy's metadata and weights."""
     try:
         spec = spec_of(policy.metadata["spec"])
         settings = agent_settings(policy.metadata["config"])
@@ -100,15 +100,15 @@ def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, GreedyActor,
         network, actor = cls.policy(settings, spec, device)
         network.load_state_dict(policy.weights)
     except (SettingError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{policy.path}: cannot act: {error}") from error
+        raise CheckpointError(f"{policy.path}: cannot be rebuilt: {error}") from error
     if not isinstance(actor, GreedyActor):
-        what = "decides by more than one observation and is no function of it"
+        what = "depends on more than the current observation: it cannot be exported"
         raise CheckpointError(f"{policy.path}: {settings.name} {what}")
     return network, actor, spec
 
 
 def network_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a network is besides the shapes of its weights, where its agent says so."""
+    """Return what defines a network besides its weight shapes; None if the agent has none."""
     agent = metadata["config"]["agent"]
     if "network" not in agent:
         return None
@@ -119,7 +119,7 @@ def network_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
         "layer_norm": network.layer_norm,
         "activation": network.activation,
     }
-    # What its last layer says: returns, logits or quantiles; actions in which units.
+    # Meaning of the outputs: kind of return distribution, and the units of actions.
     if "distribution" in agent:
         returns = agent["distribution"]
         bounds = ("v_min", "v_max") if returns["kind"] == "c51" else ()
@@ -130,13 +130,13 @@ def network_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def agent_settings(config: Mapping[str, Any]) -> AgentSettings:
-    """Return the settings of a stored configuration's agent."""
+    """Return the agent settings of a stored configuration."""
     values = config["agent"]
     return build(settings_type(values["name"]), values, "agent.")
 
 
 def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
-    """Undo `plain_spec`."""
+    """Rebuild an EnvSpec from `plain_spec`'s values."""
     values = dict(plain)
     action = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("action").items()}
     kinds: dict[Any, Any] = {kind.__name__: kind for kind in get_args(ActionSpec)}
@@ -145,7 +145,7 @@ def spec_of(plain: Mapping[str, Any]) -> EnvSpec:
 
 
 def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict[str, Any]:
-    """Return what tells one run's checkpoints from another's, as JSON gives it back."""
+    """Return the metadata saved with a run's checkpoints, as plain JSON values."""
     return {
         "config": config,
         "agent": config["agent"]["name"],
@@ -159,10 +159,10 @@ def run_metadata(config: Mapping[str, Any], spec: EnvSpec, agent: Agent) -> dict
 
 
 def plain_spec(spec: EnvSpec) -> dict[str, Any]:
-    """Return what an environment offers as plain values."""
+    """Return an EnvSpec as plain JSON values."""
     plain = dataclasses.asdict(spec)
     plain["action"] = {"kind": type(spec.action).__name__, **plain["action"]}
-    if not spec.mask:  # as it was before there were any
+    if not spec.mask:  # absent without action masks, as in older files
         del plain["mask"]
     return _listed(plain)  # type: ignore[no-any-return]
 

@@ -1,6 +1,6 @@
-"""What a configuration calls a teacher, a policy's place or `module:name`, and who that is.
+"""Load the teacher that `agent.teacher.policy` names: a policy directory or `module:name`.
 
-Torch is imported only where one is found, because names are read before anything slow.
+Torch is imported only if there is one, because settings are checked before slow imports.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadyrl.agents.registry import AgentSettings
-from steadyrl.agents.settings import TaughtSettings
+from steadyrl.agents.settings import DistillationSettings
 from steadyrl.core.errors import SettingError, with_place
 from steadyrl.envs.types import DiscreteActions, EnvSpec
 from steadyrl.training.config.teacher_names import is_module
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def find_teacher(settings: AgentSettings, spec: EnvSpec, device: torch.device) -> Teacher | None:
-    """Return the teacher that the settings name, if they name one."""
-    if not isinstance(settings, TaughtSettings) or settings.teacher.policy is None:
+    """Return the teacher that the settings name; None without one."""
+    if not isinstance(settings, DistillationSettings) or settings.teacher.policy is None:
         return None
     if is_module(settings.teacher.policy):
         return _object(settings.teacher.policy, spec)
@@ -36,12 +36,14 @@ def _object(name: str, spec: EnvSpec) -> Teacher:
     module, _, attribute = name.rpartition(":")
     found: Any = import_user_module(module, "agent.teacher.policy", name)
     if not hasattr(found, attribute):
-        raise SettingError("agent.teacher.policy", name, f"{module} has no {attribute or 'name'}")
+        raise SettingError(
+            "agent.teacher.policy", name, f"{module} has no {attribute or 'name after the colon'}"
+        )
     found = getattr(found, attribute)
     if isinstance(found, type):
         try:
             found = found()
-        except Exception as error:  # foreign code
+        except Exception as error:  # user code
             raise SettingError(
                 "agent.teacher.policy", name, f"cannot be built: {with_place(error)}"
             ) from error

@@ -189,8 +189,11 @@ def prepare_arithmetic(threads: int) -> None:
     Adam's moments of weights without gradient decay into that range, where a CPU takes many times
     as long for each operation: runs would slow down as they learn.
     """
+    import numpy as np
     import torch
 
+    for dtype in (np.float16, np.float32, np.float64):
+        np.finfo(dtype)  # asked for later, NumPy 2.0 warns that its smallest number is 0
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
 

@@ -58,7 +58,7 @@ class PendingStep(Stateful):
         if not isinstance(step.raw("episodes"), list):
             raise ValueError("pending.step.episodes: is not a list")
         for name in Decision._fields:
-            if decision.raw(name) is not None or name in ("obs", "action"):
+            if decision.raw(name) is not None or name in ("obs", "env_action"):
                 numbers = decision.raw(name)
                 if not isinstance(numbers, torch.Tensor) or length(numbers) != envs:
                     raise ValueError(f"pending.decision.{name}: is not of {envs} environments")
@@ -73,7 +73,7 @@ class PendingStep(Stateful):
         tensor(decision.obs, observation.shape, getattr(torch, spec.dtype))
         sent = tensor(decision.env_action, (len(observation), *shape), decision.env_action.dtype)
         if sent.is_floating_point() != (dtype.kind == "f"):
-            raise ValueError(f"pending.decision.action: saved as {sent.dtype}, here it is {dtype}")
+            raise ValueError(f"pending.decision.env_action: saved as {sent.dtype}, here it is {dtype}")
         if isinstance(spec.action, DiscreteActions):
             check_limits(sent, Limits(0, spec.action.n - 1))
         if not np.array_equal(step.obs, observation):

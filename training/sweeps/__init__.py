@@ -1,1 +1,1 @@
-"""Many runs: sweeps over values and seeds. Read `sweeper.py` first."""
+"""Sweeps over values and seeds. Read `sweeper.py` first."""

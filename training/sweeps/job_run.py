@@ -1,4 +1,4 @@
-"""One job of a sweep, run where its launcher put it: here, or as a process of its own."""
+"""Run one job of a sweep, in this process or as a subprocess."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from steadyrl.training.sweeps.subprocess_run import (
     status_of,
 )
 
-# What a launcher hands on to the processes it starts. Hydra sets the name around the job.
+# Environment variables that a launcher passes to its workers; Hydra sets NAME per job.
 NAME = "STEADYRL_SWEEP_JOB"
-STOP = "STEADYRL_SWEEP_STOP"  # a file that is there once nothing is to be started any more
-OWNER = "STEADYRL_SWEEP_OWNER"  # the sweep's process, where its workers end with it
-THREADS = "STEADYRL_SWEEP_THREADS"  # for each of the jobs that run side by side
+STOP = "STEADYRL_SWEEP_STOP"  # path of a file; once it exists, no job is started
+OWNER = "STEADYRL_SWEEP_OWNER"  # pid of the sweep, if its workers end with it
+THREADS = "STEADYRL_SWEEP_THREADS"  # threads of each job when several run at once
 
 
 def say(text: str) -> None:
-    """Print lines in one piece, so that those of several processes do not mix."""
-    if sys.stdout is None:  # it was closed
+    """Print `text` in one write, so that lines of several processes do not mix."""
+    if sys.stdout is None:  # stdout is closed
         return
     accept_all_text(sys.stdout)
-    with suppress(OSError):  # nobody may be reading any more: the jobs go on
+    with suppress(OSError):  # the reader is gone: jobs continue
         sys.stdout.write(f"{printable(text)}\n")
         sys.stdout.flush()
 
 
 def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:
-    """Return the job that this process was started for, where a sweep of ours did so."""
+    """Return the sweep and job that this process was started for; None if there is none."""
     name = os.environ.get(NAME)
     if name is None:
         return None
@@ -58,16 +58,16 @@ def current(sweep_dir: str) -> tuple[SweepDirectory, SweepJob] | None:
 def run_job(
     place: SweepDirectory, job: SweepJob, in_process: Callable[[], float | None], options: list[str]
 ) -> float | None:
-    """Run a sweep's job, here or as a process of its own, and write down how it went.
+    """Run a job of a sweep in this process or a subprocess, and record its outcome.
 
-    A failure is a line and an entry; it is not raised, so that the others are run.
+    A failed job is recorded and printed, not raised, so that the other jobs still run.
     """
     stop = os.environ.get(STOP)
     if stop is not None and (Path(stop).exists() or not _ends_with_sweep()):
         return None
     with place.holding(job) as free:
         if not free:
-            say(f"job {job.place}: {job.label}: another sweep runs it")
+            say(f"job {job.place}: {job.label}: skipped, another sweep is running it")
             return None
         say(f"job {job.place}: {job.label}")
         job.status, job.error, job.score, job.host = "running", None, None, socket.gethostname()
@@ -75,7 +75,7 @@ def run_job(
         job.exit_code, job.seconds = None, None
         place.write(job)
         begin = time.monotonic()
-        outcome = Outcome("failed", 1, None, None, "ended without a word")
+        outcome = Outcome("failed", 1, None, None, "ended without an error message")
         try:
             outcome = _inside(in_process) if stop is None else _outside(place, job, options)
         except SystemExit as ended:
@@ -83,7 +83,7 @@ def run_job(
             outcome = Outcome(status_of(code), code) if code else silent_end(0.0)
             if not code:
                 say(f"error: {outcome.error}")
-                return None  # a sweep does not end as if it were over
+                return None  # the sweep must not end as if it had finished
             raise
         except KeyboardInterrupt as error:
             outcome = Outcome("interrupted", getattr(error, "exit_code", 130))
@@ -95,7 +95,7 @@ def run_job(
                 job.status, job.error = "failed", "another run uses its directory"
             place.write(job)
     if stop is not None and not _ends_with_sweep():
-        os._exit(SIGNAL_EXIT + signal.SIGTERM)  # nobody waits for the score, or for this process
+        os._exit(SIGNAL_EXIT + signal.SIGTERM)  # the sweep is gone: nobody reads the score
     return job.score
 
 
@@ -130,9 +130,9 @@ def _outside(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcom
 
 
 def _ends_with_sweep() -> bool:
-    """Ask the kernel for SIGTERM when the sweep is killed that this worker is for; false if it was.
+    """Register for SIGTERM when the sweep's process dies; return False if it has died already.
 
-    Else nobody would end the workers of joblib, nor the runs that they wait for.
+    Otherwise joblib's workers, and the runs they wait for, would outlive a killed sweep.
     """
     owner = os.environ.get(OWNER)
     if owner in (None, str(os.getpid())):
@@ -143,11 +143,11 @@ def _ends_with_sweep() -> bool:
 
 @contextmanager
 def _ending_together(child: Child) -> Iterator[None]:
-    """Let a signal to this process end the child first, which saves; then do what it did before.
+    """Forward SIGTERM and SIGUSR2 to the child and wait for it, then call the previous handler.
 
-    Slurm warns so before it takes a machine away, and submitit then asks for another one.
+    Slurm sends them before preemption; submitit's handler then requeues the job.
     """
-    # A launcher may run jobs one by one in the sweep's own process, which passes signals on.
+    # With a launcher that runs jobs in the sweep's own process, the sweep forwards signals.
     own = os.environ.get(OWNER) == str(os.getpid())
     if own or threading.current_thread() is not threading.main_thread():
         yield
@@ -162,7 +162,7 @@ def _ending_together(child: Child) -> Iterator[None]:
         if callable(handler):
             handler(number, frame)
 
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # passed on by who launched us
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launching process forwards it
     for number in before:
         signal.signal(number, act)
     try:

@@ -1,7 +1,7 @@
-"""The jobs of a sweep as its directory keeps them: what each is, how it went, which are left.
+"""Jobs of a sweep and their status files in the sweep directory.
 
-Every job has a file of its own, because launchers run jobs in several processes or machines;
-`sweep.json` is those files put together, for people's scripts.
+Every job has its own file, because launchers run jobs in several processes or on several machines.
+`sweep.json` combines them for scripts.
 """
 
 from __future__ import annotations
@@ -32,46 +32,46 @@ ENDED = ("finished", "diverged", "failed", "killed", "interrupted")
 
 
 class SweepError(ExpectedError):
-    """Refuse a sweep whose directory cannot be used."""
+    """The sweep directory cannot be used."""
 
     exit_code = 2
 
 
 @dataclass
 class SweepJob:
-    """One job: what tells it from the others, and how it went."""
+    """One job: its overrides, identity and outcome."""
 
-    name: str  # of its directory, and of its file
-    label: str  # as it was typed: seed=1 agent=dqn
+    name: str  # of its directory and status file
+    label: str  # overrides as typed: seed=1 agent=dqn
     overrides: list[str]
     identity: str
     run_dir: str
-    place: str = ""  # 2/6 in the command that runs it
+    place: str = ""  # position in the sweep, such as 2/6
     status: str = "waiting"
     exit_code: int | None = None
     score: float | None = None
-    seconds: float | None = None  # of its last attempt
+    seconds: float | None = None  # of the last attempt
     error: str | None = None
-    pid: int | None = None  # of its own process, on this host
+    pid: int | None = None  # of its process, on `host`
     host: str | None = None
-    runner: int | None = None  # the process that holds it there
-    counted: dict[str, Any] = field(default_factory=dict)  # what its identity is made of
+    runner: int | None = None  # pid of the process that has locked it on `host`
+    counted: dict[str, Any] = field(default_factory=dict)  # the settings hashed into `identity`
 
     @property
     def begun(self) -> bool:
-        """Whether its directory holds a run that can be continued, or some of its seeds do."""
+        """Whether its directory, or one of its seed directories, has a run that can be resumed."""
         place = Path(self.run_dir)
         return (place / CONFIG).exists() or any(place.glob(f"seed-*/{CONFIG}"))
 
 
 def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that make a run what it is, by full key, whatever else was typed.
+    """Return the settings that define a run, by full key.
 
-    They are converted: 1e5 is 100000. Keys that are `swept` over tell jobs apart, whichever they
-    are; a key that the configuration has not got yet has today's default.
+    Values are converted: 1e5 is 100000. Keys in `swept` always count; keys missing in `values` get
+    their defaults.
     """
     found = completed(values)
-    with suppress(SettingError):  # the job itself will refuse it
+    with suppress(SettingError):  # invalid: the job itself will report it
         settings = load_settings(found)
         found = {**asdict(settings.run), "agent": asdict(settings.agent)}  # type: ignore[call-overload]
     keys = {
@@ -85,18 +85,18 @@ def counted(values: Mapping[str, Any], swept: Collection[str] = ()) -> dict[str,
 
 
 def identity(values: Mapping[str, Any], swept: Collection[str] = ()) -> str:
-    """Return what two configurations share that make the same run, whatever else they say."""
+    """Return the hash of a run's defining settings: equal for configurations of the same run."""
     return digest(counted(values, swept))
 
 
 def digest(keys: Mapping[str, Any]) -> str:
-    """Return the identity of what counts of a run."""
+    """Return the hash of `counted` settings."""
     text = json.dumps(keys, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_known(jobs: Sequence[SweepJob], wanted: Collection[SweepJob]) -> dict[str, SweepJob]:
-    """Return jobs by their identity; of older ones than keys of today, by what it is now."""
+    """Return jobs by identity; jobs saved without some of today's keys are hashed with defaults."""
     today = {frozenset(job.counted) for job in wanted}
     found: dict[str, SweepJob] = {}
     if {job.identity for job in wanted} - {job.identity for job in jobs}:
@@ -106,22 +106,22 @@ def find_known(jobs: Sequence[SweepJob], wanted: Collection[SweepJob]) -> dict[s
 
 
 def _counted_today(job: SweepJob) -> dict[str, Any]:
-    """Return what counts of a job that was planned before some key was there."""
+    """Return the defining settings of a job planned by an older version, with today's keys."""
     if job.counted:
         values: dict[str, Any] = {}
         for key, value in job.counted.items():
             set_key(values, key, value)
         return counted(values, job.counted)
-    try:  # planned before this was kept: its run knows
+    try:  # planned before `counted` was saved: read its run's config
         values = read_yaml(Path(job.run_dir) / CONFIG)
-    except Exception:  # of the parser, of the disk: there need not be any
+    except Exception:  # parser or disk: the run may not exist
         return {"name": job.name}
     typed = {text.partition("=")[0].lstrip("+~") for text in job.overrides}
     return counted(values, typed) if isinstance(values, dict) else {"name": job.name}
 
 
 def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
-    """Return the keys that have several values in a batch."""
+    """Return the keys that take several values in a batch of override lists."""
     values: dict[str, set[str]] = {}
     for key, _, value in (text.partition("=") for overrides in batch for text in overrides):
         values.setdefault(key.lstrip("+~"), set()).add(value)
@@ -129,17 +129,17 @@ def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
 
 
 def refuse_shared(jobs: Iterable[SweepJob]) -> None:
-    """Refuse a directory that two jobs would train in."""
+    """Raise SettingError if two jobs have the same run directory."""
     owners: dict[str, SweepJob] = {}
     for job in jobs:
         owner = owners.setdefault(job.run_dir, job)
         if owner is not job:
-            reason = f"would be of two jobs, {owner.label} and {job.label}; leave it out"
+            reason = f"would be shared by two jobs, {owner.label} and {job.label}; leave it out"
             raise SettingError("run_dir", job.run_dir, reason)
 
 
 class SweepDirectory:
-    """What a sweep's directory knows of its jobs; several sweeps may share it."""
+    """Status files of the jobs in a sweep directory; several sweeps may share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,7 +163,7 @@ class SweepDirectory:
 
     @contextmanager
     def planning(self) -> Iterator[None]:
-        """Keep other sweeps from naming jobs here meanwhile."""
+        """Lock the sweep directory while jobs are planned."""
         (self.path / JOBS).mkdir(parents=True, exist_ok=True)
         plan = self.path / JOBS / ".plan"
         try:
@@ -175,12 +175,12 @@ class SweepDirectory:
             yield
 
     def _file(self, name: str) -> Path:
-        # A digest: a name that was typed may have slashes.
+        # Hashed: a name may contain slashes.
         return self.path / JOBS / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
     @contextmanager
     def holding(self, job: SweepJob) -> Iterator[bool]:
-        """Hold a job while it is run here; false where somebody else does."""
+        """Lock a job while it runs here; yield False if another process has locked it."""
         lock = self._file(job.name).with_suffix(".lock")
         try:
             file = open_regular(lock, os.O_RDWR | os.O_CREAT)
@@ -197,49 +197,51 @@ class SweepDirectory:
             os.close(file)
 
     def write(self, job: SweepJob) -> None:
-        """Keep what is known of a job."""
+        """Write a job's status file."""
         (self.path / JOBS).mkdir(parents=True, exist_ok=True)
         kept = asdict(job)
-        if Path(job.run_dir).is_relative_to(self.path):  # so that the directory may be moved
+        if Path(job.run_dir).is_relative_to(
+            self.path
+        ):  # relative, so that the directory can be moved
             kept["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
         write_atomic(self._file(job.name), json.dumps(kept, default=str) + "\n")
 
     def read(self, name: str) -> SweepJob | None:
-        """Return a job, if there is one of this name."""
+        """Return the job of this name; None if there is none."""
         return self._read(self._file(name))
 
     def _read(self, file: Path) -> SweepJob | None:
         try:
             job = SweepJob(**read_json(file))
             place, here = self.path / job.run_dir, self.path / job.name
-            # One that was kept with its whole path may have been moved since.
+            # A job saved with its absolute path may have been moved since.
             job.run_dir = str(here if not place.exists() and here.exists() else place)
             return job
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError):
-            raise SweepError(f"{file}: is damaged; remove it to run its job again") from None
+            raise SweepError(f"{file}: corrupted; remove it to run its job again") from None
 
     def named(self, names: Sequence[str]) -> list[SweepJob]:
-        """Return the jobs of these names as they stand now."""
+        """Return the jobs of these names with their current status."""
         found = (self.read(name) for name in names)
         return [self.now(job) for job in found if job is not None]
 
     def all(self) -> list[SweepJob]:
-        """Return every job as it stands now."""
+        """Return all jobs with their current status."""
         found = (self._read(file) for file in (self.path / JOBS).glob("*.json"))
         return sorted((self.now(job) for job in found if job), key=lambda job: job.name)
 
     def now(self, job: SweepJob) -> SweepJob:
-        """Return a job with the truth about it: a process may have died without a word."""
+        """Return a job with its current status; its process may have died unnoticed."""
         summary = read_summary(Path(job.run_dir))
         if job.status != "finished" and is_finished(summary):
-            # Its process ended between the summary and this file.
+            # The process ended after writing the summary and before the status file.
             score, seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
             return replace(
                 job, status="finished", exit_code=0, score=score, seconds=seconds, error=None
             )
-        # A process that asks for a lock of its own is given it, and loses it by that.
+        # fcntl locks do not conflict within a process, and closing would release our lock.
         ours = job.runner == os.getpid() and job.host == socket.gethostname()
         if job.status == "running" and not ours:
             with self.holding(job) as free:
@@ -250,11 +252,11 @@ class SweepDirectory:
         return job
 
     def is_done(self, job: SweepJob) -> bool:
-        """Return whether a job has nothing left to do: it finished, and its run is still there."""
+        """Return whether a job has finished and its run still exists."""
         return job.status == "finished" and is_finished(read_summary(Path(job.run_dir)))
 
     def collect(self, order: Sequence[str]) -> list[SweepJob]:
-        """Write sweep.json; return all jobs, those named in `order` first."""
+        """Write sweep.json; return all jobs, those in `order` first."""
         rank = {name: at for at, name in enumerate(order)}
         jobs = sorted(self.all(), key=lambda job: (rank.get(job.name, len(rank)), job.name))
         hidden = ("identity", "pid", "host", "runner", "place", "counted")
@@ -272,9 +274,9 @@ def _version() -> str | None:
 
 
 def progress_line(jobs: Sequence[SweepJob], at_once: int = 1) -> str:
-    """Return the sweep in a line: how many are done, running and failed, the best, the time left.
+    """Return the progress of a sweep as one line; `at_once` jobs run in parallel.
 
-    `at_once` is how many jobs run side by side.
+    It shows done, running and failed jobs, the best score and the time left.
     """
     count = {status: sum(job.status == status for job in jobs) for status in (*ENDED, "running")}
     failed = sum(count[status] for status in ENDED[1:4])
@@ -300,7 +302,7 @@ def _short(text: str, most: int = 100) -> str:
 
 
 def table(jobs: Sequence[SweepJob]) -> str:
-    """Return the jobs as aligned lines: what, how it ended, its score and seconds, and why."""
+    """Return the jobs as an aligned table: label, status, score, seconds, error."""
     rows = [("job", "status", "score", "seconds", "")]
     for job in jobs:
         score = "–" if job.score is None else f"{job.score:.1f}"

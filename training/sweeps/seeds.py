@@ -1,8 +1,7 @@
-"""`seeds=[0,1,…]`: as many runs of one configuration, one after the other in one process.
+"""`seeds=[0,1,…]`: train one configuration with several seeds, in sequence in one process.
 
-What they share is what a process has once: its imports, compiled kernels, and the graph of an
-update, which pays sooner for all of them. Each has its own directory, seed-N/ below one, and is
-there what it would be alone.
+The runs share imports, compiled kernels and the compiled update, whose compilation pays off
+sooner. Each has its own directory seed-N/ and the results of a separate run.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ EACH = ("seed", "status", "steps", "return_mean", "eval_return_mean", "weights_s
 
 
 def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
-    """Write how the runs went that have ended; a full disk is a warning."""
+    """Write a summary of all seeds' runs; a write error is only a warning."""
     found = [read_summary(Path(account.run_dir)) for account in told if account.begun]
     ended = [summary for summary in found if summary]
     whole: dict[str, Any] = {"status": _status(told), "run_dir": str(directory)}
@@ -59,7 +58,7 @@ def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
     for name in SCORES:
         known = [v for s in ended if (v := s.get(f"{name}_mean")) is not None]
         whole[f"{name}_mean"] = fmean(known) if known else None
-        whole[f"{name}_std"] = pstdev(known) if known else None  # from seed to seed
+        whole[f"{name}_std"] = pstdev(known) if known else None  # across seeds
     whole["wall_seconds"] = sum(summary.get("wall_seconds", 0.0) for summary in ended)
     whole["runs"] = [{key: summary.get(key) for key in EACH} for summary in ended]
     try:
@@ -69,7 +68,7 @@ def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
 
 
 def _status(told: Sequence[SweepJob]) -> str:
-    """Return `finished` where all are; else how the first that ended otherwise did."""
+    """Return `finished` if all runs are; else `interrupted` or the first other status."""
     others = [account.status for account in told if account.status != "finished"]
     if set(others) & {"waiting", "running", "killed", "interrupted"}:
         return "interrupted"
@@ -79,22 +78,22 @@ def _status(told: Sequence[SweepJob]) -> str:
 def each_seed(
     config: DictConfig, run: RunSettings, directory: Path, typed: Sequence[str], *, again: bool
 ) -> Iterator[DictConfig]:
-    """Yield the configuration of each run that is left, or refuse all of them.
+    """Yield the configuration of each unfinished run; raise if the runs cannot start.
 
-    With `again`, as with resume=…, those that were begun are continued.
+    With `again` (resume=…), existing runs are resumed.
     """
     assert run.seeds is not None
     _check_consistency(run.seeds, typed)
     again = again or run.resume is not None
     begun = [seed for seed in run.seeds if (_folder(directory, seed) / CONFIG).exists()]
     if (directory / CONFIG).exists():
-        reason = "holds a run of its own; choose another directory"
+        reason = "contains a run; choose another directory"
         raise SettingError("run_dir", directory, reason)
     if begun and not again:
-        reason = f"holds runs of seeds={show(begun)}; continue them with resume=auto"
+        reason = f"contains runs of seeds={show(begun)}; resume them with resume=auto"
         raise SettingError("run_dir", directory, f"{reason}, or choose another directory")
     if run.resume not in (None, AUTO) and not begun:
-        raise CheckpointError(f"resume={run.resume}: holds no run of seeds={show(run.seeds)}")
+        raise CheckpointError(f"resume={run.resume}: no run of seeds={show(run.seeds)}")
     length = run.total_steps if overridden_keys(typed, ["total_steps"]) else 0
     for seed in run.seeds:
         folder, own = _folder(directory, seed), deepcopy(config)
@@ -108,12 +107,12 @@ def each_seed(
 
 
 def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
-    """Refuse a run that is over and was made with other settings: it is no seed of these."""
+    """Raise SettingError if a finished run has other settings than `own`."""
     try:
         stored = read_yaml(file)
         if not isinstance(stored, dict):
-            raise ValueError("holds no keys")
-    except Exception as error:  # of the parser, of the disk: the file may hold anything
+            raise ValueError("is no mapping of keys")
+    except Exception as error:  # disk or parser: the file may contain anything
         raise CheckpointError(f"{file}: cannot be read: {describe(error)}") from error
     merge_overrides(stored, _plain(own), typed)
 
@@ -136,12 +135,12 @@ def _check_consistency(seeds: Sequence[int], typed: Sequence[str]) -> None:
     if "seed" in _keys(typed):
         raise SettingError("seeds", show(seeds), "cannot be combined with seed=…: leave one out")
     if rank_info().size > 1:
-        reason = "cannot be combined with torchrun: these are many runs, ranks are one"
+        reason = "cannot be combined with torchrun, whose ranks are one run"
         raise SettingError("seeds", show(seeds), reason)
 
 
 class ManySeeds(NamedTuple):
-    """Runs that differ in their seed only, below one directory; those without a job are done."""
+    """Runs that differ in the seed only; `jobs` are the unfinished ones."""
 
     directory: Path
     seeds: tuple[int, ...]
@@ -149,9 +148,9 @@ class ManySeeds(NamedTuple):
     typed: Sequence[str]
 
     def train(self, train: Callable[[Job], float | None]) -> float | None:
-        """Train one after the other; return their mean score.
+        """Train the runs in sequence; return their mean score.
 
-        One that diverges, or whose environments fail, is over, and the others go on.
+        A run that diverges or whose environments fail is recorded; the others continue.
         """
         told = {seed: _account(_folder(self.directory, seed), seed) for seed in self.seeds}
         jobs = {job.settings.run.seed: job for job in one_graph(self.jobs, len(self.seeds))}
@@ -163,7 +162,7 @@ class ManySeeds(NamedTuple):
                     say(f"{account.label}: finished before, in {account.run_dir}")
                     continue
                 label = f"{account.label} ({at + 1}/{len(told)})"
-                say(f"{label}, one after the other in this process")
+                say(f"{label}, in sequence in this process")
                 _run(jobs[seed]._replace(label=label), account, train)
                 write_summary(self.directory, list(told.values()))
                 say(progress_line(list(told.values())).replace("sweep", "seeds", 1))
@@ -171,14 +170,14 @@ class ManySeeds(NamedTuple):
             self._report(list(told.values()))
         unfinished = [account for account in told.values() if account.status != "finished"]
         if unfinished:
-            from steadyrl.training.sweeps.sweeper import UnfinishedError  # with Hydra's plugins
+            from steadyrl.training.sweeps.sweeper import UnfinishedError  # imports Hydra's plugins
 
             raise UnfinishedError(unfinished, len(told))
         scores = [account.score for account in told.values() if account.score is not None]
         return fmean(scores) if len(scores) == len(told) else None
 
     def _report(self, told: Sequence[SweepJob]) -> None:
-        """Write the summary of all, and say how each went and how to go on; unless none began."""
+        """Write the summary, print the table and the command to resume; skip it if none started."""
         if not any(account.begun for account in told):
             return
         write_summary(self.directory, told)
@@ -186,7 +185,7 @@ class ManySeeds(NamedTuple):
         if any(account.status != "finished" for account in told):
             own = [text for text in self.typed if not _keys([text]) & {"run_dir", "resume"}]
             again = shlex.join([*own, f"run_dir={self.directory}", "resume=auto"])
-            say(f"rest:   python train.py {again}")
+            say(f"resume: python train.py {again}")
         say(f"runs:   {self.directory}")
         say(f"curves: tensorboard --logdir {shlex.quote(str(self.directory))}")
 
@@ -197,7 +196,7 @@ def _account(folder: Path, seed: int) -> SweepJob:
 
 
 def _looked_up(account: SweepJob) -> SweepJob:
-    """Take over what a run says of itself."""
+    """Copy status, score and seconds from a run's summary."""
     summary = read_summary(Path(account.run_dir))
     account.status = summary.get("status", "killed")
     account.score, account.seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
@@ -209,7 +208,7 @@ def _run(job: Job, account: SweepJob, train: Callable[[Job], float | None]) -> N
     try:
         train(job)
     except (NonFiniteError, EnvironmentFailedError) as error:
-        if not account.begun:  # nor would the others
+        if not account.begun:  # the others would fail alike
             raise
         account.error, account.exit_code = one_line(str(error)), error.exit_code
         say("\n".join(error_lines(error)))
@@ -220,15 +219,15 @@ def _run(job: Job, account: SweepJob, train: Callable[[Job], float | None]) -> N
 
 
 def one_graph(jobs: list[Job], many: int) -> list[Job]:
-    """Let runs that begin compile their updates where that pays for so `many` runs together.
+    """Enable agent.compile for new runs if compilation pays off for `many` runs together.
 
-    The graph is compiled for the first of them; the others find it.
+    The first run compiles the graph; the others find it in the cache.
     """
     new = [job for job in jobs if job.continues is None]
     agent = new[0].settings.agent if new else None
     if not isinstance(agent, Compiling) or agent.compile != "auto":
         return jobs
-    import torch  # slow, like what follows
+    import torch  # slow imports
 
     from steadyrl.agents.engine.engine import compile_mode
     from steadyrl.training.run.hardware import choose_device
@@ -244,7 +243,7 @@ def one_graph(jobs: list[Job], many: int) -> list[Job]:
     )
     if alone == together:
         return jobs
-    say(f"updates: {many * updates:,} of all seeds, which one graph pays for: agent.compile=true")
+    say(f"agent.compile=true: one graph serves the {many * updates:,} updates of all seeds")
     return [job if job.continues is not None else _compiling(job) for job in jobs]
 
 
@@ -257,7 +256,7 @@ def _compiling(job: Job) -> Job:
 def accept_seeds(
     config: DictConfig, of_all_jobs: Sequence[str], of_sweep: SweepJob | None
 ) -> tuple[Path, tuple[int, ...], list[Job]]:
-    """Do the same for each of `seeds`; return their directory, themselves, and the jobs left."""
+    """Accept one job per seed; return their directory, all seeds, and the unfinished jobs."""
     settings = _settings(_resolved(config))
     if of_sweep is None:
         directory = absolute(_directory(settings, of_all_jobs))

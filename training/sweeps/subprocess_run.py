@@ -1,7 +1,4 @@
-"""A run as a process of its own, by the command line that people type: what it does stays its own.
-
-Nothing that it breaks, leaks or is killed by is shared with whoever started it.
-"""
+"""Train a run in a subprocess through the command line, isolated from crashes and leaks."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ from steadyrl.core.errors import one_line
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.run_directory import SUMMARY, in_use, read_summary
 
-PROGRAM = Path(__file__).parents[2]  # the package: its `__main__` is the command
+PROGRAM = Path(__file__).parents[2]  # the package, whose `__main__` is the command
 PR_SET_PDEATHSIG = 1
-PATIENCE = 120  # seconds for a run whose parent was killed to save and end
-# How a run ends, by its exit code; a signal that nobody handles has a negative one.
+PATIENCE = 120  # seconds that an orphaned run has to save and end
+# Status by exit code; an unhandled signal gives a negative code.
 STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
 STATUS |= {143: "interrupted"}
-SILENT = "its process ended with 0, and no summary.json says that the run is finished"
-# Who counts threads by themselves; torch is told by `threads`.
+SILENT = "its process exited with 0, but its summary.json does not say finished"
+# Libraries with their own thread pools; torch gets the `threads` setting.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -37,7 +34,7 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 class Outcome(NamedTuple):
     """How a run ended."""
 
-    status: str  # of summary.json; or killed, or in use
+    status: str  # as in summary.json, or `killed`, or `in use`
     exit_code: int
     score: float | None = None
     seconds: float | None = None
@@ -45,23 +42,23 @@ class Outcome(NamedTuple):
 
 
 def status_of(code: int) -> str:
-    """Return in a word what an exit code means."""
+    """Return the status that an exit code means."""
     return "killed" if code < 0 else STATUS.get(code, "failed")
 
 
 def quoted(value: object) -> str:
-    """Return a text as Hydra's grammar reads it whatever is in it."""
+    """Return a value quoted for Hydra's override grammar."""
     return QuotedString(str(value), Quote.single).with_quotes()
 
 
 def silent_end(seconds: float) -> Outcome:
-    """Return the outcome of a run that somebody's code ended with 0 before it was finished."""
+    """Return the outcome of a process that exited with 0 before its run had finished."""
     code = EnvironmentFailedError.exit_code
     return Outcome("failed", code, None, seconds, SILENT)
 
 
 def _file_of_summary(directory: Path) -> tuple[int, int] | None:
-    """Return what tells a run's summary.json from one that has been written in its place."""
+    """Return inode and mtime of a run's summary.json, which tell it from a newer one."""
     try:
         found = (directory / SUMMARY).stat()
     except OSError:
@@ -70,12 +67,12 @@ def _file_of_summary(directory: Path) -> tuple[int, int] | None:
 
 
 def is_finished(summary: Mapping[str, Any]) -> bool:
-    """Return whether a summary is that of a run that came to its end."""
+    """Return whether a summary is of a finished run."""
     return summary.get("status") == "finished"
 
 
 class Child:
-    """A run that was started or continued in `directory`; it ends, and saves, with its parent."""
+    """Subprocess that starts or resumes the run in `directory`; it ends with its parent."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class Child:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C is passed on once, by whoever got it
+            start_new_session=True,  # Ctrl-C is forwarded once, by the parent
             preexec_fn=end_with_parent,
         )
 
@@ -111,10 +108,10 @@ class Child:
             self.process.send_signal(number)
 
     def wait(self, error: str | None = None) -> Outcome:
-        """Wait for the run's end; return how it was, with the `error` that it told."""
+        """Wait for the run to end; return its outcome, with `error` as the reason if it failed."""
         code = self.process.wait()
         summary = read_summary(self.directory)
-        # One that was there before tells of an earlier attempt; clocks need not agree on when.
+        # An old summary.json is from an earlier attempt; clocks of two machines may differ.
         is_new = _file_of_summary(self.directory) != self._earlier
         seconds = time.monotonic() - self._begin
         if code == 0 and not (is_new and is_finished(summary)):
@@ -127,7 +124,7 @@ class Child:
 
 
 def wait_until_free(directory: Path) -> None:
-    """Let a run that lost its parent save and end, before another one goes on with it."""
+    """Wait until an orphaned run has saved and ended, before it is resumed."""
     end = time.monotonic() + PATIENCE
     while in_use(directory) and time.monotonic() < end:
         time.sleep(0.5)
@@ -135,7 +132,7 @@ def wait_until_free(directory: Path) -> None:
 
 @contextmanager
 def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iterator[list[Child]]:
-    """Run one seed each in processes of their own; on leaving all save and end."""
+    """Train one run per seed in parallel subprocesses; on exit all save and end."""
     children: list[Child] = []
     place.mkdir(parents=True, exist_ok=True)
     try:
@@ -154,12 +151,12 @@ def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iter
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies."""
+    """Ask the kernel for SIGTERM when the parent dies (Linux)."""
     if LIBC is not None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def last_error(lines: Sequence[str]) -> str | None:
-    """Return what the last line that begins with `error: ` says."""
+    """Return the message of the last line that starts with `error: `."""
     told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return one_line(told[-1]) if told else None

@@ -1,7 +1,7 @@
-"""Hydra's sweeper, made to go on: plan the jobs, leave out finished ones, survive failing ones.
+"""Hydra sweeper that can be resumed: skips finished jobs and continues after failed ones.
 
-Launchers are Hydra's. The basic one runs jobs in this process; of any other each job is a process
-of its own (`training/sweeps/job_run.py`) whose lines carry its label.
+Launchers are Hydra's. The basic launcher runs jobs in this process; any other runs each job in a
+subprocess (`training/sweeps/job_run.py`), whose lines are prefixed by the job's label.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from steadyrl.training.sweeps.watch import passing_on, watching
 
 
 class UnfinishedError(ExpectedError):
-    """Say that not all jobs of a sweep came to their end, with the code of the first."""
+    """Some jobs of a sweep did not finish; exits with the code of the first."""
 
     def __init__(self, jobs: Sequence[SweepJob], total: int) -> None:
         first = jobs[0]
@@ -59,20 +59,20 @@ class UnfinishedError(ExpectedError):
         super().__init__(
             f"{len(jobs)} of {total} jobs did not finish; the first, {first.label}: {why}"
         )
-        # One that another sweep is still running is in use; a killed one has no code of ours.
+        # A job still run by another sweep counts as in use; a killed one has a negative code.
         code = first.exit_code or RunDirectoryInUseError.exit_code
         self.exit_code = code if code > 0 else SIGNAL_EXIT - code
 
 
 def install() -> None:
-    """Take the place of Hydra's basic sweeper, which ends at a job that fails."""
-    # Looked up when it is used: Hydra executes its plugins' modules anew when it scans them.
+    """Replace Hydra's basic sweeper, which stops at the first failing job."""
+    # Looked up here: Hydra re-imports plugin modules when it scans them.
     name = f"{basic_sweeper.__name__}.BasicSweeper"
     Plugins.instance().class_name_to_class[name] = ResumableSweeper
 
 
 class ResumableSweeper(Sweeper):
-    """Run every job that a sweep's directory does not know to be finished."""
+    """Runs every job of a sweep that has not finished yet."""
 
     def __init__(self, max_batch_size: int | None, params: dict[str, str] | None = None) -> None:
         self._batch_size, self._params = max_batch_size, params or {}
@@ -81,14 +81,14 @@ class ResumableSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Make the launcher that was chosen."""
+        """Instantiate the configured launcher."""
         self.config, self.hydra_context = config, hydra_context
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> list[Any]:
-        """Plan, launch what is left, and say how it went."""
+        """Plan the jobs, launch the unfinished ones and report."""
         assert self.config is not None
         typed = [*(f"{key}={value}" for key, value in self._params.items()), *arguments]
         parsed = OverridesParser.create().parse_overrides(typed)
@@ -110,7 +110,7 @@ class ResumableSweeper(Sweeper):
             elif left:
                 self._side_by_side(place, left, names)
         finally:
-            # Memory: a sweep keeps nothing of its jobs but these files.
+            # Nothing of a job stays in memory: the report reads the status files.
             ended = _report(place, names, typed, began)
         unfinished = [job for job in ended if job.status != "finished"]
         if unfinished:
@@ -120,7 +120,7 @@ class ResumableSweeper(Sweeper):
     def _plan(
         self, place: SweepDirectory, batch: Sequence[Sequence[str]], typed: Sequence[str]
     ) -> list[SweepJob]:
-        """Name the jobs: those that are known here by what they are, the others anew."""
+        """Return the jobs of a batch: known ones by their identity, others with a new name."""
         swept, fresh = swept_over(batch), []
         for number, overrides in enumerate(batch):
             config = self._compose(overrides, number)
@@ -134,7 +134,7 @@ class ResumableSweeper(Sweeper):
         jobs: dict[str, SweepJob] = {}
         for number, job in enumerate(fresh):
             if job.identity in jobs:
-                continue  # typed twice
+                continue  # a duplicate
             if job.identity in known:
                 before = known[job.identity]
                 job = replace(
@@ -151,7 +151,7 @@ class ResumableSweeper(Sweeper):
         for at, job in enumerate(jobs.values()):
             job.place = f"{at + 1}/{len(jobs)}"
             if job.status == "running":
-                continue  # by another sweep, which writes about it
+                continue  # by another sweep, which writes its status
             if job.status != "finished":
                 job.status, job.error = "waiting", None
             place.write(job)
@@ -170,7 +170,7 @@ class ResumableSweeper(Sweeper):
             del config.hydra
             try:
                 values = OmegaConf.to_container(config, resolve=True)
-            except Exception:  # resolvers are foreign code: the job itself will tell
+            except Exception:  # resolvers are user code: the job itself will report the error
                 values = OmegaConf.to_container(config, resolve=False)
         finally:
             HydraConfig.instance().cfg = before
@@ -191,10 +191,10 @@ class ResumableSweeper(Sweeper):
         assert self.config is not None  # Hydra has set it up
         stop = place.path / JOBS / f"stop-{os.getpid()}"
         at_once = self._at_once(len(left))
-        # Launchers hand it on to their workers.
+        # Environment variables that launchers pass on to their workers.
         told = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
         if ".joblib_launcher." in self.config.hydra.launcher._target_:
-            told[OWNER] = str(os.getpid())  # jobs of Slurm go on without it
+            told[OWNER] = str(os.getpid())  # Slurm jobs may outlive the sweep
         with (
             env_override(told),
             passing_on(place, names, stop) as received,
@@ -206,7 +206,7 @@ class ResumableSweeper(Sweeper):
                     for at in range(0, len(left), size):
                         self._launch(left[at : at + size], at)
                     break
-                except Exception as error:  # a worker was killed: the jobs it had not begun go on
+                except Exception as error:  # a worker was killed: relaunch its waiting jobs
                     before = len(left)
                     left = [
                         job
@@ -219,7 +219,7 @@ class ResumableSweeper(Sweeper):
                         ) from error
                     if received:
                         break
-                    say(f"the launcher failed ({describe(error)}); {len(left)} jobs are left")
+                    say(f"the launcher failed ({describe(error)}); relaunching {len(left)} jobs")
         stop.unlink(missing_ok=True)
         if received:
             raise StoppedError(received[0])
@@ -232,7 +232,7 @@ class ResumableSweeper(Sweeper):
         self._launcher.launch(with_names, initial_job_idx=first)
 
     def _at_once(self, jobs: int) -> int:
-        """Return how many jobs will run side by side on this machine."""
+        """Return how many jobs run in parallel on this machine."""
         assert self.config is not None
         many = OmegaConf.select(self.config, "hydra.launcher.n_jobs", default=None)
         if many is None:
@@ -242,9 +242,9 @@ class ResumableSweeper(Sweeper):
 
 
 def _grow_names() -> None:
-    """Let Python's table of names double now, which else it does once in the middle of a sweep.
+    """Grow Python's table of interned strings now, by 2 MB, and not in the middle of a sweep.
 
-    Paths intern their parts: every job has some, and where the table is full it grows by 2 MB.
+    Paths intern their parts, so every job adds some; growth would look like a leak.
     """
     names = [sys.intern(f"steadyrl-{number}") for number in range(60_000)]
     del names
@@ -262,9 +262,9 @@ def _free_name(
 def _report(
     place: SweepDirectory, names: Sequence[str], typed: Sequence[str], began: float
 ) -> list[SweepJob]:
-    """Write sweep.json, print the table and how to go on; return the jobs of this command."""
+    """Write sweep.json, print the table and the command to resume; return this command's jobs."""
     for job in place.named(names):
-        if job.status != "running":  # by another sweep, which writes about it
+        if job.status != "running":  # by another sweep, which writes its status
             place.write(job)
     everything = place.collect(names)
     own = [job for job in everything if job.name in set(names)]
@@ -272,7 +272,7 @@ def _report(
     if any(job.status != "finished" for job in own):
         again = [text for text in typed if not text.startswith("hydra.sweep.dir=")]
         where = f"hydra.sweep.dir={place.path}"
-        say(f"rest:   python train.py -m {shlex.join([*again, where])}")
+        say(f"resume: python train.py -m {shlex.join([*again, where])}")
     say(f"sweep:  {place.path / SWEEP}")
     say(f"curves: tensorboard --logdir {shlex.quote(str(place.path))}")
     return own

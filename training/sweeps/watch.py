@@ -1,4 +1,4 @@
-"""What the launching process does while jobs run in others: show progress, pass signals on."""
+"""Show progress and forward signals while jobs run in other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WATCHED_EVERY = 1.0  # seconds
 
 @contextmanager
 def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Iterator[list[int]]:
-    """Pass the first signal on to the running jobs, which save, and start no more of them."""
+    """Forward the first signal to the running jobs, which save and end; start no more jobs."""
     received: list[int] = []
     owner = os.getpid()
 
@@ -33,7 +33,7 @@ def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Itera
             raise StoppedError(number)
         received.append(number)
         stop.touch()
-        say("stopping: running jobs save and end; again to stop now")
+        say("stopping: running jobs save and end; signal again to stop at once")
         for job in place.named(names):
             begun = job.status == "running" and job.pid not in (None, owner)
             if begun and job.host == socket.gethostname():
@@ -52,7 +52,7 @@ def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Itera
 
 @contextmanager
 def watching(place: SweepDirectory, names: Sequence[str], at_once: int) -> Iterator[None]:
-    """Print the sweep in a line whenever a job begins or ends."""
+    """Print the sweep's progress whenever a job starts or ends."""
     over = threading.Event()
 
     def watch() -> None:

@@ -1,1 +1,1 @@
-"""Searching hyper-parameters: studies and populations. Read `search_space.py` first."""
+"""Hyperparameter search: Optuna studies and populations. Read `search_space.py` first."""

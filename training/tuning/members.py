@@ -1,4 +1,4 @@
-"""The members of a population: each generation of one is a run that goes on from its parent's."""
+"""Members of a population: each generation is a run that resumes from its parent's checkpoint."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from steadyrl.training.checkpoints.manifest import (
 from steadyrl.training.sweeps.subprocess_run import Child, last_error, wait_until_free
 from steadyrl.training.tuning.search_space import job_of, typed
 
-KEPT = 2  # generations whose checkpoints stay: no member goes on from an older one
-LONGEST_LOG = 1_000_000  # bytes in which a reason is looked for
+KEPT = 2  # generations with checkpoints; no member resumes from an older one
+LONGEST_LOG = 1_000_000  # bytes of a log searched for an error
 
 
 class MemberError(ExpectedError):
-    """A member's run did not come to the end of its generation."""
+    """A member's run did not finish its generation."""
 
 
 class Member(NamedTuple):
-    """A member at the end of a generation: how good, with which settings, and whose child."""
+    """A member at the end of a generation: score, hyperparameters and parent."""
 
     name: str
     generation: int
     score: float
     settings: dict[str, Any]
-    parent: str | None  # the run it went on from: its own of before, unless it was replaced
+    parent: str | None  # run it resumed from: its own last generation, unless it was replaced
     run_dir: str
 
     def plain(self, folder: Path) -> dict[str, Any]:
-        """Return it as files hold it: runs by their places in the folder, which may be moved."""
+        """Return JSON values, with run directories relative to `folder`, which may be moved."""
         places = {"parent": _below(folder, self.parent), "run_dir": _below(folder, self.run_dir)}
         return {**self._asdict(), **places}
 
 
 def member_of(plain: Mapping[str, Any], folder: Path) -> Member:
-    """Return what `Member.plain` made plain, where the folder is now."""
+    """Rebuild a Member from `Member.plain`'s values."""
     member = Member(**plain)
     parent = None if member.parent is None else str(folder / member.parent)
     return member._replace(parent=parent, run_dir=str(folder / member.run_dir))
@@ -67,8 +67,8 @@ def train_generation(
     settings: Mapping[str, Any],
     steps: int,
 ) -> Member:
-    """Run a member for a generation, from its parent's end; what was begun before goes on."""
-    # A member that is replaced may live a generation twice, as another's child.
+    """Train a member for one generation from its parent's checkpoint; resume it if interrupted."""
+    # A replaced member may train a generation twice, with different parents.
     lineage = json.dumps([_below(folder, parent), dict(settings)])
     kind = hashlib.sha256(lineage.encode()).hexdigest()[:6]
     place = folder / f"generation-{generation:03d}" / f"{name}-{kind}"
@@ -94,7 +94,7 @@ def train_generation(
 
 
 def read_members(folder: Path) -> list[Member]:
-    """Return every member of every generation that has come to its end, in that order."""
+    """Return all finished generations of all members, oldest first."""
     found = list(folder.glob("generation-*/*/member.json"))
     found.sort(key=lambda path: path.stat().st_mtime_ns)
     try:
@@ -104,12 +104,12 @@ def read_members(folder: Path) -> list[Member]:
 
 
 def in_the_end(members: Sequence[Member]) -> list[Member]:
-    """Return each member of each generation once: of one that was replaced, its later life."""
+    """Return each member's generations once; of a repeated one the later."""
     return list({(member.name, member.generation): member for member in members}.values())
 
 
 def ancestors(members: Sequence[Member], last: Member) -> list[Member]:
-    """Return a member's line from the first generation to itself."""
+    """Return a member's line of descent, first generation first."""
     known = {member.run_dir: member for member in members}
     line = [last]
     while line[-1].parent in known:
@@ -118,7 +118,7 @@ def ancestors(members: Sequence[Member], last: Member) -> list[Member]:
 
 
 def draw_lineage(members: Sequence[Member], out: Path) -> None:
-    """Draw scores over the generations, joined to those of parents; the best one's line is bold."""
+    """Plot scores over generations, each joined to its parent; the best member's line is bold."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), dpi=110, layout="constrained")
@@ -142,15 +142,14 @@ def draw_lineage(members: Sequence[Member], out: Path) -> None:
         axes.plot(member.generation, member.score, "o", color=colour, markersize=4)
     axes.set_xlabel("generation")
     axes.set_ylabel("evaluated return")
-    axes.set_title("dotted: went on from a copy of another member; orange: the best one's line")
+    axes.set_title("dotted: copied from another member; orange: line of the best member")
     figure.savefig(out)
 
 
 def fork_checkpoint(source: Path, target: Path, config: Mapping[str, Any]) -> int:
-    """Give the new run in `target` the newest whole checkpoint of `source`; return its step.
+    """Link `source`'s newest valid checkpoint into `target` with a new config; return its step.
 
-    The files are the same ones, linked; only the configuration is another. Whether it fits the
-    state is checked where the run is continued.
+    Files are hard links. Whether the configuration fits the state is checked on resume.
     """
     files, reasons = Files(), []
     for saved in saved_below(source / "checkpoints"):
@@ -178,4 +177,4 @@ def fork_checkpoint(source: Path, target: Path, config: Mapping[str, Any]) -> in
         files.rename(temporary, whole)
         files.sync_directory(whole.parent)
         return saved.step
-    raise CheckpointError("; ".join(reasons) or f"{source}: has no checkpoint to go on from")
+    raise CheckpointError("; ".join(reasons) or f"{source}: no checkpoint to resume from")

@@ -1,4 +1,4 @@
-"""A population as its file describes it: read and refused before anything is run for it."""
+"""Read and check the YAML file of a population, before anything is trained."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ KINDS = {
     "folder": str,
 }  # fmt: skip
 METHODS = ("pbt", "evolution")
-# Whole numbers that what a run has saved does not depend on; others are numbers with a point.
+# Integer keys that may change on resume; all other searched keys must be floats.
 WHOLE = ("agent.epochs",)
-# A run's length grows with every generation: what follows it would start over each time.
+# total_steps grows with every generation, which would restart these schedules each time.
 CONSTANT = ("anneal_learning_rate", "anneal_clip", "anneal_entropy_coef")
-PROCESS = 450_000_000  # bytes of a run besides its replay, as docs/MEMORY.md measures it
+PROCESS = 450_000_000  # bytes of a run without its replay (docs/MEMORY.md)
 
 
 class Plan(NamedTuple):
-    """A population as its file describes it."""
+    """A population as described by its file."""
 
     name: str
     overrides: list[str]
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and check a population; nothing is run for it that cannot be."""
+    """Read and check a population file."""
     values = read_yaml(path, KEYS, KINDS)
     name = read_name(path, values["name"])
     for key, least in (("members", 2), ("generations", 1), ("interval", 1), ("workers", 1)):
@@ -71,8 +71,8 @@ def read_plan(path: Path) -> Plan:
     for key, allowed in space.items():
         if allowed.choices or (allowed.whole and key not in WHOLE):
             raise StudyError(
-                f"{path}: space.{key}: members go on with what they have saved, which only numbers "
-                f"with a point and {', '.join(WHOLE)} leave its meaning"
+                f"{path}: space.{key}: members resume from checkpoints, so only floats "
+                f"and {', '.join(WHOLE)} may be searched"
             )
     overrides = [str(text) for text in values["overrides"]]
     overrides += [f"total_steps={values['interval']}", f"eval.every={values['interval']}"]
@@ -93,7 +93,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def refuse_too_many(job: Job, workers: int, steps: int) -> None:
-    """Refuse members that together do not fit in the memory there is, each after so many steps."""
+    """Raise MemoryBudgetError if parallel members do not fit in memory after `steps` steps."""
     replay = job.config["agent"].get("replay") or {}
     rows = min(int(replay.get("capacity", 0)), steps)
     size = 1 if job.spec.dtype == "uint8" else 4
@@ -103,6 +103,6 @@ def refuse_too_many(job: Job, workers: int, steps: int) -> None:
     there = available_bytes()
     if needed > there:
         raise MemoryBudgetError(
-            f"{workers} members at once need about {needed / 1e9:.1f} GB, available are "
-            f"{there / 1e9:.1f} GB: lower workers, or agent.replay.capacity"
+            f"{workers} parallel members need about {needed / 1e9:.1f} GB, available: "
+            f"{there / 1e9:.1f} GB. Lower workers or agent.replay.capacity"
         )

@@ -1,4 +1,4 @@
-"""What a study leaves: the best settings as a preset, pictures, and how they do on new seeds."""
+"""Results of a study: preset of the best settings, plots, and scores on held-out seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_IN_PRESETS_BELOW = ("log.", "checkpoint.", "eval.")
 
 
 class Plan(NamedTuple):
-    """A study as its file describes it."""
+    """A study as described by its file."""
 
     name: str
     overrides: list[str]
@@ -37,22 +37,22 @@ class Plan(NamedTuple):
     storage: str
     sampler: str
     pruner: str
-    evaluations: int  # of a whole run
+    evaluations: int  # evaluations of a full run
 
     @property
     def digest(self) -> str:
-        """What has to be the same for trials to belong together."""
+        """Hash of everything that must be equal for trials to belong to one study."""
         shown = json.dumps([self.overrides, {k: v for k, v in self.space.items()}, self.seeds])
         return hashlib.sha256(shown.encode()).hexdigest()
 
     @property
     def preset(self) -> Path:
-        """Where the best settings go: below a folder that --config-dir names."""
+        """Path of the best preset, below a folder for --config-dir."""
         return self.folder / "experiment" / f"{self.name}.yaml"
 
 
 def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
-    """Write the best preset and the pictures, and check the best on seeds it has not seen."""
+    """Write the best preset and plots, and compare the best with the default on held-out seeds."""
     write_preset(plan, best, study.best_value)
     draw(plan, study)
     use = f"python train.py --config-dir {shlex.quote(str(plan.folder))} experiment={plan.name}"
@@ -76,7 +76,7 @@ def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
 
 
 def _score(group: str, child: Child) -> float | None:
-    """Wait for a run that checks; say why it has no score."""
+    """Wait for a run; return its score, or print why it has none."""
     outcome = child.wait()
     if outcome.score is None:
         why = outcome.error or f"it is {outcome.status}"
@@ -85,7 +85,7 @@ def _score(group: str, child: Child) -> float | None:
 
 
 def mean_score(scores: Sequence[float | None]) -> float | None:
-    """Return the mean of those there are, 0 among them."""
+    """Return the mean of the known scores; None if there are none."""
     known = [score for score in scores if score is not None]
     return fmean(known) if known else None
 
@@ -95,7 +95,7 @@ def _shown(score: float | None) -> str:
 
 
 def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
-    """Write what differs from the agent's and the environment's own defaults as an experiment."""
+    """Write the settings that differ from the agent's and environment's defaults as a preset."""
     from omegaconf import OmegaConf
 
     whole = job_of([*plan.overrides, *best], plan.folder).config
@@ -115,7 +115,7 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
 
 
 def draw(plan: Plan, study: optuna.Study) -> None:
-    """Draw the history, what mattered, and the trials side by side."""
+    """Plot the study's history, parameter importances and parallel coordinates."""
     import warnings
 
     try:
@@ -129,7 +129,7 @@ def draw(plan: Plan, study: optuna.Study) -> None:
 
     of_importance: dict[str, Any] = {"evaluator": PedAnovaImportanceEvaluator()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that Optuna's pictures are experimental
+        warnings.simplefilter("ignore")  # ExperimentalWarning of Optuna's plots
         for name, plot, told in (
             ("history", pictures.plot_optimization_history, {}),
             ("importance", pictures.plot_param_importances, of_importance),
@@ -139,5 +139,5 @@ def draw(plan: Plan, study: optuna.Study) -> None:
                 axes: Any = plot(study, **told)
                 axes.figure.set_size_inches(9, 5)
                 axes.figure.savefig(plan.folder / f"{name}.png", bbox_inches="tight", dpi=110)
-            except (ValueError, RuntimeError) as error:  # too few trials to say
+            except (ValueError, RuntimeError) as error:  # too few trials
                 say(f"{name}.png cannot be drawn: {describe(error)}")

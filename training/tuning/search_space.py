@@ -1,4 +1,4 @@
-"""What is searched: keys of the configuration with their ranges, read from YAML and checked."""
+"""Search spaces: configuration keys and their ranges, read from YAML and checked."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KINDS = {
 
 
 class StudyError(ExpectedError):
-    """Refuse a description of a search: which key, and what is wrong with it."""
+    """Invalid description of a search: which key, and what is wrong."""
 
     exit_code = 2
 
 
 class Range(NamedTuple):
-    """What a key may be: one of some choices, or a number between two."""
+    """Values of a key: a list of choices, or an interval."""
 
     choices: tuple[Any, ...] = ()
     low: float = 0.0
@@ -37,26 +37,26 @@ class Range(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers count."""
+        """Whether values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """What is checked before anything is run."""
+        """Values that are validated before the search: all choices, or both ends."""
         return self.choices or (self.low, self.high)
 
 
 def read_yaml(path: Path, keys: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return a file's values, with the defaults in `keys`; a key whose default is ... is needed.
+    """Return a YAML file's values, with the defaults in `keys`; default ... means required.
 
-    Values are of the type in `kinds`, or like their default.
+    Values must have the type in `kinds`, or else that of their default.
     """
     try:
         found = read_yaml_file(path, resolve=True, follow=True)
-    except Exception as error:  # of the disk, of the parser
+    except Exception as error:  # disk or parser
         raise StudyError(f"{path}: cannot be read: {describe(error)}") from None
     if not isinstance(found, dict):
-        raise StudyError(f"{path}: holds no keys")
+        raise StudyError(f"{path}: is no mapping of keys")
     for key in map(str, found):
         if key not in keys:
             raise StudyError(f"{path}: {key}: no such key; {nearest(key, keys)}")
@@ -72,7 +72,7 @@ def read_yaml(path: Path, keys: Mapping[str, Any], kinds: Mapping[str, type]) ->
 
 
 def _of_kind(where: str, kind: type, value: Any) -> Any:
-    """Return a value as the type it has to be; a text in quotes is no number."""
+    """Return a value converted to `kind`; a quoted number is text."""
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -86,14 +86,14 @@ def _of_kind(where: str, kind: type, value: Any) -> Any:
 
 
 def read_name(path: Path, name: str) -> str:
-    """Return the name of a search, or refuse what cannot be one of files."""
+    """Return the name of a search; raise StudyError if it is no valid file name."""
     if not name.replace("_", "").replace("-", "").isalnum():
         raise StudyError(f"{path}: name={name}: letters, digits, - and _ only")
     return name
 
 
 def read_folder(path: Path, folder: str | None, default: Path) -> Path:
-    """Return where a search is kept, or refuse a place that cannot hold it."""
+    """Return the folder of a search; raise StudyError if it cannot be written."""
     place = Path(os.path.abspath(Path(folder or default).expanduser()))
     found = next(each for each in (place, *place.parents) if os.path.lexists(each))
     if not found.is_dir():
@@ -105,7 +105,7 @@ def read_folder(path: Path, folder: str | None, default: Path) -> Path:
 
 
 def read_space(path: Path, values: Any) -> dict[str, Range]:
-    """Return the ranges of a space: a list of choices, or low, high and log."""
+    """Return the ranges of a search space: a list of choices, or low, high and log."""
     if not isinstance(values, dict) or not values:
         raise StudyError(f"{path}: space: needs keys with their ranges")
     return {str(key): _range(f"{path}: space.{key}", value) for key, value in values.items()}
@@ -129,33 +129,33 @@ def _range(where: str, value: Any) -> Range:
 
 
 def typed(key: str, value: Any) -> str:
-    """Return a value as it is typed on the command line."""
+    """Return `key=value` as on the command line."""
     if isinstance(value, float):
         return f"{key}={value!r}"
     return f"{key}={quoted(value) if isinstance(value, str) else show(value)}"
 
 
 def job_of(overrides: Sequence[str], folder: Path) -> Job:
-    """Return the job that these overrides make in this folder, or refuse them in a line."""
+    """Return the job of these overrides with run directory `folder`, or raise StudyError."""
     given = list(overrides)
     try:
         config = compose_one(given)
-    except Exception as error:  # Hydra's, OmegaConf's
+    except Exception as error:  # Hydra or OmegaConf
         raise StudyError(explain(error, given, CONFIGS, multirun=False)) from error
-    # Where it would be by default, below the working directory, nothing is written.
+    # The default run directory is not created.
     config.run_dir, config.resume = str(folder), None
     return accept(config)
 
 
 def check_space(overrides: Sequence[str], space: Mapping[str, Range], folder: Path) -> Job:
-    """Refuse what cannot be run at the ends of each range; return the job without the space."""
+    """Check each range at its ends; return the job of the overrides alone."""
     job = job_of(overrides, folder)
     for key, allowed in space.items():
         for value in allowed.ends:
             try:
                 job_of([*overrides, typed(key, value)], folder)
-            except SettingError as error:  # each is refused by its name
-                if error.field != key:  # another key has to fit: the trial will tell
+            except SettingError as error:  # invalid value: report this key
+                if error.field != key:  # an error in another key, which may be searched too
                     continue
                 raise StudyError(f"space.{key}: {error}") from None
             except ExpectedError as error:

@@ -105,7 +105,7 @@ class Tracer(TorchDispatchMode):
             return value
         if value not in self._nodes:
             if value.grad_fn is not None:  # else it would be a constant
-                raise RuntimeError("a tensor was computed outside of tracing")
+                raise RuntimeError("tracing did not see how a tensor was computed")
             self._add_placeholder(f"captured{len(self.captured)}", value)
             self.captured.append(value)
         return self._nodes[value]

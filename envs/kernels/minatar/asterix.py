@@ -32,30 +32,30 @@ ACTIONS = (NOTHING, LEFT, UP, RIGHT, DOWN)
 PLAYER, ENEMY, TRAIL, GOLD = range(4)
 CHANNELS = 4
 RAMP_INTERVAL, SPAWN_SPEED, MOVE_SPEED = 100, 10, 5
-SLOTS = 8  # one in each row but the first and the last
-# The state, and at its end of each slot: is something there, where, does it go right, is it gold.
+SLOTS = 8  # one per board row, except the first and the last
+# State layout; at its end per slot: occupied, position, moves right, is gold.
 _, X, Y, SPAWN, SPAWN_IN, MOVE, MOVE_IN, RAMP_IN, RAMP, FIRST = range(10)
 THERE, PLACE, TO_RIGHT, IS_GOLD, WIDTH = range(5)
 WHOLES = FIRST + SLOTS * WIDTH
 RANGES = (
     *(ACTION, SIDE, (1, SLOTS)),
     *((1, SPAWN_SPEED), (0, SPAWN_SPEED), (1, MOVE_SPEED), (0, MOVE_SPEED)),
-    *((-1, RAMP_INTERVAL), (0, 100)),  # it gets no harder long before
+    *((-1, RAMP_INTERVAL), (0, 100)),  # the difficulty stops rising long before
     *(YES_NO, (-1, SIZE), YES_NO, YES_NO) * SLOTS,
 )
 
 
 def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
-    """Refuse somebody beside the board; who has left it is not there."""
+    """Raise ValueError for an entity outside the board."""
     for slot in range(SLOTS):
         entity = state[FIRST + WIDTH * slot : FIRST + WIDTH * (slot + 1)]
         if entity[THERE] and not 0 <= entity[PLACE] < SIZE:
-            raise ValueError(f"wholes: in row {slot + 1} somebody is at {entity[PLACE]}, beside it")
+            raise ValueError(f"int_state: an entity of board row {slot + 1} is at {entity[PLACE]}")
 
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state, twister = sim.int_state[env], sim.generators[env]
         if sim.clock[env, NEEDS_RESET]:
@@ -81,7 +81,7 @@ def _start(state: NDArray[Any]) -> None:
 
 @jit
 def _play(state: NDArray[Any], action: int, twister: NDArray[Any]) -> tuple[int, bool]:
-    """Move player and others; return the reward, and whether an enemy caught the player."""
+    """Move player and entities; return the reward, and whether an enemy hit the player."""
     if state[SPAWN_IN] == 0:
         _spawn(state, twister)
         state[SPAWN_IN] = state[SPAWN]
@@ -111,7 +111,7 @@ def _play(state: NDArray[Any], action: int, twister: NDArray[Any]) -> tuple[int,
 
 @jit
 def _meet(state: NDArray[Any]) -> tuple[int, bool]:
-    """Return what the player gains where it stands, and whether an enemy stands there."""
+    """Return the reward at the player's position, and whether an enemy is there."""
     entity = state[FIRST + WIDTH * (state[Y] - 1) : FIRST + WIDTH * state[Y]]
     if not entity[THERE] or entity[PLACE] != state[X]:
         return 0, False
@@ -138,7 +138,7 @@ def _spawn(state: NDArray[Any], twister: NDArray[Any]) -> None:
 
 @jit
 def _ramp(state: NDArray[Any]) -> None:
-    """Make the game harder after each interval."""
+    """Increase the difficulty after each interval."""
     if state[SPAWN] <= 1 and state[MOVE] <= 1:
         return
     if state[RAMP_IN] >= 0:

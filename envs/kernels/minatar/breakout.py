@@ -27,17 +27,17 @@ from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record
 ACTIONS = (NOTHING, LEFT, RIGHT)
 PADDLE, BALL, TRAIL, BRICK = range(4)
 CHANNELS = 4
-# The state; directions are 0 … 3: up left, up right, down right, down left.
+# State layout; directions 0 … 3: up left, up right, down right, down left.
 _, X, Y, DIRECTION, PLACE, STRUCK, LAST_X, LAST_Y, BRICKS = range(9)
 WHOLES = BRICKS + SIZE * SIZE
 RANGES = (ACTION, SIDE, SIDE, (0, 3), SIDE, YES_NO, SIDE, SIDE) + (YES_NO,) * (SIZE * SIZE)
-TOP, BOTTOM = 1, 4  # the rows of bricks
+TOP, BOTTOM = 1, 4  # board rows with bricks
 MOVE_X, MOVE_Y = (-1, 1, 1, -1), (-1, -1, 1, 1)
 
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state, twister = sim.int_state[env], sim.generators[env]
         if sim.clock[env, NEEDS_RESET]:

@@ -24,12 +24,12 @@ from steadyrl.envs.kernels.mt19937 import rand, randint
 from steadyrl.envs.kernels.state import NEEDS_RESET, Outcome, Simulation, record_step
 
 ACTIONS = (NOTHING, UP, DOWN)
-CHICKEN, CAR, SLOWEST = range(3)  # then one channel for each speed, as the trail of a car
+CHICKEN, CAR, SLOWEST = range(3)  # followed by one channel per speed: the car's trail
 CHANNELS = 7
 PLAYER_SPEED, TIME_LIMIT, COLUMN = 3, 2500, 4
-FASTEST = 5  # rows that the slowest one waits
-CARS = 8  # one in each row but the first and the last
-# The state, and at its end of each car: where, in how many rows it moves, and its signed speed.
+FASTEST = 5  # steps between two moves of the slowest car
+CARS = 8  # one per board row, except the first and the last
+# State layout; at its end per car: position, steps until it moves, signed speed.
 _, Y, MOVE_IN, TIME, FIRST = range(5)
 PLACE, WAIT, SPEED, WIDTH = range(4)
 WHOLES = FIRST + CARS * WIDTH
@@ -41,7 +41,7 @@ RANGES = (
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state, twister = sim.int_state[env], sim.generators[env]
         if sim.clock[env, NEEDS_RESET]:

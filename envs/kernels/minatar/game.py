@@ -1,4 +1,4 @@
-"""What MinAtar's games have in common as kernels: their actions, some of which stick."""
+"""Common parts of MinAtar's game kernels: construction, sticky actions, drawing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from steadyrl.envs.kernels.pcg64 import episode_seed
 from steadyrl.envs.kernels.state import EPISODE, Outcome, Simulation, reset_episode
 
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)
-STICKY, RAMPING, FIRST_ACTION = range(3)  # the constants: chance, yes or no, and the actions
-LAST = 0  # the first whole number of every game's state: its last action
-SIZE, LIT = 10, 255  # a board's sides, and the byte of what is there
-ACTION, SIDE, YES_NO = (0, FIRE), (0, SIZE - 1), (0, 1)  # what numbers of a state can be
+STICKY, RAMPING, FIRST_ACTION = range(
+    3
+)  # constants: sticky probability, difficulty ramping, action set
+LAST = 0  # int_state[0] of every game: the last action
+SIZE, LIT = 10, 255  # sides of the board; pixel value of an occupied cell
+ACTION, SIDE, YES_NO = (0, FIRE), (0, SIZE - 1), (0, 1)  # ranges of state numbers
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 
 
@@ -28,7 +30,7 @@ def minatar(
     sticky_action_prob: float = 0.1,
     difficulty_ramping: bool = True,
 ) -> Kernel:
-    """Return the kernel of a game."""
+    """Return the kernel of a MinAtar game."""
     if game not in GAMES:
         raise ValueError(f"no kernel plays {game}")
     module: Any = importlib.import_module(f"steadyrl.envs.kernels.minatar.{game}")
@@ -47,7 +49,7 @@ def minatar(
 
 @jit
 def begin_game(sim: Simulation, outcome: Outcome, env: int) -> None:
-    """Begin the next game of an environment, whose generator is seeded for it."""
+    """Begin the next game of an environment: seed its generator, mark the step as a reset."""
     reset_episode(sim.clock, outcome, env)
     if len(sim.seed):
         seed = episode_seed(sim.seed, env, sim.clock[env, EPISODE])
@@ -64,7 +66,7 @@ def clear(numbers: NDArray[Any]) -> None:
 
 @jit
 def wipe(picture: NDArray[Any]) -> None:
-    """Set a picture [C, H, W] to nothing."""
+    """Set a frame [C, H, W] to 0."""
     channels, height, width = picture.shape
     for channel in range(channels):
         for y in range(height):
@@ -76,7 +78,7 @@ def wipe(picture: NDArray[Any]) -> None:
 def played(
     int_state: NDArray[Any], twister: NDArray[Any], constants: NDArray[Any], env: int, chosen: int
 ) -> int:
-    """Return the action that the game takes: the chosen one, or its last one where that sticks."""
+    """Return the executed action: the chosen one, or the last one if it sticks."""
     action = int(constants[FIRST_ACTION + chosen])
     if rand(twister) < constants[STICKY]:
         action = int_state[env, LAST]

@@ -33,8 +33,9 @@ LISTS = 5
 
 X, Y, TO_RIGHT, MOVE_IN, SHOOT_IN, WIDTH = range(6)
 
-# At most one enemy comes in a row and none stays for more than 60; each has one bullet at a time,
-# which outlives it by 10 rows at most. We shoot every fifth row, divers come every thirtieth.
+# Capacities: at most one enemy spawns per step and none lives for more than 60; each has one bullet
+# at a time, which outlives it by at most 10 steps. The player shoots every fifth step, divers come
+# every thirtieth.
 BEGIN = (0, 8, 136, 200, 264)
 
 ROWS = 272
@@ -44,9 +45,9 @@ ROOM = (8, 128, 64, 64, 8)
 
 @jit
 def append(counts: NDArray[Any], rows: NDArray[Any], which: int, part: Any) -> None:
-    """Put a part (x, y, to the right?, moves in, shoots in) at the end of a list, if not full.
+    """Append an entry (x, y, to the right?, moves in, shoots in) to a list unless it is full.
 
-    No game fills one; a state out of a file may.
+    No game fills a list; a state from a file may.
     """
     if counts[which] >= ROOM[which]:
         return
@@ -58,7 +59,7 @@ def append(counts: NDArray[Any], rows: NDArray[Any], which: int, part: Any) -> N
 
 @jit
 def remove(counts: NDArray[Any], rows: NDArray[Any], which: int, place: int) -> None:
-    """Remove one part of a list."""
+    """Remove one entry of a list."""
     counts[which] -= 1
     for at in range(BEGIN[which] + place, BEGIN[which] + counts[which]):
         for i in range(WIDTH):
@@ -67,7 +68,7 @@ def remove(counts: NDArray[Any], rows: NDArray[Any], which: int, place: int) -> 
 
 @jit
 def remove_equal(counts: NDArray[Any], rows: NDArray[Any], which: int, place: int) -> int:
-    """Remove the first part of a list that equals the one at this place; return where it was."""
+    """Remove the first entry equal to the one at `place`, like list.remove; return its index."""
     first, wanted = BEGIN[which], BEGIN[which] + place
     for at in range(first, wanted):
         same = True
@@ -82,7 +83,7 @@ def remove_equal(counts: NDArray[Any], rows: NDArray[Any], which: int, place: in
 
 @jit
 def first_at(counts: NDArray[Any], rows: NDArray[Any], which: int, x: int, y: int) -> int:
-    """Return the place of the first part of a list that is here, -1 where none is."""
+    """Return the index of the first entry of a list at (x, y); -1: none."""
     for place in range(counts[which]):
         at = BEGIN[which] + place
         if rows[at, X] == x and rows[at, Y] == y:
@@ -90,7 +91,7 @@ def first_at(counts: NDArray[Any], rows: NDArray[Any], which: int, x: int, y: in
     return -1
 
 
-# The state: the submarine, what is on board, and the timers; the lists follow.
+# State layout: submarine, divers on board, timers; the lists follow.
 (_, SUB_X, SUB_Y, SUB_RIGHT, OXYGEN, ABOARD, SURFACED, MOVE, SPAWN, SPAWN_IN, DIVER_IN, SHOT_IN,
  RAMP, COUNTS) = range(14)  # fmt: skip
 
@@ -99,7 +100,7 @@ MOST_ABOARD, DIVER_INTERVAL, SHOT_INTERVAL = 6, 5, 10
 
 @jit
 def _ahead(part: NDArray[Any]) -> bool:
-    """Move a part by one; tell whether it is still on the board."""
+    """Move an entry by one; return whether it is still on the board."""
     part[X] += 1 if part[TO_RIGHT] else -1
     there: bool = 0 <= part[X] <= 9
     return there
@@ -113,7 +114,7 @@ def _meets(state: NDArray[Any], part: NDArray[Any]) -> bool:
 
 @jit
 def move_our_bullets(counts: NDArray[Any], rows: NDArray[Any]) -> int:
-    """Return how many enemies they hit."""
+    """Move the player's bullets; return how many enemies they hit."""
     hits, i = 0, counts[OUR_BULLETS] - 1
     while 0 <= i < counts[OUR_BULLETS]:
         bullet = rows[BEGIN[OUR_BULLETS] + i]
@@ -132,7 +133,7 @@ def move_our_bullets(counts: NDArray[Any], rows: NDArray[Any]) -> int:
 
 @jit
 def move_divers(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any]) -> None:
-    """Move the divers, and take those aboard that are where we are."""
+    """Move the divers and pick up those at the player's position."""
     i = counts[DIVERS] - 1
     while 0 <= i < counts[DIVERS]:
         diver = rows[BEGIN[DIVERS] + i]
@@ -156,7 +157,7 @@ def move_divers(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any]) -
 def move_enemies(
     state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], which: int
 ) -> tuple[int, bool]:
-    """Move fish or submarines; return how many our bullets hit, and whether one hits us."""
+    """Move fish or submarines; return how many bullets hit, and whether one hits the player."""
     hits, struck, i = 0, False, counts[which] - 1
     while 0 <= i < counts[which]:
         at = BEGIN[which] + i
@@ -178,7 +179,7 @@ def move_enemies(
                     gone = True
         x, y, to_right, shoot_in = enemy[X], enemy[Y], enemy[TO_RIGHT], enemy[SHOOT_IN]
         if gone and remove_equal(counts, rows, which, i) < i:
-            at, gone = at - 1, False  # another one that was equal went; this one moved up
+            at, gone = at - 1, False  # an equal entry before it was removed, so this one moved up
         if which == SUBS:
             if shoot_in == 0:
                 append(counts, rows, THEIR_BULLETS, (x, y, to_right, 0, 0))
@@ -190,7 +191,7 @@ def move_enemies(
 
 @jit
 def move_their_bullets(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any]) -> bool:
-    """Tell whether one hits us."""
+    """Move the enemies' bullets; return whether one hits the player."""
     struck, i = False, counts[THEIR_BULLETS] - 1
     while 0 <= i < counts[THEIR_BULLETS]:
         bullet = rows[BEGIN[THEIR_BULLETS] + i]
@@ -221,26 +222,26 @@ DEEPEST = SIZE - 2
 RANGES = (
     *(ACTION, SIDE, (0, DEEPEST), YES_NO, (-1, MAX_OXYGEN), (-(2**31), MOST_ABOARD), YES_NO),
     *((2, MOVE_SPEED), (1, SPAWN_SPEED), (0, SPAWN_SPEED)),
-    *((0, DIVER_SPAWN_SPEED), (0, COOL_DOWN), (0, 100)),  # it gets no harder long before
+    *((0, DIVER_SPAWN_SPEED), (0, COOL_DOWN), (0, 100)),  # the difficulty stops rising long before
     *((0, room) for room in ROOM),
     *((-1, SIZE), (0, DEEPEST), YES_NO, (0, MOVE_SPEED), (0, SHOT_INTERVAL)) * ROWS,
 )
 
 
 def validate(_: NDArray[Any], state: NDArray[Any]) -> None:
-    """Refuse what is said to be there and is beside the board."""
+    """Raise ValueError for an entry outside the board."""
     rows = state[TABLE:].reshape(ROWS, WIDTH)
     for begin_episode, count in zip(BEGIN, state[COUNTS:TABLE], strict=True):
         there = rows[begin_episode : begin_episode + count, X]
         if ((there < 0) | (there >= SIZE)).any():
-            raise ValueError(f"wholes: a list has places {there.tolist()}, some beside the board")
+            raise ValueError(f"int_state: a list has positions {there.tolist()}, outside the board")
     if state[SUB_X] == (0 if state[SUB_RIGHT] else SIZE - 1):
-        raise ValueError(f"wholes: the submarine's end at {state[SUB_X]} is beside the board")
+        raise ValueError(f"int_state: the submarine's end at {state[SUB_X]} is outside the board")
 
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state = sim.int_state[env]
         counts, rows = state[COUNTS:TABLE], state[TABLE:].reshape(ROWS, WIDTH)
@@ -275,7 +276,7 @@ def _dive(state: NDArray[Any]) -> None:
 def _come(
     state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], twister: NDArray[Any]
 ) -> None:
-    """Let an enemy and a diver come where it is time for them."""
+    """Spawn an enemy and a diver when their timers are at 0."""
     if state[SPAWN_IN] == 0:
         to_right, is_sub = rand(twister) < 1 / 2, rand(twister) < 1 / 3
         y = randint(twister, 1, 9)
@@ -292,7 +293,7 @@ def _come(
 
 @jit
 def _blocked(counts: NDArray[Any], rows: NDArray[Any], y: int, to_right: bool) -> bool:
-    """Tell whether an enemy in this row goes the other way."""
+    """Return whether an enemy in this board row moves in the other direction."""
     for which in (SUBS, FISH):
         for at in range(BEGIN[which], BEGIN[which] + counts[which]):
             if rows[at, Y] == y and (rows[at, TO_RIGHT] > 0) != to_right:
@@ -317,7 +318,7 @@ def _steer(state: NDArray[Any], counts: NDArray[Any], rows: NDArray[Any], action
 
 @jit
 def _breathe(state: NDArray[Any], ramping: bool) -> tuple[int, bool]:
-    """Count the timers down; return what surfacing is worth, and whether the game is lost."""
+    """Count the timers down; return the reward of surfacing, and whether the game is lost."""
     for timer in (SPAWN_IN, DIVER_IN, SHOT_IN):
         if state[timer] > 0:
             state[timer] -= 1
@@ -334,14 +335,14 @@ def _breathe(state: NDArray[Any], ramping: bool) -> tuple[int, bool]:
 
 @jit
 def _surface(state: NDArray[Any], ramping: bool) -> int:
-    """Breathe, set divers down, and return what six of them are worth."""
+    """Refill oxygen and release a diver; return the reward for six divers."""
     state[SURFACED] = 1
     reward = 0
     if state[ABOARD] == MOST_ABOARD:
         state[ABOARD] = 0
         reward = state[OXYGEN] * 10 // MAX_OXYGEN
     state[OXYGEN] = MAX_OXYGEN
-    state[ABOARD] -= 1  # below none, too, as in the original
+    state[ABOARD] -= 1  # may become -1, as in the original
     if ramping and (state[SPAWN] > 1 or state[MOVE] > 2):
         if state[MOVE] > 2 and state[RAMP] % 2:
             state[MOVE] -= 1

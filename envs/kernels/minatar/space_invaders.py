@@ -29,7 +29,7 @@ ACTIONS = (NOTHING, LEFT, RIGHT, FIRE)
 CANNON, ALIEN, ALIEN_LEFT, ALIEN_RIGHT, OUR_BULLET, THEIR_BULLET = range(6)
 CHANNELS = 6
 SHOT_INTERVAL, MOVE_INTERVAL, ENEMY_SHOT_INTERVAL, FASTEST = 5, 12, 10, 6
-# The state, and at its end three boards: aliens, our bullets, theirs.
+# State layout; at its end three boards: aliens, the player's bullets, the aliens' bullets.
 _, X, DIRECTION, MOVE, MOVE_IN, ENEMY_SHOT_IN, SHOT_IN, FIRST = range(8)
 ALIENS, OURS, THEIRS = range(3)
 WHOLES = FIRST + 3 * SIZE * SIZE
@@ -42,7 +42,7 @@ RANGES = (
 
 @jit
 def step(sim: Simulation, action: NDArray[Any], outcome: Outcome) -> None:
-    """Make one row [N]."""
+    """Step all N environments."""
     for env in range(len(action)):
         state = sim.int_state[env]
         boards = state[FIRST:].reshape(3, SIZE, SIZE)
@@ -104,7 +104,7 @@ def _steer(state: NDArray[Any], boards: NDArray[Any], action: int) -> None:
 
 @jit
 def _fly(boards: NDArray[Any]) -> None:
-    """Move all bullets, ours up and theirs down."""
+    """Move all bullets, the player's up and the aliens' down."""
     for x in range(SIZE):
         for y in range(SIZE - 1):
             boards[OURS, y, x] = boards[OURS, y + 1, x]
@@ -120,7 +120,7 @@ def _is_hit(state: NDArray[Any], boards: NDArray[Any]) -> bool:
 
 @jit
 def _march(state: NDArray[Any], boards: NDArray[Any]) -> bool:
-    """Move the aliens aside, or down from a side; tell whether they land on ground or cannon."""
+    """Move the aliens sideways, or down at a side; return whether they reach ground or cannon."""
     state[MOVE_IN] = min(_count(boards, 0, SIZE, 0, SIZE), state[MOVE])
     aside, down, landed = state[DIRECTION], 0, False
     side = 0 if aside < 0 else SIZE - 1
@@ -138,7 +138,7 @@ def _march(state: NDArray[Any], boards: NDArray[Any]) -> bool:
 
 @jit
 def _shoot(state: NDArray[Any], boards: NDArray[Any]) -> None:
-    """Let the lowest alien of the nearest column shoot, of two as near the left one."""
+    """Let the lowest alien of the nearest column shoot (ties: the left column)."""
     x, state[ENEMY_SHOT_IN] = state[X], ENEMY_SHOT_INTERVAL
     for distance in range(SIZE):
         for column in (x - distance, x + distance):
@@ -151,7 +151,7 @@ def _shoot(state: NDArray[Any], boards: NDArray[Any]) -> None:
 
 @jit
 def _collide(boards: NDArray[Any]) -> int:
-    """Remove the aliens that our bullets hit, and these; return how many."""
+    """Remove aliens that bullets hit, and these bullets; return how many."""
     shot = 0
     for y in range(SIZE):
         for x in range(SIZE):

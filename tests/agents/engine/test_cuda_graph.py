@@ -32,7 +32,7 @@ def device(monkeypatch, caplog):
     played = []
 
     def capture(function):
-        play, outputs = tape.capture(function)
+        play, outputs = tape.record(function)
         return lambda: (played.append(1), play()), outputs
 
     monkeypatch.setattr(recording, "capture", capture)

@@ -145,7 +145,7 @@ def test_dqn_stays_within_its_device_budget(card, monkeypatch, prioritized, home
         act(agent, obs).env_action.numpy(force=True)
         first = card.take()
         acted = act(agent, obs)
-        acted.action.numpy(force=True)
+        acted.env_action.numpy(force=True)
         decided = card.take()
         agent.observe(acted, env.step())
         stored = card.take()

@@ -78,7 +78,7 @@ class Plain:
                 self.cells[group], parts, (x, tuple(state.split(size, -1)))
             )
             return torch.cat((h, c), -1)
-        parts["bias_hh"] = torch.cat((torch.zeros(2 * size), m.inner[group, 0]))
+        parts["bias_hh"] = torch.cat((torch.zeros(2 * size), m.candidate_bias_hh[group, 0]))
         return torch.func.functional_call(self.cells[group], parts, (x, state))
 
     def row(self, obs, hidden_state):

@@ -59,7 +59,7 @@ def test_a_constructor_in_the_trainer_that_exits_is_a_failure(tmp_path):
 def test_what_no_memory_is_large_enough_to_see_is_refused_for_that(tmp_path):
     large = (HOSTILE, f"env.kwargs.states={2**50}", "env.backend=sync")
     directory, _, text = warm.run(tmp_path, *large, code=7)
-    assert directory is None and "error: memory ran out" in text and "PiB" in text
+    assert directory is None and "error: out of memory" in text and "PiB" in text
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -40,7 +40,7 @@ def test_runs_are_found_at_a_path_below_it_and_by_a_pattern(tmp_path):
     assert find_runs(str(tmp_path))[0] == [tmp_path / name for name in ("a/0", "a/1", "b")]
     runs, empty = find_runs(str(tmp_path / "[bc]"))
     assert (runs, empty) == ([tmp_path / "b"], [tmp_path / "c"])
-    with pytest.raises(NoRunError, match="holds no run"):
+    with pytest.raises(NoRunError, match="no run in this directory or below"):
         find_runs(str(tmp_path / "c"))
 
 

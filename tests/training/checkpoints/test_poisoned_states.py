@@ -71,7 +71,7 @@ def restored(env_id: str, change: Callable[[dict[str, torch.Tensor]], None]) -> 
         if len(limits):
             simulation[kind].clamp_(*limits.T)
     change(simulation)
-    backend.restore(state, [None, None], backend.rows()[0])
+    backend.restore(state, [None, None], backend.buffers()[0])
 
 
 @pytest.mark.parametrize("env_id", PLACES)
@@ -82,7 +82,7 @@ def test_a_kernels_number_beyond_its_range_is_refused_by_name(env_id: str) -> No
         def change(simulation: dict[str, torch.Tensor]) -> None:
             simulation["int_state"][1, column] = value  # noqa: B023 - called at once
 
-        with pytest.raises(ValueError, match=rf"wholes: number {column} of environment 1 is"):
+        with pytest.raises(ValueError, match=rf"int_state: number {column} of environment 1 is"):
             restored(env_id, change)
 
 

@@ -66,7 +66,7 @@ def test_list_show_and_verify_say_what_there_is(
     assert 'agent: "dqn"' in shown
     assert "config.agent.hidden: [16]" in shown
     assert set(printed(capsys, "verify", dqn).split()[1::2]) == {"whole"}
-    assert printed(capsys, "verify", dqn / "policy") == "policy: whole\n"
+    assert printed(capsys, "verify", dqn / "policy") == "policy: valid\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
@@ -85,11 +85,11 @@ def test_damage_is_found_and_so_is_nothing(
 ) -> None:
     run = shutil.copytree(dqn, tmp_path / "run")
     (run / "policy" / "policy.safetensors").write_bytes(b"")
-    assert "1 of what it holds" in refused(capsys, "verify", run)
+    assert "1 corrupted" in refused(capsys, "verify", run)
     assert "has 0 bytes" in refused(capsys, "export", run, "--out", tmp_path / "x")
     assert "neither checkpoints nor a policy" in refused(capsys, "list", tmp_path)
-    assert "there is no such run" in refused(capsys, "list", tmp_path / "nothing")
-    assert "there is no such run" in refused(capsys, "list", tmp_path / ("x" * 300))
+    assert "no such run" in refused(capsys, "list", tmp_path / "nothing")
+    assert "no such run" in refused(capsys, "list", tmp_path / ("x" * 300))
     (run / "policy" / "manifest.json").write_text("{}")
     assert "is damaged" in printed(capsys, "list", run)
 
@@ -124,5 +124,5 @@ def test_onnx_decides_the_same_or_names_what_is_missing(
         assert "pip install onnx" in refused(capsys, *command, code=2)
         assert list(tmp_path.iterdir()) == []
     else:
-        assert "decides the same" in printed(capsys, *command)
+        assert "same actions" in printed(capsys, *command)
         assert [path.name for path in tmp_path.iterdir()] == ["policy.onnx"]

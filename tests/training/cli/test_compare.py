@@ -97,9 +97,9 @@ def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, caps
     (row,), err = compared(capsys, tmp_path)
     assert row["seeds"] == 2
     assert err.splitlines() == [
-        "dqn: left out 1 lines of bad that cannot be read",
-        "dqn: bad was not finished: diverged",
-        f"dqn: {tmp_path / 'young'} is left out: it has no evaluations and no returns",
+        "dqn: left out 1 unreadable lines of bad",
+        "dqn: bad did not finish: diverged",
+        f"dqn: left out {tmp_path / 'young'}, which has no evaluations and no returns",
     ]
 
 
@@ -109,10 +109,10 @@ def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, caps
         (["nowhere"], "nowhere: no such run"),
         (["x" * 300], "no such run"),
         (["name=" + "x" * 300], "no such run"),
-        (["empty"], "empty: holds no run"),
+        (["empty"], "empty: no run in this directory or below"),
         (["young"], "young has no evaluations"),
         (["run", "--by", "agent.lr"], "no such key"),
-        (["=run"], "=run: before the = stands a name"),
+        (["=run"], "=run: write a name before the ="),
         (["run", "--threshold", "inf"], "--threshold=inf: must be finite"),
     ],
 )

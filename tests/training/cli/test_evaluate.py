@@ -174,8 +174,8 @@ def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused
     assert max(evaluate(run, "--env", "kwargs.max_episode_steps=4")["lengths"]) == 4
     line = refused(run, "--env", "id=Acrobot-v1")
     assert "trained on CartPole-v1" in line
-    assert "[4] float32 there and [6] float32 here" in line
-    assert "Discrete(n=2) there and Discrete(n=3) here" in line
+    assert "[4] float32 in training and [6] float32 now" in line
+    assert "Discrete(n=2) in training and Discrete(n=3) now" in line
     assert "stack" not in line
     assert "4 of [4] float32 here" in refused(run, "--env", "frame_stack=4")
 
@@ -200,15 +200,15 @@ def test_what_holds_no_policy_is_refused(dqn, tmp_path, refused):
     run, _ = dqn
     assert "no such run" in refused(tmp_path / "nowhere")
     assert "no such run" in refused(tmp_path / ("x" * 300))
-    assert "holds neither a run nor a policy" in refused(tmp_path)
+    assert "neither a run nor a policy" in refused(tmp_path)
     assert "is a file" in refused(run / "summary.json")
-    assert "/: holds neither a run nor a policy" in refused("/")
+    assert "/: neither a run nor a policy" in refused("/")
     assert "is a checkpoint" in refused(next((run / "checkpoints").iterdir()))
     assert f"did you mean {run}?" in refused(run.parent)
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "config.yaml").touch()
-    assert "did not come to its end" in refused(begun)
+    assert "did not finish" in refused(begun)
     assert "was never evaluated" in refused(begun, "--best")
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_is_going_on_is_evaluated_and_said_to_be(dqn, tmp_path, refus
         holder.communicate()
     out, err = capsys.readouterr()
     assert "return: " in out
-    assert "is still going" in err and "policy-best/ is taken" in err
+    assert "is still running" in err and "using policy-best/" in err
 
 
 @pytest.mark.parametrize("name", ["film.avi", "nowhere/film.mp4", "."])

@@ -117,8 +117,8 @@ def test_two_groups_of_six_are_drawn_to_their_end(tmp_path):
     assert float(rows[0][4].split("[")[0]) == pytest.approx(300 + 2.5, abs=0.2)
     assert abs(int(rows[0][5].replace(",", "")) - 30_003) < 5
     assert done.stderr.splitlines() == [
-        "first: left out 1 lines of a-3 that cannot be read",
-        "second: left out 1 lines of b-3 that cannot be read",
+        "first: left out 1 unreadable lines of a-3",
+        "second: left out 1 unreadable lines of b-3",
         "second: left out b-empty, which has no metrics.jsonl",
     ]
 
@@ -136,7 +136,7 @@ def test_the_command_draws_and_prints(tmp_path):
     assert "no run directory matches" in refused.stderr
     untagged = plot(tmp_path, f"x={tmp_path}/a-*", "--tag", "eval/nothing")
     assert untagged.returncode == 2
-    assert "a-0, which has no eval/nothing" in untagged.stderr
+    assert "a-0 has no eval/nothing" in untagged.stderr
 
 
 def test_two_curves_of_ten_seeds_with_eight_environments_hold_every_seed(tmp_path, capsys):
@@ -192,11 +192,11 @@ def test_over_seconds_slower_seeds_are_interpolated(tmp_path, capsys):
     ("arguments", "said"),
     [
         (["nowhere"], "nowhere: no such run"),
-        (["empty"], "empty: holds no run"),
+        (["empty"], "empty: no run in this directory or below"),
         (["file"], "file: is a file"),
-        (["run", "--tag", "eval/nothing"], "run, which has no eval/nothing"),
+        (["run", "--tag", "eval/nothing"], "run has no eval/nothing"),
         (["run", "--by", "agent.lr"], "no such key"),
-        (["=run"], "=run: before the = stands a name"),
+        (["=run"], "=run: write a name before the ="),
         (["run", "--out", "p.nonsense"], "--out=p.nonsense: cannot be written"),
         (["broken"], "config.yaml: cannot be read"),
     ],
@@ -225,7 +225,7 @@ def test_a_run_that_goes_on_is_drawn_and_said(tmp_path, capsys):
         process.stdout.readline()
         main([str(folder), "--out", str(tmp_path / "p.png")])
         process.stdin.close()
-    assert capsys.readouterr().err == "dqn: run is still going\n"
+    assert capsys.readouterr().err == "dqn: run is still running\n"
 
 
 def test_colours_differ_in_brightness_or_hue_for_those_who_miss_one():

@@ -81,7 +81,7 @@ def test_another_study_of_the_same_name_is_refused(tmp_path):
     plan = tune.read_plan(written(tmp_path))
     tune.open_study(plan)
     other = tune.read_plan(written(tmp_path, seeds=[7]))
-    with pytest.raises(StudyError, match="holds another study called test_study"):
+    with pytest.raises(StudyError, match="has another study named test_study"):
         tune.open_study(other)
     tune.open_study(plan)  # the same one goes on
 
@@ -112,7 +112,7 @@ def test_a_study_that_was_killed_goes_on_to_its_end(tmp_path):
     first.communicate()
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "trial 1 was cut short: it goes on" in done.stdout
+    assert "trial 1 was interrupted: resuming it" in done.stdout
     assert "study: 3/3 trials done" in done.stdout
     assert "| seed | best | default |" in done.stdout
     assert "gamma:" in preset.read_text()
@@ -134,7 +134,7 @@ def test_the_preset_lies_in_the_folder_and_is_found_there(tmp_path, monkeypatch,
     assert shown["env"]["id"] == "Acrobot-v1"
     tune.read_plan(written(tmp_path))  # its own preset is no obstacle
     plan.preset.write_text("agent: {}")
-    with pytest.raises(StudyError, match="is a preset already"):
+    with pytest.raises(StudyError, match="is an existing preset"):
         tune.read_plan(written(tmp_path))
 
 

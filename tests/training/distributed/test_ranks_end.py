@@ -54,7 +54,7 @@ def test_a_killed_rank_ends_all_and_the_run_resumes_bitwise(tmp_path):
 
     codes, outputs = ended(start(killed, 2, *SHORT, "resume=auto"))
     assert codes == [0, 0], outputs
-    assert "continued from step" in outputs[0][0]
+    assert "resumed from step" in outputs[0][0]
     one, other = summary(whole), summary(killed)
     for key in ("weights_sha256", "steps", "updates", "episodes", "return_mean"):
         assert one[key] == other[key], key
@@ -81,7 +81,10 @@ def test_ranks_with_different_configurations_are_rejected(tmp_path):
     assert codes == [2, 2]
     said = "".join(err for _, err in outputs)
     assert said.count("error: ") == 1
-    assert "agent.gamma=0.99: on rank 0, but 0.5 on rank 1: start all with one command" in said
+    assert (
+        "agent.gamma=0.99: on rank 0, but 0.5 on rank 1: start all ranks with the same command"
+        in said
+    )
     assert not (tmp_path / "run").exists()
 
 

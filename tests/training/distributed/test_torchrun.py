@@ -94,7 +94,7 @@ def test_a_hanging_environment_ends_all_ranks(tmp_path):
     hang = ("env.kwargs.fault=hang", "env.step_timeout=3")
     launcher = launch(tmp_path, *ENDLESS, *hang)
     _, err = launcher.communicate(timeout=120)
-    assert "rank 1 is lost: one row takes longer than env.step_timeout=3 seconds" in err
+    assert "rank 1 is lost: a step took longer than env.step_timeout=3 seconds" in err
 
 
 def test_a_frozen_rank_ends_all(tmp_path):
@@ -139,7 +139,7 @@ def test_max_restarts_with_resume_continue_the_run(tmp_path):
         gone(ranks, 20)
     out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, err
-    assert out.count("continued from step") == 2
+    assert out.count("resumed from step") == 2
     assert summary(tmp_path)["status"] == "finished"
 
 

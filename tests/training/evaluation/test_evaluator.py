@@ -150,7 +150,7 @@ def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch,
         inside = actor.act_many
         actor.act_many = lambda run, steps: made.append(inside(run, steps)) or made[-1]
         for rows in (1, 1000):
-            evaluator._env._most = rows
+            evaluator._env._max_timesteps = rows
             assert evaluator.play(actor, lambda: False) == expected
     assert expected.episodes == 5 or max(expected.lengths) >= limit
     assert made

@@ -13,7 +13,7 @@ import warm
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from steadyrl.agents.base import Decision
-from steadyrl.envs.rendering.video import Film
+from steadyrl.envs.rendering.video import VideoWriter
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.evaluation import video as filming
 from steadyrl.training.evaluation.video import Filmer
@@ -86,7 +86,8 @@ def test_the_extra_that_is_missing_is_one_warning(tmp_path, said, monkeypatch):
     for step in (100, 200):
         shooting.shoot(Left(), step, lambda: False)
     assert said() == [
-        "eval.video_every=100: there will be no videos: needs av to write videos, install it with: "
+        "eval.video_every=100: no videos will be recorded: needs av to write videos, install it "
+        "with: "
         'pip install -e ".[video]"'
     ]
     assert filmer(tmp_path, every=0).next is None and len(said()) == 1
@@ -158,7 +159,7 @@ def test_a_film_removes_what_a_killed_process_left_of_it(tmp_path):
     begun = [tmp_path / f".unfinished-77-{name}.mp4" for name in ("a[1]", "other")]
     for path in begun:
         path.touch()
-    film = Film(str(tmp_path / "a[1].mp4"), fps=30)
+    film = VideoWriter(str(tmp_path / "a[1].mp4"), fps=30)
     film.add(np.zeros((240, 240, 3), np.uint8))
     assert [path.exists() for path in begun] == [False, True]
     film.close()

@@ -104,8 +104,8 @@ def test_when_it_fails_there_is_one_warning_and_the_other_files_are_whole(
         assert written(tmp_path, monkeypatch, fake) == [10, 20]
     assert len(fake.begun) == 1  # each try could take minutes
     assert [m for m in caplog.messages if "today" in m] == [
-        f"metrics cannot be written (no {failing} today): training goes on, they are lost until "
-        "that is mended"
+        f"cannot write metrics (no {failing} today). Training continues; metrics are dropped until "
+        "writing works again."
     ] * (failing != "finish")
 
 

@@ -96,7 +96,7 @@ def played(folder, overrides, rows):
         inside = agent.collect_block
 
         def collect_block(decision, run, steps):
-            env._most = rows
+            env._max_timesteps = rows
             found = inside(decision, run, steps) if rows else None
             made.append(found is not None)
             return found

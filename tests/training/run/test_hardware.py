@@ -1,9 +1,12 @@
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
 import torch
+from command import ROOT
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.types import DiscreteActions, EnvSpec
@@ -44,6 +47,18 @@ def test_numbers_that_slow_a_cpu_down_count_as_zero():
         assert (tiny * 0.1).count_nonzero() == 0
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_numpy_does_not_warn_of_that():
+    program = (
+        "import numpy as np",
+        "from steadyrl.training.run.hardware import prepare_arithmetic",
+        "prepare_arithmetic(1)",
+        "found = [np.finfo(dtype).smallest_subnormal for dtype in ('f2', 'f4', 'f8')]",
+    )
+    command = [sys.executable, "-W", "error", "-c", "\n".join(program)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture

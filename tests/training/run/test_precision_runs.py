@@ -79,7 +79,7 @@ def test_memory_that_is_not_there_after_all_ends_with_7_and_the_plan(
         monkeypatch.setattr(f"{module}.available_bytes", lambda device=None: 1 << 62)
     error = refused(job(tmp_path, *overrides, "eval.every=0", quick=what == "MemoryError"))
     assert isinstance(error, MemoryBudgetError) and error.exit_code == 7
-    assert str(error).startswith("memory ran out (")
+    assert str(error).startswith("out of memory (")
     assert what in str(error) or "allocate" in str(error)
     assert "memory plan: available " in str(error)
 

@@ -108,12 +108,12 @@ SAVING = """
 import os, signal, sys
 from steadyrl.training.checkpoints import summary
 from steadyrl.training.run.signals import ended_by_signals
-whole = summary.write_whole
+whole = summary.write_atomic
 def write(path, text):
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     whole(path, text)
-summary.write_whole = write
+summary.write_atomic = write
 import steadyrl.loop as train
 sys.argv[0] = "train.py"
 train.command()

@@ -88,7 +88,7 @@ def test_each_seed_is_the_run_it_is_alone(
     assert told["eval_return_std"] == pytest.approx(abs(scores[0] - scores[1]) / 2)
     assert [each["seed"] for each in told["runs"]] == [3, 5]
     printed = capsys.readouterr().out
-    assert "seed=5 (2/2), one after the other in this process" in printed
+    assert "seed=5 (2/2), in sequence in this process" in printed
     assert "seed=5 (2/2) step 300 100%" in printed
     assert "seeds: 2/2 done" in printed
 
@@ -187,7 +187,7 @@ def test_ranks_and_a_directory_with_a_run_of_its_own_are_refused(
     alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(*SHORT, "seeds=[1,2]", f"run_dir={alone / '3'}", "resume=auto") == 2
-    assert "holds a run of its own" in capsys.readouterr().err
+    assert "contains a run" in capsys.readouterr().err
     for name in NEEDED:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

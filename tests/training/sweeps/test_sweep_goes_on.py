@@ -70,7 +70,7 @@ def test_a_sweep_run_again_runs_what_is_left_and_what_is_new(sweep, tmp_path):
     assert statuses(tmp_path) == {
         "seed=0": "finished", "seed=1": "diverged", "seed=2": "interrupted", "seed=3": "waiting",
     }  # fmt: skip
-    assert "rest:   python train.py -m 'hydra.sweep.dir" not in printed
+    assert "resume: python train.py -m 'hydra.sweep.dir" not in printed
     ran, code, printed = sweep({}, "agent=dqn", "seed=4,3,2,1,0")  # in another order, one more
     # What had begun is continued; what finished is left alone.
     assert (ran, code) == ([(4, None), (3, None), (2, "auto"), (1, "auto")], 0)
@@ -106,7 +106,7 @@ def test_what_is_swept_over_tells_jobs_apart_whatever_it_is(sweep, tmp_path):
 def test_two_jobs_with_one_directory_are_refused_before_the_first(sweep, tmp_path):
     ran, code, printed = sweep({}, "seed=0,1", "run_dir=same")
     assert (ran, code) == ([], 2)
-    assert "same: would be of two jobs, seed=0 and seed=1; leave it out" in printed
+    assert "same: would be shared by two jobs, seed=0 and seed=1; leave it out" in printed
 
 
 def test_a_job_whose_directory_was_removed_is_run_again(sweep, tmp_path):
