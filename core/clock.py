@@ -121,12 +121,9 @@ class StepRate:
 class Stopwatch(Stateful):
     """Measures a run's wall-clock time across resumes, and its training time without pauses."""
 
-    def __init__(self) -> None:
-        self._log_limiter, self._throughput, self._step_rate = (
-            RateLimiter(),
-            Throughput(),
-            StepRate(),
-        )
+    def __init__(self, log_limiter: RateLimiter | None = None) -> None:
+        self._log_limiter = log_limiter or RateLimiter()
+        self._throughput, self._step_rate = Throughput(), StepRate()
         self._begin = time.perf_counter()
         self._before = self._paused = 0.0
 

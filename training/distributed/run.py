@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from steadyrl.agents.base import Agent, Decision
-from steadyrl.core.clock import RateLimiter
+from steadyrl.core.clock import RateLimiter, Stopwatch
 from steadyrl.core.errors import MemoryBudgetError
 from steadyrl.core.metrics import Metrics
 from steadyrl.envs.types import Step
@@ -39,7 +39,7 @@ class RankRun(Run):
         ranks, saver = services.comm, services.saver
         assert isinstance(ranks, Ranks) and isinstance(saver, RankSaver)
         self._ranks, self._saver = ranks, saver
-        self._log_limiter = SharedRateLimiter(ranks)
+        self._stopwatch = Stopwatch(SharedRateLimiter(ranks))
         self._over = False  # a rank exceeded the memory budget: end after this step
         self._memory: dict[str, float] = {}
         self._peak = 0.0  # MB, summed over ranks

@@ -73,7 +73,9 @@ class PendingStep(Stateful):
         tensor(decision.obs, observation.shape, getattr(torch, spec.dtype))
         sent = tensor(decision.env_action, (len(observation), *shape), decision.env_action.dtype)
         if sent.is_floating_point() != (dtype.kind == "f"):
-            raise ValueError(f"pending.decision.env_action: saved as {sent.dtype}, here it is {dtype}")
+            raise ValueError(
+                f"pending.decision.env_action: saved as {sent.dtype}, here it is {dtype}"
+            )
         if isinstance(spec.action, DiscreteActions):
             check_limits(sent, Limits(0, spec.action.n - 1))
         if not np.array_equal(step.obs, observation):

@@ -1,6 +1,11 @@
-"""Metrics of several ranks: memory is summed, ratios are not."""
+"""Metrics of several ranks: memory is summed, ratios are not, and all log the same steps."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from forked_ranks import start
 
 from steadyrl.training.distributed.run import is_summed
 
@@ -8,3 +13,13 @@ from steadyrl.training.distributed.run import is_summed
 def test_memory_is_summed_over_ranks_and_the_replays_fill_is_not() -> None:
     assert is_summed("memory/rss_mb") and is_summed("memory/replay_mb")
     assert not is_summed("memory/replay_fill") and not is_summed("train/loss")
+
+
+def test_ranks_whose_clocks_differ_log_the_same_steps(tmp_path: Path) -> None:
+    """Logging is collective: where one rank alone takes part, it waits for ever."""
+    told = ("env.id=skewed_clock:Skewed-v0", "env.num_envs=2", "log.every=20", "run_dir=run")
+    ranks = start(tmp_path, 2, *told, "eval.every=0", "total_steps=1000")
+    assert all(rank.is_over(within=120) for rank in ranks)
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["step"] == 20
