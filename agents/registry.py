@@ -34,7 +34,7 @@ class AgentSettings(Protocol):
     def name(self) -> str:
         """Name of the algorithm."""
 
-    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
         """Raise SettingError for environments or run lengths that do not fit."""
 
 

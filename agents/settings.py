@@ -44,7 +44,7 @@ class DistillationSettings:
 
     teacher: TeacherSettings
 
-    def refuse_several_ranks(self) -> None:
+    def validate_single_process(self) -> None:
         """Refuse to be taught in several processes."""
         if self.teacher.policy is not None:
             reason = "teaches one process only: start the run without torchrun"

@@ -136,8 +136,8 @@ class EnvSettings:
         names = self.info_metrics
         if "" in names or len(set(names)) < len(names):
             raise SettingError("info_metrics", list(names), "must be different names")
-        self._refuse_odd_range()
-        self._refuse_keywords()
+        self._validate_range()
+        self._validate_keywords()
         _ = self.wrapping  # raises SettingError for invalid entries
 
     @property
@@ -145,7 +145,7 @@ class EnvSettings:
         """The parsed wrappers."""
         return tuple(map(WrapperSpec.parse, self.wrappers))
 
-    def _refuse_odd_range(self) -> None:
+    def _validate_range(self) -> None:
         limits = self.image_range
         if limits is None:
             return
@@ -160,7 +160,7 @@ class EnvSettings:
             reason = "scales images, but env.image_axes=vector treats them as vectors"
             raise SettingError("image_range", list(limits), reason)
 
-    def _refuse_keywords(self) -> None:
+    def _validate_keywords(self) -> None:
         for key, value in self.kwargs.items():
             if not isinstance(key, str):
                 raise SettingError(f"kwargs.{key}", value, "keyword arguments must be names")

@@ -99,7 +99,7 @@ class MemoryWatch:
             reading = self._monitor.sample()
         if reading is None:
             return {"memory/rss_mb": self._monitor.rss() / MB}
-        self._refuse_over_limit(reading.used)
+        self._validate_limit(reading.used)
         self._look_for_leaks(reading, step)
         scalars = self._monitor.scalars(reading)
         scalars["memory/growth_mb_per_million_steps"] = self._detector.slope("host")
@@ -118,9 +118,9 @@ class MemoryWatch:
         now = self._clock()
         if now >= self._next_limit_check:
             self._next_limit_check = now + _LIMIT_CHECK_SECONDS
-            self._refuse_over_limit(self._monitor.used())
+            self._validate_limit(self._monitor.used())
 
-    def _refuse_over_limit(self, used: int) -> None:
+    def _validate_limit(self, used: int) -> None:
         # The estimate is cheap but inexact; a run is stopped only after an exact measurement.
         if used < self._limit or self._monitor.refresh_tree() < self._limit:
             return

@@ -110,8 +110,14 @@ def startup(args: argparse.Namespace) -> None:
 
 def _started(overrides: Sequence[str]) -> list[tuple[str, list[float]]]:
     with tempfile.TemporaryDirectory() as folder:
-        told = (*overrides, "total_steps=5000", "threads=1", "device=cpu", f"run_dir={folder}/run")
-        _, printed = race.timed([sys.executable, "-c", PROBE, *told])
+        arguments = (
+            *overrides,
+            "total_steps=5000",
+            "threads=1",
+            "device=cpu",
+            f"run_dir={folder}/run",
+        )
+        _, printed = race.timed([sys.executable, "-c", PROBE, *arguments])
     lines = [text.split("|") for text in printed.splitlines() if text.startswith("MARK|")]
     return [(part, [float(number) for number in numbers]) for _, part, *numbers in lines]
 

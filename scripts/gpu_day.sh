@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# One day with a GPU: its tests, every way of learning on it, memory, waits. Ends with one page.
+# GPU report: GPU tests, then speed, memory and synchronisations of every training mode, on one page.
 #
 #     scripts/gpu_day.sh [--reduced] [FOLDER]
 #
-# Needs a Python environment with this program and its extras dev and atari, and no network. Without a
-# GPU it runs a reduced form on the CPU, in which every part is tried and the page says what was not.
+# Needs a Python environment with this program and the extras dev and atari; no network. Without a GPU
+# it runs a reduced version on the CPU: every part is tried, and the page lists what was skipped.
 set -u
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-python=$(command -v python || command -v python3) # a machine may have python3 alone
+python=$(command -v python || command -v python3) # some machines have only python3
 reduced=""
 if [ "${1:-}" = "--reduced" ]; then reduced=yes; shift; fi
 folder="${1:-outputs/gpu_day}"
@@ -29,7 +29,7 @@ say() { echo "$*" >>"$page"; }
 skipped=()
 skip() { skipped+=("$*"); echo "skipped: $*"; }
 
-# One row of the page: a name, then overrides. What fails is a row too, and the end of the log says why.
+# Add a row to the page: a name, then overrides. A failure is a row too; the log has its error.
 work() {
     local name="$1" row
     shift
@@ -43,7 +43,7 @@ work() {
     fi
 }
 
-# The same work in every way that this machine has.
+# Run one configuration in every mode that this machine supports.
 ways() {
     local name="$1" replay precision
     shift
@@ -63,8 +63,8 @@ ways() {
     esac
 }
 
-# The published settings of CleanRL (dqn.py, ppo.py, dqn_atari.py, ppo_atari.py), in our keys. LeanRL
-# publishes its speeds for the same ones: PPO on Atari, 6,809 frames/s with CUDA graphs.
+# CleanRL's published settings (dqn.py, ppo.py, dqn_atari.py, ppo_atari.py) in our keys. LeanRL has
+# published speeds for the same settings: PPO on Atari, 6,809 frames/s with CUDA graphs.
 dqn=(agent=dqn env=cartpole agent.n_step=1 agent.double=false agent.dueling=false
     agent.replay.capacity=10_000 "agent.hidden=[120,84]" agent.batch_size=128 agent.learning_rate=2.5e-4
     agent.learning_starts=1000 agent.train_every=10 agent.updates_per_train=1 agent.target_every=500
@@ -99,9 +99,9 @@ say ""
 tests=(tests)
 if [ "$device" = cpu ]; then tests=(tests/agents/ppo/test_agent_cuda.py tests/buffers/replay/test_device_cuda.py); fi
 if "$python" -c 'import pytest' 2>/dev/null; then
-    told=$("$python" -m pytest -m gpu -p no:cacheprovider "${tests[@]}" 2>&1 | tee -a "$log" | tail -1)
-    case "$told" in *failed* | *error*) failed=1 ;; esac
-    say "\`pytest -m gpu ${tests[*]}\`: $told"
+    summary=$("$python" -m pytest -m gpu -p no:cacheprovider "${tests[@]}" 2>&1 | tee -a "$log" | tail -1)
+    case "$summary" in *failed* | *error*) failed=1 ;; esac
+    say "\`pytest -m gpu ${tests[*]}\`: $summary"
 else
     skip "the tests: there is no pytest here (the extra dev)"
 fi
@@ -110,9 +110,9 @@ say ""
 say "## Speed, memory and waits"
 say ""
 say "Memory in MB: of tensors on a GPU, else of the process, after 10 and after $iterations iterations" \
-    "(rollouts, or steps between updates). Waits are those of three iterations' updates in a profiler's" \
-    "trace; on a CPU a look at a number (\`_local_scalar_dense\`) is free. Of the reduced form the" \
-    "speeds say nothing: too little is measured."
+    "(rollouts, or steps between updates). Waits are blocking calls in three iterations' updates, by the" \
+    "profiler; on a CPU \`_local_scalar_dense\` is free. Speeds of the reduced version are not" \
+    "meaningful: too few steps."
 say ""
 say "| work | device | steps/s | updates/s | MB after 10 | MB after $iterations | waits in updates |"
 say "|---|---|---:|---:|---:|---:|---|"

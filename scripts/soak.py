@@ -66,9 +66,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def overrides(agent: str, env: str, args: argparse.Namespace) -> list[str]:
     """Return the overrides of a run; those of `--set` come last and win."""
-    told = [f"agent={agent}", f"env={env}", f"total_steps={args.steps}"]
-    told.append(f"eval.every={max(1, args.steps // EVALUATIONS)}")
-    return [*told, *(crashing(env, args.crash_every) if args.crash_every else ()), *args.set]
+    run_overrides = [f"agent={agent}", f"env={env}", f"total_steps={args.steps}"]
+    run_overrides.append(f"eval.every={max(1, args.steps // EVALUATIONS)}")
+    return [
+        *run_overrides,
+        *(crashing(env, args.crash_every) if args.crash_every else ()),
+        *args.set,
+    ]
 
 
 def crashing(env: str, every: int) -> list[str]:
@@ -97,8 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
     for agent in args.agents:
         for env in args.envs:
             run_dir = (args.runs / f"{agent}-{env}").resolve()
-            told = overrides(agent, env, args)
-            found = soak(f"{agent} on {env}", told, run_dir, args.every_seconds)
+            run_overrides = overrides(agent, env, args)
+            found = soak(f"{agent} on {env}", run_overrides, run_dir, args.every_seconds)
             results.append((found, judge(found, limits)))
             for check in results[-1][1]:
                 word = "ok  " if check.passed else "FAIL"
@@ -129,12 +133,12 @@ def markdown(results: Sequence[Result], picture: str) -> str:
     ]
     for found, checks in results:
         seconds = found.samples[-1].seconds if found.samples else 0.0
-        told = [word for word in found.command[1:] if not word.startswith("run_dir=")]
+        shown = [word for word in found.command[1:] if not word.startswith("run_dir=")]
         lines += [
             "",
             f"## {found.title}: {'steady' if all(c.passed for c in checks) else 'NOT steady'}",
             "",
-            f"`train.py {' '.join(told)}` ({seconds:,.0f} s, {len(found.samples)} samples)",
+            f"`train.py {' '.join(shown)}` ({seconds:,.0f} s, {len(found.samples)} samples)",
             "",
             "| check | found | limit | |",
             "|---|---:|---:|---|",

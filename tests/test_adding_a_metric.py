@@ -108,6 +108,6 @@ def test_what_the_steps_name_is_there():
         assert name in (ROOT / path).read_text()
         assert path in text
     assert set(re.findall(r"`(\w+)`", text)) >= {"Metrics", "CHARTS", "Sink", "failures", "_logger"}
-    assert Sink.__abstractmethods__ == {"continue_after", "write", "film", "close"}
+    assert Sink.__abstractmethods__ == {"continue_after", "write", "write_video", "close"}
     assert Sink.failures
     assert "learning" in CHARTS

@@ -260,11 +260,11 @@ def unread(classes, texts):
 
     A check is no use: what is only looked at when it is refused changes nothing.
     """
-    reads = attribute_reads(texts, checks=frozenset({"__post_init__", "refuse_unfit"}))
+    reads = attribute_reads(texts, checks=frozenset({"__post_init__", "validate_fit"}))
 
     def names(cls):
         yield from (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
-        if hasattr(cls, "refuse_unfit"):  # the protocol of all agents' settings
+        if hasattr(cls, "validate_fit"):  # the protocol of all agents' settings
             yield "steadyrl.agents.registry.AgentSettings"
 
     return sorted(

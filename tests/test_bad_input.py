@@ -122,8 +122,8 @@ CASES = {
     "seed=${oc.decode:[}": ["seed=${oc.decode:[}"],
     "seed=${": ["seed=${", "cannot be read"],
     "run_dir=übung": ["run_dir=übung", "'run_dir=\"übung\"'"],
-    "run_dir=a\0b": ["a\\x00b", "not text"],
-    "run_dir=a\udc80b": ["a\\udc80b", "not text"],
+    "run_dir=a\0b": ["a\\x00b", "not printable"],
+    "run_dir=a\udc80b": ["a\\udc80b", "not printable"],
     # Options
     "--seed 1": ["--seed", "seed=1"],
     "--seed=1": ["--seed=1", "seed=1"],
@@ -263,7 +263,9 @@ def test_a_library_without_memory_for_it_is_known_below_what_a_package_makes_of_
         line = out_of_memory(error)
         assert line.exit_code == 7 and "ulimit -v" in str(line) and unmapped in str(line)
     # What a run asks for later is no matter of loading.
-    assert "make the replay" in str(out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")))
+    assert "Use a smaller replay" in str(
+        out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    )
     for error in (ImportError("libcudart.so.13: cannot open"), OSError(errno.ENOENT, "no file")):
         assert out_of_memory(error) is None
 

@@ -10,8 +10,8 @@ import pytest
 from algorithms import NAMES, known, small
 from command import ROOT
 from covering import covering, pairs_of
+from logged_runs import in_one_and_in_two_parts
 from opened import job
-from told_runs import in_one_and_in_two_parts
 
 from steadyrl.agents.registry import settings_type
 from steadyrl.core.errors import ExpectedError

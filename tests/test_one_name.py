@@ -82,6 +82,6 @@ def test_a_second_clone_runs_its_own_code_in_the_environment_of_the_first(tmp_pa
 
 def test_what_runs_unmap_stays_mapped_between_tests():
     """Mapping programs again takes a second of each run: more than all else that a test does."""
-    calls = {module.__name__: module.let_go_of_code for module in unmapping()}
+    calls = {module.__name__: module.unmap_clean_pages for module in unmapping()}
     assert {"steadyrl.memory.cache_cleaner", "steadyrl.training.setup"} <= calls.keys()
     assert [name for name, call in calls.items() if call.__module__.startswith("steadyrl")] == []

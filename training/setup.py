@@ -27,7 +27,7 @@ from steadyrl.training.checkpoints.summary import Summary
 from steadyrl.training.config.settings import Job
 from steadyrl.training.distributed.init import init_comm
 from steadyrl.training.evaluation.evaluator import Evaluator
-from steadyrl.training.evaluation.video import Filmer
+from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.logger import Logger, NoLogger, log_name, to_file
 from steadyrl.training.logging.screen import find_screen, open_progress, to_terminal
 from steadyrl.training.logging.sinks import RunInfo
@@ -102,7 +102,7 @@ def build(job: Job, comm: Comm = SINGLE_PROCESS) -> Iterator[tuple[VectorEnv, Ag
 
 @contextmanager
 def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
-    """Yield the run (new or resumed), its environments and its agent.
+    """Yield the run, its environments and its agent.
 
     Writes the summary and closes everything on exit.
     """
@@ -133,8 +133,9 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
             signals.begin()
             watcher.begun()
         directory = stack.enter_context(_open_directory(job, comm))
-        held = settings.resume is not None
-        begin_log = stack.enter_context(to_file(directory.path / log_name(comm.rank), held=held))
+        resumes = settings.resume is not None
+        log_file = directory.path / log_name(comm.rank)
+        begin_log = stack.enter_context(to_file(log_file, buffered=resumes))
         device = torch.device(device_name(settings.device))
         _announce(job, env, agent, device)
         watch = _watch(job, device, agent)
@@ -143,12 +144,12 @@ def open_run(job: Job) -> Iterator[tuple[Run, VectorEnv, Agent]]:
         progress = open_progress(screen, settings.total_steps, job.label, silent=comm.rank > 0)
         stack.enter_context(closing(progress))
         saver = Saver(settings.checkpoint, directory.path, metadata)
-        filmer = Filmer(settings, directory.path, seed=seed)
+        video_recorder = VideoRecorder(settings, directory.path, seed=seed)
         services = RunServices(
-            directory, logger, progress, evaluator, signals, watch, saver, filmer, comm
+            directory, logger, progress, evaluator, signals, watch, saver, video_recorder, comm
         )
         run, services = _begin(stack, job, env, agent, services, metadata)
-        if held:
+        if resumes:
             _continue(job, run, services)
             begin_log()
             signals.begin()
@@ -214,10 +215,10 @@ def _continue(job: Job, run: Run, services: RunServices) -> None:
     for reason in saver.checkpoints.skipped.values():
         log.warning("%s; using the checkpoint before it", reason)
     if job.continues is not None:
-        _tell_of_continuing(run, job.continues)
+        _log_resume(run, job.continues)
 
 
-def _tell_of_continuing(run: Run, changes: tuple[str, ...]) -> None:
+def _log_resume(run: Run, changes: tuple[str, ...]) -> None:
     log.info("resumed from step %s", f"{run.steps:,}")
     for change in changes:
         log.info("  with %s", change)
@@ -235,10 +236,10 @@ def _open_directory(job: Job, comm: Comm) -> RunDirectory:
 
 def _texts(job: Job) -> dict[str, str]:
     """Return the files written into a new run directory."""
-    kept = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
+    texts = {f".hydra/{name}.yaml": content for name, content in job.hydra.items()}
     # Last, because config.yaml marks the directory as a run.
-    kept["config.yaml"] = job.config
-    return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in kept.items()}
+    texts["config.yaml"] = job.config
+    return {name: OmegaConf.to_yaml(OmegaConf.create(each)) for name, each in texts.items()}
 
 
 def _logger(job: Job, path: Path, comm: Comm) -> Logger:

@@ -74,7 +74,7 @@ class DQN(Agent):
         seed: int,
         total_steps: int,
     ) -> None:
-        settings.refuse_unfit(spec, total_steps)
+        settings.validate_fit(spec, total_steps)
         seeds = np.random.SeedSequence(seed).generate_state(4).tolist()
         if total_steps <= settings.learning_starts:
             log.warning(

@@ -64,7 +64,7 @@ class MunchausenSettings:
     def __post_init__(self) -> None:
         validate_at_most(self, 1e6, "temperature")
         validate_fraction(self, "alpha")
-        _refuse_freezing(self, "temperature")
+        _validate_not_freezing(self, "temperature")
         if not -1e6 <= self.log_policy_min <= 0:
             reason = "must lie between -1e6 and 0"
             raise SettingError("log_policy_min", self.log_policy_min, reason)
@@ -90,11 +90,11 @@ class DQNTeacherSettings(TeacherSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _refuse_freezing(self, "temperature")
+        _validate_not_freezing(self, "temperature")
         validate_at_most(self, 1_000, "temperature")
 
 
-def _refuse_freezing(settings: object, name: str) -> None:
+def _validate_not_freezing(settings: object, name: str) -> None:
     """Refuse temperatures at which a softmax overflows."""
     value = getattr(settings, name)
     if not value >= 1e-6:
@@ -151,7 +151,7 @@ class DQNSettings(DistillationSettings):
         )
         validate_at_most(self, 1_000, "learning_rate", "learning_rate_end")
         scheduled(self, "learning_rate")
-        self._refuse_contradictory_epsilon()
+        self._validate_epsilon()
         validate_at_most(
             self, 1e6, "n_step", "batch_size", "grad_accumulation", "updates_per_train"
         )
@@ -167,7 +167,7 @@ class DQNSettings(DistillationSettings):
             reason = f"is not for agent.distribution.kind={kind}, which has a loss of its own"
             raise SettingError("loss", self.loss, reason)
 
-    def _refuse_contradictory_epsilon(self) -> None:
+    def _validate_epsilon(self) -> None:
         validate_fraction(self, "epsilon_warmup", "epsilon_delay")
         if self.epsilon_warmup + self.epsilon_delay + self.epsilon_fraction > 1:
             name = "epsilon_delay" if self.epsilon_delay else "epsilon_warmup"
@@ -216,7 +216,7 @@ class DQNSettings(DistillationSettings):
 
     def of_rank(self, rank: int, size: int) -> DQNSettings:
         """Return one rank's settings: batch and replay are divided among the ranks."""
-        self.refuse_several_ranks()
+        self.validate_single_process()
         if self.batch_size < size:
             reason = f"leaves nothing for some of {size} ranks, which share it"
             raise SettingError("agent.batch_size", self.batch_size, reason)
@@ -224,7 +224,7 @@ class DQNSettings(DistillationSettings):
         replay = replace(self.replay, capacity=-(-self.replay.capacity // size))
         return replace(self, batch_size=batch, replay=replay)
 
-    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
         """Raise SettingError for environments without discrete actions."""
         del total_steps
         if not isinstance(spec.action, DiscreteActions):
@@ -234,4 +234,4 @@ class DQNSettings(DistillationSettings):
                 "dqn",
                 f"needs discrete actions, but {spec.id} has {kind} actions; try agent=ppo",
             )
-        self.network.refuse_unfit(spec)
+        self.network.validate_fit(spec)

@@ -46,7 +46,7 @@ class NetworkSettings:
         """Return the encoder for such observations."""
         return fitting(observation_shape)[0] if self.encoder == "auto" else self.encoder
 
-    def refuse_unfit(self, spec: EnvSpec) -> None:
+    def validate_fit(self, spec: EnvSpec) -> None:
         """Refuse an encoder that the environment's observations do not go through."""
         shape = spec.unmasked_shape
         if self.encoder == "auto" or self.encoder in fitting(shape):

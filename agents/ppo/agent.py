@@ -70,7 +70,7 @@ class PPO(Agent):
         seed: int,
         total_steps: int,
     ) -> None:
-        settings.refuse_unfit(spec, total_steps)
+        settings.validate_fit(spec, total_steps)
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._settings = settings
         rows = settings.rollout_steps * spec.num_envs

@@ -145,14 +145,14 @@ class PPOSettings(DistillationSettings):
     def of_rank(self, rank: int, size: int) -> PPOSettings:
         """Return one rank's settings: a minibatch is divided among the ranks."""
         del rank
-        self.refuse_several_ranks()
+        self.validate_single_process()
         if self.batch_size is None:
             return self
         return replace(self, batch_size=-(-self.batch_size // size))
 
-    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit."""
-        self.network.refuse_unfit(spec)
+        self.network.validate_fit(spec)
         rows = self.rollout_steps * spec.num_envs
         if -(-total_steps // spec.num_envs) < self.rollout_steps:
             raise SettingError(
@@ -168,12 +168,12 @@ class PPOSettings(DistillationSettings):
                 getattr(self, name),
                 f"a rollout has {rows:,} rows (agent.rollout_steps × env.num_envs)",
             )
-        self._refuse_parts_of_sequences(rows)
+        self._validate_whole_sequences(rows)
         if self.normalize_obs and spec.dtype == "uint8":
             reason = "is for vectors; images are scaled to [0, 1] by the network itself"
             raise SettingError("agent.normalize_obs", True, reason)
 
-    def _refuse_parts_of_sequences(self, rows: int) -> None:
+    def _validate_whole_sequences(self, rows: int) -> None:
         if self.recurrent.cell == "none":
             return
         sequences = self._sequences(rows)

@@ -65,14 +65,14 @@ def observation_encoder(space: spaces.Space[Any], images: ImageSettings = AS_DEC
     if isinstance(space, spaces.Box) and is_image(space, images):
         return image_encoder(space, images)
     if images.declared:
-        raise _refuse_image(space, images)
+        raise _validate_not_image(space, images)
     encoder = _vector_encoder(space, images)
     if not encoder.shape[0]:
         raise _refuse("observation", "no numbers", OBSERVATIONS)
     return encoder
 
 
-def _refuse_image(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
+def _validate_not_image(space: spaces.Space[Any], images: ImageSettings) -> SettingError:
     """Return the error for observations that the settings declare as images but are not."""
     if images.range is not None:
         field, value = "image_range", f"[{','.join(f'{each:g}' for each in images.range)}]"

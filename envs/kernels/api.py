@@ -120,7 +120,7 @@ def find_kernel(settings: EnvSettings) -> KernelChoice:
     if settings.info_metrics:
         what = f"kernels have no info; {OTHERS}"
         raise SettingError("info_metrics", list(settings.info_metrics), what)
-    _refuse_other_images(settings, spec)
+    _validate_images(settings, spec)
     kwargs = {**spec.kwargs, **settings.kwargs}
     limit = time_limit(kwargs)
     kwargs.pop(LIMIT, None)
@@ -157,7 +157,7 @@ def _sources(spec: GymSpec, module: str, settings: EnvSettings) -> tuple[str, ..
     return module, "gymnasium.utils.seeding", *shared
 
 
-def _refuse_other_images(settings: EnvSettings, spec: GymSpec) -> None:
+def _validate_images(settings: EnvSettings, spec: GymSpec) -> None:
     """Raise SettingError for image settings other than the kernel's own encoding."""
     images, written = settings.images, {"auto"}
     if isinstance(spec.entry_point, str):

@@ -194,21 +194,21 @@ def run_card(args: argparse.Namespace) -> None:
         steps = steps or settings.rollout_steps * one.env.spec.num_envs
         one.train(getattr(settings, "learning_starts", 0) + FIRST * steps)
         device = next(iter(one.agent.weights().values())).device
-        before, first = taken(device), one.agent.updates
+        before, first = allocated_bytes(device), one.agent.updates
         begin = time.perf_counter()
         one.train((args.iterations - FIRST) * steps)
-        after = taken(device)  # also synchronises the device
+        after = allocated_bytes(device)  # also synchronises the device
         seconds = time.perf_counter() - begin
-        made, updates = (args.iterations - FIRST) * steps, one.agent.updates - first
+        steps_done, updates = (args.iterations - FIRST) * steps, one.agent.updates - first
         found = waits_in_updates(one, TRACED * steps)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(found.items())) or "none"
     print(
-        f"| {args.name} | {device.type} | {made / seconds:,.0f} | {updates / seconds:,.0f} "
+        f"| {args.name} | {device.type} | {steps_done / seconds:,.0f} | {updates / seconds:,.0f} "
         f"| {before / 1e6:,.1f} | {after / 1e6:,.1f} | {listed} |"
     )
 
 
-def taken(device: torch.device) -> int:
+def allocated_bytes(device: torch.device) -> int:
     """Return allocated bytes of a GPU, or this process's RSS."""
     import psutil
     import torch

@@ -144,7 +144,7 @@ def _jitted(algorithm: Any, steps_of_an_iteration: int = 1) -> Callable[[int], o
     return train
 
 
-def race_sb3(told: Mapping[str, Any]) -> float:
+def race_sb3(arguments: Mapping[str, Any]) -> float:
     """Train and evaluate Stable-Baselines3 with `race.for_sb3`'s settings; return its score."""
     import gymnasium
     import torch
@@ -159,30 +159,32 @@ def race_sb3(told: Mapping[str, Any]) -> float:
         import minatar.gym as games
 
         games.register_envs()
-    name, kwargs, seed = told["env"], told["kwargs"], told["seed"]
+    name, kwargs, seed = arguments["env"], arguments["kwargs"], arguments["seed"]
     # Any: keeps type checks the same if the peer is not installed.
-    env: Any = make_vec_env(name, n_envs=told["num_envs"], seed=seed, env_kwargs=kwargs)
-    if told["normalize"]:
-        env = VecNormalize(env, **told["normalize"])
-    settings = {name: _falling(value) for name, value in told["model"].items()}
-    algorithm = {"dqn": DQN, "ppo": PPO}[told["algorithm"]]
-    policy = dict(told["policy"])
+    env: Any = make_vec_env(name, n_envs=arguments["num_envs"], seed=seed, env_kwargs=kwargs)
+    if arguments["normalize"]:
+        env = VecNormalize(env, **arguments["normalize"])
+    settings = {name: _falling(value) for name, value in arguments["model"].items()}
+    algorithm = {"dqn": DQN, "ppo": PPO}[arguments["algorithm"]]
+    policy = dict(arguments["policy"])
     if "activation" in policy:
         layers = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
         policy["activation_fn"] = layers[policy.pop("activation")]
-    if len(env.observation_space.shape) == 3 and told["encoder"] in ("auto", "minatar"):
-        policy |= _with_filters(policy, shared=told["shared"])
+    if len(env.observation_space.shape) == 3 and arguments["encoder"] in ("auto", "minatar"):
+        policy |= _with_filters(policy, shared=arguments["shared"])
     model = algorithm("MlpPolicy", env, policy_kwargs=policy, device="cpu", seed=seed, **settings)
-    model.learn(told["total_timesteps"])
+    model.learn(arguments["total_timesteps"])
     # Some environments have no time limit.
-    longest = gymnasium.spec(name).max_episode_steps or told["longest"]
+    longest = gymnasium.spec(name).max_episode_steps or arguments["longest"]
     ended = kwargs | {"max_episode_steps": longest}
     unseen: Any = make_vec_env(name, n_envs=1, seed=seed + 10_000, env_kwargs=ended)
-    if told["normalize"]:
-        theirs = env.obs_rms if told["normalize"]["norm_obs"] else None
-        unseen = VecNormalize(unseen, training=False, **told["normalize"] | {"norm_reward": False})
+    if arguments["normalize"]:
+        theirs = env.obs_rms if arguments["normalize"]["norm_obs"] else None
+        unseen = VecNormalize(
+            unseen, training=False, **arguments["normalize"] | {"norm_reward": False}
+        )
         unseen.obs_rms = theirs
-    score: Any = evaluate_policy(model, unseen, n_eval_episodes=told["episodes"])[0]
+    score: Any = evaluate_policy(model, unseen, n_eval_episodes=arguments["episodes"])[0]
     return float(score)
 
 
@@ -208,8 +210,8 @@ def _with_filters(policy: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
             self.layers = nn.Sequential(*layers)
 
         def forward(self, obs: Tensor) -> Tensor:
-            told: Tensor = self.layers(obs.movedim(3, 1))
-            return told
+            features: Tensor = self.layers(obs.movedim(3, 1))
+            return features
 
     arch = [] if shared else policy["net_arch"]
     return {"features_extractor_class": Board, "net_arch": arch}
@@ -220,13 +222,13 @@ def _falling(value: Any) -> Any:
     return (lambda left: left * value[0]) if isinstance(value, list) else value
 
 
-def race_rejax(told: Mapping[str, Any]) -> float:
+def race_rejax(arguments: Mapping[str, Any]) -> float:
     """Train and evaluate rejax's PPO with `race.for_rejax`'s settings; return its score."""
     import jax
     import rejax
 
-    algorithm = rejax.get_algo("ppo").create(**told["config"])
-    _, (_, returns) = jax.jit(algorithm.train)(jax.random.PRNGKey(told["seed"]))
+    algorithm = rejax.get_algo("ppo").create(**arguments["config"])
+    _, (_, returns) = jax.jit(algorithm.train)(jax.random.PRNGKey(arguments["seed"]))
     return float(returns[-1].mean())
 
 

@@ -70,8 +70,8 @@ def race(args: argparse.Namespace) -> None:
     print("| preset | contestant | seconds (median) | against ours | scores |")
     print("|---|---|---:|---:|---|")
     for preset in args.presets:
-        told = [f"experiment={preset}", *args.set]
-        field = contestants(told, accept(compose_one(told), told).settings)
+        arguments = [f"experiment={preset}", *args.set]
+        field = contestants(arguments, accept(compose_one(arguments), arguments).settings)
         taking_part = {name: field[name] for name in field if name in args.only}
         # A discarded first run fills the cache of compiled code.
         if OURS in taking_part:
@@ -93,13 +93,13 @@ def defaults(args: argparse.Namespace) -> None:
     print("|---|---|---:|---|---:|---|---:|")
     for each, agent in product(args.envs, args.agents):
         env, _, thousands = each.rpartition("=")
-        told = [f"agent={agent}", *f"env={env}".split(","), f"total_steps={thousands}000"]
+        arguments = [f"agent={agent}", *f"env={env}".split(","), f"total_steps={thousands}000"]
         try:
-            settings = accept(compose_one(told), told).settings
+            settings = accept(compose_one(arguments), arguments).settings
         except SettingError as error:  # DQN with continuous actions, or a missing extra
             print(f"left out: {error}")
             continue
-        field = contestants(told, settings, nothing_more=True)
+        field = contestants(arguments, settings, nothing_more=True)
         for name in (name for name in field if name in args.only):
             seconds, found = zip(*map(field[name], range(args.seeds)), strict=True)
             scores = ", ".join(f"{score:.1f}" for score in found)
@@ -123,8 +123,8 @@ def contestants(
 ) -> dict[str, Callable[[int], Finish]]:
     """Return the contestants that support these settings; `nothing_more`: peers use defaults."""
     steps = settings.run.total_steps
-    told = (*typed, f"eval.every={steps}", "threads=1", "device=cpu")
-    runners: dict[str, Callable[[int], Finish]] = {OURS: lambda seed: ours(told, seed)}
+    arguments = (*typed, f"eval.every={steps}", "threads=1", "device=cpu")
+    runners: dict[str, Callable[[int], Finish]] = {OURS: lambda seed: ours(arguments, seed)}
     if installed("stable_baselines3", SB3):
         theirs = for_sb3(settings)
         if nothing_more:
@@ -137,19 +137,19 @@ def contestants(
     return runners
 
 
-def ours(told: Sequence[str], seed: int) -> Finish:
+def ours(arguments: Sequence[str], seed: int) -> Finish:
     """Train by the command line, with one evaluation at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "train.py"), *told, f"seed={seed}"]
+        command = [sys.executable, str(ROOT / "train.py"), *arguments, f"seed={seed}"]
         seconds, _ = timed([*command, f"run_dir={folder}/run"])
         summary = json.loads(Path(folder, "run", "summary.json").read_text())
     return Finish(seconds, summary["eval_return_mean"])
 
 
-def peer(name: str, told: Mapping[str, Any]) -> Finish:
+def peer(name: str, arguments: Mapping[str, Any]) -> Finish:
     """Train a peer in a process that imports nothing of ours."""
     program = str(ROOT / "scripts" / "benchmarks" / "peers.py")
-    seconds, printed = timed([sys.executable, program, name, json.dumps(told)])
+    seconds, printed = timed([sys.executable, program, name, json.dumps(arguments)])
     return Finish(seconds, json.loads(printed.splitlines()[-1]))
 
 

@@ -110,9 +110,9 @@ def fill(args: argparse.Namespace) -> None:
     print("|---|---:|---:|---:|---:|")
     for name, way in ways.items():
         transient = most_in_use(way, make_rows(args.steps, args.workers, args.size, device))
-        kept = rollout.nbytes / 1e3 if name == "in place" else 0
+        retained = rollout.nbytes / 1e3 if name == "in place" else 0
         milli, ratio = 1e3 * median(seconds[name]), median_ratio(seconds[name], seconds["in place"])
-        print(f"| {name} | {milli:.2f} | {ratio:.2f} | {transient / 1e3:.0f} | {kept:.0f} |")
+        print(f"| {name} | {milli:.2f} | {ratio:.2f} | {transient / 1e3:.0f} | {retained:.0f} |")
 
 
 def make_rows(steps: int, workers: int, size: int, device: torch.device) -> Iterator[Row]:

@@ -27,7 +27,7 @@ WATCHED = ("memory.limit_mb=1e9", "total_steps=1e9", "eval.every=0")
 METHODS = ("on_update", "on_episodes", "on_rollout", "measure")
 
 
-class Blind(MemoryWatch):
+class NoOpWatch(MemoryWatch):
     """A monitor that measures nothing, for comparison."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     with ExitStack() as stack:
         watched = stack.enter_context(ours(*overrides))
         blind = stack.enter_context(ours(*overrides))
-        blind.run._services = blind.run._services._replace(watch=Blind())
+        blind.run._services = blind.run._services._replace(watch=NoOpWatch())
         for contestant in (watched, blind):
             contestant.train(args.steps)  # warm-up
         turns = take_turns(

@@ -78,7 +78,7 @@ def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | 
         tree = [process, *process.children(recursive=True)]
     except psutil.Error:
         return None
-    members = [found for found in map(_look_at, tree) if found is not None]
+    members = [found for found in map(_measure, tree) if found is not None]
     if not members:
         return None
     pss, own, cpu, files, threads = (sum(column) for column in zip(*members, strict=True))
@@ -87,7 +87,7 @@ def take_sample(process: psutil.Process, seconds: float, step: int) -> Sample | 
     )
 
 
-def _look_at(process: psutil.Process) -> tuple[float, ...] | None:
+def _measure(process: psutil.Process) -> tuple[float, ...] | None:
     """Return PSS, own memory, CPU seconds, open files, threads; None if the process ended."""
     try:
         share, times = read_process_memory(process), process.cpu_times()

@@ -40,7 +40,7 @@ class Check(NamedTuple):
     passed: bool
 
 
-class Stretch(NamedTuple):
+class LogInterval(NamedTuple):
     """Training between two log lines."""
 
     end: int  # step
@@ -54,7 +54,7 @@ def judge(soak: Soak, limits: Limits) -> list[Check]:
     begin = settled_step(soak.logged, limits.warmup)
     # After the last log line the run only shuts down.
     samples = [sample for sample in soak.samples if begin <= sample.step < last]
-    parts = [part for part in stretches(soak.logged) if part.end > begin]
+    parts = [part for part in log_intervals(soak.logged) if part.end > begin]
     evaluations = sum("eval/return_mean" in line for line in soak.logged)
     checks = [
         Check("exit code", str(soak.exit_code), "0", soak.exit_code == 0),
@@ -88,7 +88,7 @@ def _at_least(name: str, count: int, limit: int) -> Check:
     return Check(name, str(count), f"≥ {limit}", count >= limit)
 
 
-def _flat(samples: Sequence[Sample], parts: Sequence[Stretch], limits: Limits) -> list[Check]:
+def _flat(samples: Sequence[Sample], parts: Sequence[LogInterval], limits: Limits) -> list[Check]:
     slope, growth = own_slope(samples), own_growth(samples)
     if limits.shared_machine:
         speed, change = "steps per CPU second", cpu_speed_change(parts, samples)
@@ -139,18 +139,18 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return median(values[:tenth]), median(values[-tenth:])
 
 
-def stretches(logged: Sequence[dict[str, float]]) -> list[Stretch]:
+def log_intervals(logged: Sequence[dict[str, float]]) -> list[LogInterval]:
     """Return the intervals between log lines that have a speed."""
     timed = [line for line in logged if line.get(SPEED, 0.0) > 0]
     found, before = [], 0
     for line in timed:
         end = int(line["step"])
-        found.append(Stretch(end, end - before, (end - before) / line[SPEED]))
+        found.append(LogInterval(end, end - before, (end - before) / line[SPEED]))
         before = end
     return found
 
 
-def speed_change(parts: Sequence[Stretch]) -> float:
+def speed_change(parts: Sequence[LogInterval]) -> float:
     """Return the relative change of steps/s from the first tenth to the last.
 
     Each tenth is summed: if updates come in bursts longer than a log interval, the median interval
@@ -160,7 +160,7 @@ def speed_change(parts: Sequence[Stretch]) -> float:
     return _speed(parts[-tenth:]) / _speed(parts[:tenth]) - 1
 
 
-def cpu_speed_change(parts: Sequence[Stretch], samples: Sequence[Sample]) -> float:
+def cpu_speed_change(parts: Sequence[LogInterval], samples: Sequence[Sample]) -> float:
     """Return the relative change of steps per CPU second from the first tenth to the last.
 
     CPU usage is of the whole process, seconds are of training only, because evaluations take longer
@@ -174,11 +174,11 @@ def cpu_speed_change(parts: Sequence[Stretch], samples: Sequence[Sample]) -> flo
     return now / max(first, 1e-9) - 1
 
 
-def _between(parts: Sequence[Stretch], window: Sequence[Sample]) -> list[Stretch]:
+def _between(parts: Sequence[LogInterval], window: Sequence[Sample]) -> list[LogInterval]:
     return [part for part in parts if window[0].step < part.end <= window[-1].step]
 
 
-def _speed(parts: Sequence[Stretch]) -> float:
+def _speed(parts: Sequence[LogInterval]) -> float:
     return sum(part.steps for part in parts) / max(sum(part.seconds for part in parts), 1e-9)
 
 

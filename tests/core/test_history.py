@@ -52,5 +52,5 @@ def test_clear_and_refusal_of_no_room():
     history.append(1)
     history.clear()
     assert len(history) == 0
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         History(0)

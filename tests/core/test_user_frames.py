@@ -17,7 +17,7 @@ from steadyrl.core.user_frames import place_of, shown_frames, user_frames
 from steadyrl.envs.backends.native import NativeBackend
 from steadyrl.envs.factory import BACKENDS, build_env, probe
 from steadyrl.envs.types import DiscreteActions, EnvironmentFailedError
-from steadyrl.training.sweeps.job_run import _inside
+from steadyrl.training.sweeps.job_run import _in_process
 
 FILE = Path(failing_envs.__file__)
 LINE = 1 + next(i for i, x in enumerate(FILE.read_text().splitlines()) if "FAILS HERE" in x)
@@ -125,7 +125,7 @@ def test_a_job_of_a_sweep_shows_the_frames_too(capsys):
     def train():
         raise failure_of(settings(MINE, kwargs={"where": "step"}))
 
-    outcome = _inside(train)
+    outcome = _in_process(train)
     assert outcome.exit_code == 4 and PLACE in (outcome.error or "")
     line, *frames = capsys.readouterr().out.splitlines()
     assert PLACE in line and PLACE in frames[-1]

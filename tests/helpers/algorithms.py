@@ -1,7 +1,7 @@
-"""The registered algorithms as tests see them: each brings overrides that make its runs small.
+"""Registered algorithms for tests, with overrides that make their runs small.
 
-They stand in `tests/agents/<name>/small.py`, as `SMALL`. Tests that hold for every algorithm take
-the names from the registry and the overrides from here.
+The overrides are `SMALL` in `tests/agents/<name>/small.py`. Tests of all algorithms take names from
+the registry and overrides from here.
 """
 
 import runpy
@@ -21,31 +21,31 @@ Overrides = tuple[str, ...]
 class Small:
     """Overrides of one algorithm, without `agent=<name>` and `agent.compile`."""
 
-    # An update within 8 timesteps of one environment, each in a few milliseconds.
+    # At least one update within 8 steps of one environment; a few milliseconds per step.
     quick: Overrides
-    # Updates throughout a run of 300 steps with two environments, more than five of them.
+    # More than five updates, spread over a run of 300 steps with two environments.
     short: Overrides
-    # Switches with a state of their own (statistics, priorities), for runs that are continued.
+    # Options with extra state (statistics, priorities), for runs that are resumed.
     stateful: Overrides = ()
-    # Buffers small enough for a test, where a preset is otherwise built as it stands.
+    # Buffers small enough for a test that otherwise uses a preset unchanged.
     small_buffers: Overrides = ()
-    # A run whose buffers hold 150 MB or more of 4 x 16 KB observations, with its `total_steps`.
+    # A run with 150 MB or more of 16 KB observations in its buffers, `total_steps` included.
     large: Overrides
-    # {switch: {value: overrides}} that all go together; the first value of each is the default.
-    # Those for every algorithm are in tests/test_every_pair.py: a value named as there replaces it.
+    # {option: {value: overrides}} that can all be combined; the first value is the default. Options
+    # of every algorithm are in tests/test_every_pair.py; the same value here replaces theirs.
     switches: Mapping[str, Mapping[str, Overrides]] = field(default_factory=dict)
-    # Pairs of (switch, value) that the program refuses, of these and of those for every algorithm.
+    # Pairs of (option, value) that the configuration check rejects.
     refused: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
 
 
 def on_off(*keys: str) -> dict[str, dict[str, Overrides]]:
-    """Return a switch for each boolean key of the agent."""
+    """Return an on/off option for each boolean key of the agent."""
     return {key: {"off": (), "on": (f"agent.{key}=true",)} for key in keys}
 
 
 @cache
 def small(name: str) -> Small:
-    """Return the small overrides that an algorithm brings."""
+    """Return an algorithm's small overrides."""
     place = Path(__file__).parents[1] / "agents" / name / "small.py"
     assert place.is_file(), f"{name} is registered, and {place} is missing"
     found = runpy.run_path(str(place))["SMALL"]
@@ -72,5 +72,5 @@ def known(name: str, *overrides: str) -> Overrides:
 
 
 def eager(name: str) -> Overrides:
-    """Return `agent=<name>`, and that nothing is compiled."""
+    """Return overrides that select the algorithm without compilation."""
     return (f"agent={name}", *known(name, "agent.compile=false"))

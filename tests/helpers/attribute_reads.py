@@ -1,4 +1,4 @@
-"""Which attributes the code reads of which class, by the types that mypy infers."""
+"""Find which attributes of which class the code reads, by the types that mypy infers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Read = tuple[str, str]  # full name of the class, attribute
 
 
 def attribute_reads(texts: Mapping[str, str], checks: frozenset[str]) -> set[Read]:
-    """Return every attribute that modules (text by name) read outside of functions in `checks`."""
+    """Return all (class, attribute) read by modules (text by name) outside `checks`."""
     options = Options()
     options.incremental = False
     options.export_types = True
     options.preserve_asts = True
-    options.follow_imports = "skip"  # nothing that is not ours has our classes
+    options.follow_imports = "skip"  # foreign code does not use our classes
     options.ignore_missing_imports = True
-    options.ignore_errors = True  # `mypy` itself is there to find them
+    options.ignore_errors = True  # CI runs mypy itself
     options.explicit_package_bases = True
     packages = {name.rpartition(".")[0] for name in texts} - {"", *texts}
     sources = [BuildSource(None, name, text) for name, text in texts.items()]

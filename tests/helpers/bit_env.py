@@ -1,11 +1,11 @@
-"""An environment that shows a bit at first and asks for it at the end: half of all guesses win."""
+"""A memory task: the first observation shows a bit, the last action must repeat it."""
 
 import gymnasium as gym
 import numpy as np
 
 
 class FirstBit(gym.Env):
-    """Shows (±1, 0), then (0, 0), at last (0, 1); the action there is rewarded if it is the bit."""
+    """Observes (±1, 0), then (0, 0), at last (0, 1); the last action should be the bit."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)

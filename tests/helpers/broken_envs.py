@@ -1,4 +1,4 @@
-"""Environments that misbehave, found by `env.id=broken_envs:Name-v0`."""
+"""Misbehaving environments, for `env.id=broken_envs:Name-v0`."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Bad(gym.Env):
-    """Return something that is no number after some steps of every episode."""
+    """Returns a non-finite reward or observation after some steps of every episode."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -33,7 +33,7 @@ gym.register("Bad-v0", Bad)
 
 
 class Lottery(gym.Wrapper):
-    """CartPole whose rewards say nothing: there is nothing to learn."""
+    """CartPole with random rewards: nothing can be learned."""
 
     def step(self, action):
         observation, _, terminated, truncated, info = self.env.step(action)
@@ -42,7 +42,7 @@ class Lottery(gym.Wrapper):
 
 
 def lottery():
-    """Make the environment without its time limit wrapper doubled."""
+    """Return the environment with a single time-limit wrapper."""
     return Lottery(gym.make("CartPole-v1"))
 
 
@@ -50,7 +50,7 @@ gym.register("Lottery-v0", lottery)
 
 
 class Hoarder(Bad):
-    """Keep some memory of every step, for ever."""
+    """Leaks `size` bytes per step."""
 
     def __init__(self, size):
         super().__init__()
@@ -66,7 +66,7 @@ gym.register("Hoarder-v0", Hoarder)
 
 
 class Wanderer(Bad):
-    """Change the working directory as soon as it is made, and with every episode."""
+    """Changes the working directory when built and at every reset."""
 
     def __init__(self, to):
         super().__init__()
@@ -82,7 +82,7 @@ gym.register("Wanderer-v0", Wanderer)
 
 
 class Signaller(Bad):
-    """Send signals to its own process: when it is made, or in its n-th step."""
+    """Sends signals to its own process when built, or in its n-th step."""
 
     def __init__(self, signals, made=False, step=0):
         super().__init__()
@@ -105,11 +105,11 @@ gym.register("Signaller-v0", Signaller)
 
 
 class Diary(Bad):
-    """Keep a kilobyte of every episode, for ever; an episode is one step."""
+    """Leaks a kilobyte per episode of one step."""
 
     def __init__(self):
         super().__init__()
-        self.size = 1024  # as a constant below, all pages were one object
+        self.size = 1024  # not a constant, which would be one shared object
         self.pages = []
 
     def step(self, action):
@@ -122,7 +122,7 @@ gym.register("Diary-v0", Diary)
 
 
 class GraphKeeper(Bad):
-    """Keep a tensor with the graph that made it, in every episode."""
+    """Leaks a tensor with its autograd graph per episode."""
 
     def __init__(self):
         super().__init__()
@@ -139,7 +139,7 @@ gym.register("GraphKeeper-v0", GraphKeeper)
 
 
 class Glutton(Bad):
-    """Take every file descriptor there is for some steps, and give them back."""
+    """Takes all file descriptors for some steps, then releases them."""
 
     def __init__(self, first, last):
         super().__init__()

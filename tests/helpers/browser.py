@@ -1,4 +1,4 @@
-"""A real browser without a window, asked over a pipe what its pages show."""
+"""Headless Chromium, controlled over a pipe."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from base64 import b64decode
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
-# Pages are built of parts whose text only they know: walk into each of them.
+# Pages consist of shadow DOMs: collect the text of each.
 TEXT = """
 function text(node) {
   if (node.nodeType === Node.TEXT_NODE) return node.textContent + " ";
@@ -23,11 +23,11 @@ new Promise(resolve => setTimeout(() => resolve(document.body ? text(document.bo
 
 
 class RefusedError(Exception):
-    """The browser did not do what it was asked for."""
+    """The browser returned an error."""
 
 
 class Browser:
-    """Chromium, by the protocol of its own developer tools."""
+    """Chromium, controlled by the DevTools protocol."""
 
     def __init__(self, profile):
         to_read, self._write = os.pipe()
@@ -51,7 +51,7 @@ class Browser:
         self._seen, self._asked, self._page = b"", 0, {}
 
     def ask(self, method, **parameters):
-        """Return the answer to one command."""
+        """Send a command; return its result."""
         self._asked += 1
         message = {"id": self._asked, "method": method, "params": parameters, **self._page}
         os.write(self._write, json.dumps(message).encode() + b"\0")
@@ -68,7 +68,7 @@ class Browser:
                 return answer["result"]
 
     def shown(self, address, *words):
-        """Return the text of a page, once all these words are in it or a minute has passed."""
+        """Return a page's text once it has all `words`, or after a minute."""
         self._page = {}
         target = self.ask("Target.createTarget", url=address)["targetId"]
         session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -76,18 +76,18 @@ class Browser:
         looking = {"expression": TEXT, "awaitPromise": True, "returnByValue": True}
         text = ""
         for _ in range(300):
-            with contextlib.suppress(RefusedError):  # a page that is about to be another one
+            with contextlib.suppress(RefusedError):  # the page is being replaced
                 text = self.ask("Runtime.evaluate", **looking)["result"]["value"]
             if text and all(word in text for word in words):
                 break
         return text
 
     def picture(self):
-        """Return the page asked for last as PNG."""
+        """Return the current page as PNG."""
         return b64decode(self.ask("Page.captureScreenshot")["data"])
 
     def close(self):
-        """End the browser."""
+        """Close the browser."""
         self._page = {}
         with contextlib.suppress(AssertionError, OSError, RefusedError):
             self.ask("Browser.close")

@@ -16,19 +16,19 @@ from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
-# What brings a number to the host, or needs one to know its result's shape.
+# Operations that copy a number to the host, or need one for the shape of their result.
 ASKS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"}
 MADE_WITHOUT_META = {"_fused_adam_"}  # torch has no shapes for it
 
 
 class Asked(NamedTuple):
-    """Counts of what a device was asked to do."""
+    """Counts of device operations."""
 
     launches: int
-    there: int  # copies to it
-    back: int  # copies from it
-    waits: tuple[str, ...]  # for what the host waits
-    made: int  # tensors
+    there: int  # host-to-device copies
+    back: int  # device-to-host copies
+    waits: tuple[str, ...]  # operations that block the host
+    made: int  # tensors allocated
 
 
 class Card(TorchDispatchMode):
@@ -37,12 +37,12 @@ class Card(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launches: Counter[str] = Counter()
-        self.alive: dict[int, int] = {}  # bytes of what was made and is still there
+        self.alive: dict[int, int] = {}  # bytes of live storages
         self._there = self._back = self._made_count = 0
         self._waits: list[str] = []
 
     def take(self) -> Asked:
-        """Return what was asked since the last call."""
+        """Return the counts since the last call."""
         asked = Asked(
             self.launches.total(), self._there, self._back, tuple(self._waits), self._made_count
         )
@@ -52,7 +52,7 @@ class Card(TorchDispatchMode):
         return asked
 
     def record(self, function):
-        """Stand where a CUDA graph is recorded, which permits no question; playing is a launch."""
+        """Emulate a CUDA graph's capture: synchronisations raise, and a replay is one launch."""
         before = Counter(self.launches), self._there, self._back, self._waits, self._made_count
         self.launches.clear()
         self._there = self._back = self._made_count = 0
@@ -69,7 +69,7 @@ class Card(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        with self:  # what consists of others, and comes as it is under inference mode
+        with self:  # composite operators, which inference mode does not decompose
             parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
             return parts

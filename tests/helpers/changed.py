@@ -1,10 +1,10 @@
-"""Settings with some keys changed, those of blocks too."""
+"""Copies of settings with some keys changed, nested ones too."""
 
 from dataclasses import replace
 
 
 def changed(settings, **changes):
-    """Return settings with changes; `noisy__sigma=0.1` is the key `noisy.sigma`."""
+    """Return settings with changes; `noisy__sigma=0.1` sets `noisy.sigma`."""
     plain, blocks = {}, {}
     for key, value in changes.items():
         block, _, name = key.partition("__")

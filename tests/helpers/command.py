@@ -1,4 +1,4 @@
-"""Run train.py as a person does: a process of its own, in a folder of its own."""
+"""Run train.py in a subprocess, as a user does."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Small and quick; each test overrides what it is about.
+# Small and fast; tests override what they are about.
 QUICK = (
     "agent=dqn",
     "env=cartpole",
@@ -45,12 +45,12 @@ def start(folder, *overrides, quick=True):
 
 
 def run(folder, *overrides, code=0, quick=True):
-    """Run to the end; return the run directory, its summary, and what was printed."""
+    """Run to the end; return run directory, summary and output."""
     return finished(start(folder, *overrides, quick=quick), folder, code)
 
 
 def finished(process, folder, code):
-    """Wait for a run that is to end with `code`; return as `run` does."""
+    """Wait for a run that must exit with `code`; return as `run` does."""
     out, err = process.communicate()
     assert process.returncode == code, out + err
     assert "Traceback" not in out + err

@@ -1,4 +1,4 @@
-"""Environments whose every observation says which episode and which step it is of."""
+"""Environments whose observations identify the episode and step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OBSERVATIONS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 class Stamped(gym.Env):
-    """Observe (episode, step, last action); end in all ways, and sometimes break."""
+    """Observes (episode, step, last action); episodes terminate, truncate or both; may crash."""
 
     def __init__(self, crashes=0.0):
         self.observation_space, self.action_space = OBSERVATIONS, spaces.Discrete(3)
@@ -38,7 +38,7 @@ class Stamped(gym.Env):
 
 
 class StampedBatch(gym.vector.VectorEnv):
-    """The same as one batch, with one generator."""
+    """The same as a batched environment, with one random generator."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -59,7 +59,7 @@ class StampedBatch(gym.vector.VectorEnv):
         return self._begin(np.full(n, -1)), {}
 
     def _begin(self, actions):
-        """Start new episodes where the last are over."""
+        """Start new episodes where the last have ended."""
         for env in np.flatnonzero(self._over):
             self._count += 1
             self._episodes[env], self._time[env] = self._count, 0

@@ -1,18 +1,18 @@
-"""Few rows in which every pair of values stands: a pairwise covering array, built greedily."""
+"""Pairwise covering array: few rows that have every pair of values, built greedily."""
 
 from functools import partial
 from itertools import combinations
 
 
 def pairs_of(row):
-    """Return all pairs of (factor, value) that stand in a row."""
+    """Return all pairs of (factor, value) in a row."""
     return {frozenset(pair) for pair in combinations(row.items(), 2)}
 
 
 def covering(factors, forbidden=()):
-    """Return rows {factor: value} with every pair of values of two factors but forbidden ones.
+    """Return rows {factor: value} that cover every pair of values except forbidden ones.
 
-    `factors` are lists of values, the first of which go with everything.
+    `factors` maps each factor to its values; the first values are compatible with everything.
     """
     forbidden = {frozenset(pair) for pair in forbidden}
     missing = [
@@ -36,6 +36,6 @@ def covering(factors, forbidden=()):
 
 
 def _new(row, factor, value, *, missing, forbidden):
-    """How many pairs that are missing a value brings to a row; -1 if one is forbidden."""
+    """Return how many missing pairs a value adds to a row; -1 if it adds a forbidden one."""
     pairs = {frozenset((item, (factor, value))) for item in row.items()}
     return -1 if pairs & forbidden else len(pairs & missing)

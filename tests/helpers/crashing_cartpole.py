@@ -1,4 +1,4 @@
-"""CartPole that breaks now and then, as real simulators do."""
+"""CartPole that raises now and then, like a real simulator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 
 class CrashingCartPole(CartPoleEnv):
-    """Raise in one step of two thousand and in one reset of two hundred."""
+    """Raises in one step of 2,000 and in one reset of 200."""
 
     def step(self, action):
         if self.np_random.random() < 5e-4:

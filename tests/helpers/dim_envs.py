@@ -1,4 +1,4 @@
-"""Images declared from 0 to 255 that hold but two values, alone, as one batch and as a kernel."""
+"""Images declared as 0 to 255 with only two values; as environment, batch and kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def image(time, bright):
 
 
 class Dim(gym.Env):
-    """Show a board of 0 and `bright`."""
+    """Shows a board of 0 and `bright`."""
 
     observation_space, action_space = SPACE, spaces.Discrete(2)
 
@@ -43,7 +43,7 @@ class Dim(gym.Env):
 
 
 class DimBatch(gym.vector.VectorEnv):
-    """The same in all of them."""
+    """The same as a batched environment."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
     single_observation_space, single_action_space = SPACE, spaces.Discrete(2)
@@ -66,13 +66,13 @@ class DimBatch(gym.vector.VectorEnv):
 
 
 def dim_kernel():
-    """Return a kernel whose channels lie first, although its sides do not tell."""
+    """Return a kernel with channels first, which its shape does not show."""
     return Kernel(step, (9, 10, 14), spaces.Discrete(2), images=True)
 
 
 @jit
 def step(sim, action, outcome):
-    """Show black and, after an action, one element that is nearly black."""
+    """Show black and, after an action, one element of value 1."""
     for env in range(len(action)):
         outcome.obs[env] = 0
         if sim.clock[env, NEEDS_RESET]:

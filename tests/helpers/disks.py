@@ -1,4 +1,4 @@
-"""Disks that fail at a chosen operation, and one that remembers what a power cut would leave."""
+"""Disks that fail at a given operation, and a simulated power cut."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from steadyrl.core.files import Files
 
-DIRECTORY = -1  # in the place of a file's number
+DIRECTORY = -1  # in place of an inode
 
 
 class FailingFiles(Files):
-    """Let the n-th operation fail; a write that fails leaves half of its bytes behind."""
+    """Fails at the n-th operation; a failing write leaves half of its bytes."""
 
     def __init__(self, at: int, error: int) -> None:
         self.at, self.error, self.count = at, error, 0
@@ -45,7 +45,7 @@ for _name in ("make_directory", "link", "sync_directory", "rename", "remove"):
 
 
 class RecordedOs:
-    """Stands in for the module `os`: does the operation, and keeps the order of what was done."""
+    """Replacement of the module `os` that records the order of operations."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -92,10 +92,10 @@ class RecordedOs:
 
 
 def after_power_cut(log: list[tuple[Any, ...]], *, names_survive: bool) -> dict[str, bytes]:
-    """Return the files a disk holds after the operations in `log`, and a power cut.
+    """Return the files on a disk after the operations in `log` and a power cut.
 
-    Data that was not forced out is lost. A name (created, renamed) survives once its directory was
-    forced out or, on file systems that write names early (`names_survive`), at once.
+    Data without fsync is lost. A name (created, renamed) survives if its directory was fsynced or,
+    on file systems that write names early (`names_survive`), in any case.
     """
     contents: dict[int, bytearray] = {}
     forced: dict[int, bytes] = {}
@@ -119,7 +119,7 @@ def after_power_cut(log: list[tuple[Any, ...]], *, names_survive: bool) -> dict[
             renamed.append((path, rest[0]))
         elif kind == "fsync" and live.get(path, DIRECTORY) != DIRECTORY:
             forced[live[path]] = bytes(contents[live[path]])
-        elif kind == "fsync":  # a directory: what was renamed in it, then what was created in it
+        elif kind == "fsync":  # a directory: its renames, then its new files
             for old, new in [pair for pair in renamed if os.path.dirname(pair[1]) == path]:
                 durable = _moved(durable, old, new)
                 renamed.remove((old, new))
@@ -136,7 +136,7 @@ def _moved(names: dict[str, int], old: str, new: str) -> dict[str, int]:
 
 
 def _reachable(names: dict[str, int], live: dict[str, int]) -> dict[str, int]:
-    """Leave out the files in directories that were made, and are lost."""
+    """Leave out files in directories that are lost."""
     lost = [name for name, inode in live.items() if inode == DIRECTORY and name not in names]
     return {
         name: inode
@@ -146,7 +146,7 @@ def _reachable(names: dict[str, int], live: dict[str, int]) -> dict[str, int]:
 
 
 def lay_out(disk: dict[str, bytes], source: Path, target: Path) -> None:
-    """Write the files of a disk below `source` to real ones below `target`."""
+    """Write a simulated disk's files below `source` to real files below `target`."""
     for name, data in disk.items():
         path = target / Path(name).relative_to(source)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The commands that the pages show, as a shell would read them."""
+"""Commands shown in the docs, parsed as a shell would."""
 
 import re
 import shlex
@@ -9,9 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 INLINE = re.compile(r"`((?:python|steadyrl|pytest|tensorboard) [^`]+)`")
 SHELL = ("bash", "sh")
-# In a block that is no shell's, what begins so is a command all the same.
+# In a block without a language, lines that start with these are commands.
 PROGRAMS = ("python", "python3", "pip", "steadyrl", "tensorboard", "pytest", "ruff", "mypy")
-# What the pages leave to the reader.
+# Placeholders of the docs.
 PLACEHOLDERS = {
     "RUN": "outputs/run",
     "DIR": "outputs/another",
@@ -28,14 +28,14 @@ PLACEHOLDERS = {
 
 
 class Command(NamedTuple):
-    """One command of a page: its program and its arguments."""
+    """One command of a page: program and arguments."""
 
     page: str
     words: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """What a reader would type."""
+        """The command line."""
         return shlex.join(self.words)
 
 
@@ -45,7 +45,7 @@ def pages():
 
 
 def commands():
-    """Return every command of every page once, with the first page that has it."""
+    """Return every distinct command, with the first page that has it."""
     found = {}
     for page in pages():
         for line in lines(page.read_text()):
@@ -57,7 +57,7 @@ def commands():
 
 
 def lines(text):
-    """Yield the command lines of a page, in its blocks and in its sentences."""
+    """Yield the command lines of a page, in code blocks and inline."""
     for language, body in BLOCK.findall(text):
         for line in re.sub(r"\\\n\s*", "", body).splitlines():
             if language in SHELL or (not language and line.startswith(PROGRAMS)):
@@ -67,12 +67,12 @@ def lines(text):
 
 
 def shown(line):
-    """Return a line without the remark beside it."""
+    """Return a line without its comment."""
     return re.split(r"\s+# |\s{3,}", line.strip())[0]
 
 
 def read(text):
-    """Return the words of one command, without loops and what is said before it."""
+    """Return the words of a command, without loop syntax, taskset and variables."""
     text = re.sub(r"^(\s*(do|done|for \w+ in [^;]*)(?=\s|$))+\s*", "", text)
     for placeholder, value in PLACEHOLDERS.items():
         text = re.sub(rf"(?<![\w.]){re.escape(placeholder)}(?![\w.])", value, text)

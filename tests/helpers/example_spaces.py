@@ -1,4 +1,4 @@
-"""Spaces of every kind that holds numbers, and observations of them."""
+"""Example spaces of every numeric kind, and observations of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def box(low, high, dtype, shape=(SIDE, SIDE, 2)):
     return spaces.Box(low, high, shape, dtype)
 
 
-# kind → the space; of images and of what is none
+# kind -> space; images, and spaces that are not images
 IMAGES = {
     "bytes": box(0, 255, np.uint8),
     "bytes, channels first": box(0, 255, np.uint8, (2, SIDE, SIDE)),
@@ -68,14 +68,14 @@ LENGTH = 5
 
 
 def sample(kind, env, step):
-    """Return what environment `env` shows at step `step` of an episode."""
+    """Return the observation of environment `env` at step `step` of an episode."""
     space = SPACES[kind]
     space.seed(100 * env + step)
     return space.sample()
 
 
 class Show(gym.Env):
-    """Show samples of a space, whatever is done."""
+    """Shows samples of a space, whatever the action."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -92,7 +92,7 @@ class Show(gym.Env):
 
 
 class ShowBatch(gym.vector.VectorEnv):
-    """The same as one batch, in which all show the same."""
+    """The same as a batched environment; all show the same."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""Environments, wrappers and reward functions whose own code fails, two calls deep."""
+"""Environments, wrappers and reward functions that raise two calls deep."""
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +12,7 @@ def look_up(level="a level"):
 
 
 class Failing(gym.Env):
-    """Fail where it is told to: init, reset, step; `late` fails from a step on in all there are."""
+    """Raises in `where` (init, reset, step); with `late`, from that step on."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -43,7 +43,7 @@ class Failing(gym.Env):
 
 
 class FailingBatch(gym.vector.VectorEnv):
-    """The same as one batch."""
+    """The same as a batched environment."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
     single_observation_space, single_action_space = (
@@ -66,7 +66,7 @@ class FailingBatch(gym.vector.VectorEnv):
 
 
 class FailingWrapper(gym.Wrapper):
-    """Fail when it is put around an environment, or in a step."""
+    """Raises when built, or in a step."""
 
     def __init__(self, env, where):
         super().__init__(env)
@@ -81,7 +81,7 @@ class FailingWrapper(gym.Wrapper):
 
 
 def rewarded(env):
-    """Put a reward function that fails around an environment."""
+    """Wrap an environment with a reward function that raises."""
     return gym.wrappers.TransformReward(env, lambda reward: look_up(reward))
 
 

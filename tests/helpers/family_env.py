@@ -1,4 +1,4 @@
-"""An environment that starts processes of its own and forgets them."""
+"""An environment that starts subprocesses and does not end them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAMILY = "family_env:Family-v0"
 
 
 class Family(gym.Env):
-    """Note the numbers of a program and of a forked process in a file."""
+    """Starts a program and a forked process, and appends their pids to a file."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -37,7 +37,7 @@ class Family(gym.Env):
 
 
 class Daemons(Family):
-    """Start a program and a forked process that leave its session, and all who knew them."""
+    """Starts daemons: orphaned processes in sessions of their own."""
 
     def __init__(self, register):
         with open(register, "a") as file:
@@ -50,7 +50,7 @@ class Daemons(Family):
 
 
 def daemon(program):
-    """Return the number of a process that nobody is the parent of."""
+    """Start an orphaned process; return its pid."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -68,11 +68,11 @@ def daemon(program):
 
 
 class Calling(Family):
-    """Send a signal to the process that asked for it, when this is the one of that number."""
+    """The `at`-th one built sends signal `number` to its parent process."""
 
     def __init__(self, register, at, number):
         with open(register, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # else two of them may be the same number, or none
+            fcntl.flock(file, fcntl.LOCK_EX)  # two could count the same number otherwise
             file.seek(0, os.SEEK_END)
             file.write(b"x")
             built = file.tell()

@@ -1,6 +1,6 @@
-"""CartPole whose fate goes by a number: fine, diverging, or killing its process once.
+"""CartPole that, depending on a number, works, diverges, or kills its process once.
 
-That waits until the checkpoint of step 500 is whole, so that the run goes on from there.
+The kill waits until the checkpoint of step 500 is complete, so that the run resumes from it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The ways in which the faulty environment breaks."""
+"""Faults of the faulty environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RAISED = {
 
 
 def break_down(kind):
-    """Break, or return what changes the row (observation, reward, …) that is returned."""
+    """Raise, end or hang, or return a function that corrupts a step's tuple (obs, reward, …)."""
     if kind == "raise":
         raise TwoArgumentsError("this", "that")
     if kind in RAISED:

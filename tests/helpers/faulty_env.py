@@ -1,4 +1,4 @@
-"""A CartPole that hangs, fails, cannot write or is slow, on one rank and after some steps."""
+"""CartPole with a fault on one rank after some steps: hang, exception, full disk, slow steps."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 class Faulty(CartPoleEnv):
-    """After `after` steps, on rank `on`: `hang`, `fail`, or a `disk` that takes no more."""
+    """After `after` steps on rank `on`: `hang`, `fail`, or `disk` (no more writes)."""
 
     def __init__(self, fault="", on=1, after=300, busy=0.0):
         super().__init__()

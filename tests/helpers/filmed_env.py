@@ -1,6 +1,6 @@
-"""CartPole whose trainer is killed, once, while the third picture is drawn.
+"""CartPole that kills its trainer once, while the third video frame is rendered.
 
-The checkpoint of that very step is whole by then, unless another one was being written.
+It waits for a checkpoint in progress, so that the one of this step is complete.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Ranks for tests: forked from this process, or runs of the command forked from a warm one."""
+"""Ranks for tests: forked from this process, or runs forked from the preloaded process."""
 
 import contextlib
 import multiprocessing
@@ -12,25 +12,25 @@ from warm import Process
 from steadyrl.training.distributed.comm import Ranks
 from steadyrl.training.run.rank_info import RankInfo
 
-LIMIT = 300  # seconds until ranks count as hanging: they need some, on a busy machine more
+LIMIT = 300  # seconds until ranks count as hanging; a busy machine needs some
 
 
 def free_port():
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def environment(rank, size, port):
-    """Return what torchrun would tell a rank."""
+    """Return the variables that torchrun sets for a rank."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {name: str(value) for name, value in (numbers | place).items()}
 
 
 def together(size, work, *arguments):
-    """Return what `work(comm, *arguments)` returns on each of so many ranks."""
+    """Run `work(comm, *arguments)` on `size` ranks; return their results."""
     port, context = free_port(), multiprocessing.get_context("fork")
     ends = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
@@ -51,12 +51,12 @@ def together(size, work, *arguments):
             process.kill()
             process.join()
     assert not hanging, f"ranks {hanging} did not end"
-    assert len(found) == size, "a rank failed; its traceback stands above"
+    assert len(found) == size, "a rank failed; see its traceback above"
     return found
 
 
 def _answers(pipes):
-    """Return what ranks sent; those that failed sent nothing."""
+    """Return the ranks' results; a failed rank has none."""
     found = []
     for pipe in pipes:
         assert pipe.poll(LIMIT), "a rank hangs"
@@ -74,7 +74,7 @@ def _one(rank, size, port, end, work, arguments):
 
 
 def start(folder, size, *overrides, quick=True, different=()):
-    """Start a run of so many ranks in `folder`; the last one is told something `different`."""
+    """Start a run of `size` ranks in `folder`; the last also gets the overrides `different`."""
     port = free_port()
     ranks = []
     for rank in range(size):

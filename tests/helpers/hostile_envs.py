@@ -1,4 +1,4 @@
-"""Environments that harm the process they run in, found by `env.id=hostile_envs:Hostile-v0`."""
+"""Environments that harm their process, for `env.id=hostile_envs:Hostile-v0`."""
 
 import ctypes
 import importlib
@@ -11,12 +11,12 @@ import numpy as np
 
 
 def torch():
-    """Return torch, which processes of environments need not load for the other harms."""
+    """Return torch, imported only by the harms that need it."""
     return importlib.import_module("torch")
 
 
 def fail_now_and_then_with_an_escape_sequence():
-    """Fail in a quarter of the steps, with a message that would clear the screen."""
+    """Raise in a tenth of the calls, with a message that would clear the screen."""
     if np.random.default_rng().random() < 0.1:
         raise RuntimeError("\x1b[2J\x1b]0;owned\x07")
 
@@ -37,14 +37,14 @@ HARM = {
 
 
 def leave_a_trace():
-    """Note in the file that TRACES names which process runs code of this module."""
+    """Append the pid to the file $TRACES, to show which processes run this module."""
     if "TRACES" in os.environ:
         with open(os.environ["TRACES"], "a") as file:
             file.write(f"{os.getpid()}\n")
 
 
 class Hostile(gym.Env):
-    """Do one kind of harm in one method: constructor, reset, step or close."""
+    """Does one kind of harm in one method: constructor, reset, step or close."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""Kill a run with SIGKILL, at random moments and inside of saves, and see what that cost."""
+"""Kill a run with SIGKILL at random times and during saves, and check the damage."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CONTINUED = re.compile(r"resumed from step ([\d,]+)")
 
 
 class Plan(NamedTuple):
-    """When to kill: so many checkpoints after the start, inside a save or some time later."""
+    """When to kill: after that many checkpoints, during a save or some seconds later."""
 
     checkpoints: int
-    files: int | None  # that a save has written; None: not inside a save
+    files: int | None  # files that the save has written; None: not during a save
     seconds: float
 
 
 def drawn(generator: random.Random, inside: float, starting: float) -> Plan:
-    """Draw a moment: with probability `inside` within a save, with `starting` before the first."""
+    """Draw a plan: with probability `inside` during a save, `starting` before the first one."""
     kind = generator.random()
     if kind < inside:
         return Plan(generator.randrange(1, 3), generator.randrange(7), 0.0)
@@ -39,17 +39,17 @@ def drawn(generator: random.Random, inside: float, starting: float) -> Plan:
 
 
 class Fate(NamedTuple):
-    """What became of one start of a run."""
+    """Outcome of one start of a run."""
 
     killed: bool
-    inside: bool  # a save was left half done
-    continued: int | None  # from this step; None: it had not come so far, or began anew
-    newest: int  # the newest checkpoint then, 0 for none
-    logged: int  # the last step in the metrics
+    inside: bool  # a save was incomplete
+    continued: int | None  # step it resumed from; None: killed before that, or started over
+    newest: int  # step of the newest checkpoint, 0 for none
+    logged: int  # last step in the metrics
 
 
 class Victim:
-    """A run in a folder of its own, started with the same command again and again."""
+    """A run that is started again and again with the same command."""
 
     def __init__(self, folder: Path, arguments: tuple[str, ...]) -> None:
         folder.mkdir(exist_ok=True)
@@ -64,13 +64,13 @@ class Victim:
         return [name for name in self.names() if name.startswith("step-")]
 
     def half_written(self) -> list[Path]:
-        """Everything that a killed writer can leave behind."""
+        """Return everything that a killed writer may leave behind."""
         kinds = (f"{TEMPORARY}*", f"{FRESH}*", f"{OLD}*", ".*.json-????????", ".*.yaml-????????")
         places = (self.directory, self.directory / "checkpoints")
         return [path for place in places for kind in kinds for path in place.glob(kind)]
 
     def kill(self, plan: Plan) -> Fate:
-        """Start it, kill it as planned, and look at what there is then."""
+        """Start the run, kill it as planned, and return the outcome."""
         begun, before = time.time_ns(), self.whole()
         process = start(self.folder, *self.arguments, quick=False)
         if self._wait(process, plan, set(before)):
@@ -78,24 +78,24 @@ class Victim:
         out, err = process.communicate()
         assert process.returncode in (0, -signal.SIGKILL), out + err
         assert "Traceback" not in out + err
-        told = CONTINUED.search(out)
+        resumed = CONTINUED.search(out)
         if before:
             assert "starting over" not in out
         left = self.half_written()
-        if told is not None:
+        if resumed is not None:
             old = [path for path in left if path.stat().st_ctime_ns < begun]
-            assert old == [], "a start leaves nothing of the run before it half written"
+            assert old == [], "a resumed run must remove partial writes of the one before"
         whole = self.whole()
         return Fate(
             process.returncode != 0,
             any(path.parent.name == "checkpoints" for path in left),
-            int(told[1].replace(",", "")) if told else None,
+            int(resumed[1].replace(",", "")) if resumed else None,
             int(whole[-1].split("-")[1]) if whole else 0,
             self.logged(),
         )
 
     def _wait(self, process: Process, plan: Plan, before: set[str]) -> bool:
-        """Wait for the planned moment; False if the run ended before it."""
+        """Wait for the planned time; return False if the run ended before it."""
         while len(set(self.whole()) - before) < plan.checkpoints:
             if process.is_over(POLL):
                 return False
@@ -107,21 +107,21 @@ class Victim:
         return True
 
     def _files_of_save(self) -> int:
-        """Return how many files the save under way has; -1 if there is none."""
+        """Return the number of files of the save in progress; -1 if there is none."""
         paths = list((self.directory / "checkpoints").glob(f"{TEMPORARY}*"))
         try:
             return max((len(os.listdir(path)) for path in paths), default=-1)
-        except FileNotFoundError:  # it has just got its final name
+        except FileNotFoundError:  # it was just renamed to its final name
             return -1
 
     def logged(self) -> int:
-        """Return the last step in the metrics that is written wholly."""
+        """Return the last completely written step of the metrics."""
         path = self.directory / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
     def metrics(self) -> list[dict[str, float]]:
-        """Return what was logged, but for times and memory."""
+        """Return the metrics without times and memory."""
         lines = (self.directory / "metrics.jsonl").read_text().splitlines()
         return [
             {
@@ -134,7 +134,7 @@ class Victim:
         ]
 
     def finish(self) -> dict[str, Any]:
-        """Let it run to its end; return its summary."""
+        """Run to the end; return the summary."""
         summary: dict[str, Any] = run(self.folder, *self.arguments, quick=False)[1]
         assert self.half_written() == []
         return summary

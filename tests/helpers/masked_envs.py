@@ -1,4 +1,4 @@
-"""Environments that say which actions they allow, in each of the ways there are."""
+"""Environments with action masks, provided in each supported way."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-SHAPES = {"vector": (2,), "image": (9, 12, 2)}  # the image has its channels last
+SHAPES = {"vector": (2,), "image": (9, 12, 2)}  # channels last
 
 
 class Masking(gym.Env):
-    """Hands a mask on by one of three sources; a forbidden action is an assertion that fails."""
+    """Provides a mask by one of three sources; a forbidden action fails an assertion."""
 
     def __init__(self, source, actions, space):
         self.source, self.actions = source, actions
@@ -31,19 +31,19 @@ class Masking(gym.Env):
             return {"observation": seen, "action_mask": mask}, {}
         return seen, {"action_mask": mask} if self.source == "info" else {}
 
-    def refuse_forbidden(self, action):
+    def validate_allowed(self, action):
         assert self.mask()[action - 2], f"{action} is forbidden"
 
 
 def foretold(seed, step, actions):
-    """The mask of an episode's step."""
+    """Return the mask of an episode's step."""
     mask = np.random.default_rng([seed, step]).random(actions) < 0.3
     mask[(seed + step) % actions] = True
     return mask
 
 
 class Stamped(Masking):
-    """Shows its step and its seed; masks that can be foretold, perhaps a broken one at a step."""
+    """Observes step and seed; masks are predictable, except an invalid one (`fault`) at step 2."""
 
     def __init__(
         self, source="info", actions=30, kind="vector", length=4, ends="terminated",
@@ -81,7 +81,7 @@ class Stamped(Masking):
 
     def step(self, action):
         if self.strict:
-            self.refuse_forbidden(action)
+            self.validate_allowed(action)
         self.steps += 1
         over = self.steps == self.length
         seen, info = self.tell(self.seen())
@@ -95,10 +95,10 @@ class Stamped(Masking):
 
 
 class Doors(Masking):
-    """Rooms in a row: each has 100 doors, 3 are open, one of them leads on, for a reward of 1.
+    """Rooms in a row: each has 100 doors, 3 unlocked, one of which leads on for a reward of 1.
 
-    A closed door is no choice, or where they are not masked costs 1. An episode is over in the
-    last room, or after twice as many steps as there are rooms.
+    Locked doors are masked or, unmasked, cost 1. An episode ends in the last room, or after twice
+    as many steps as there are rooms.
     """
 
     def __init__(self, source="info", doors=100, unlocked=3, rooms=10, punish=False):
@@ -122,7 +122,7 @@ class Doors(Masking):
 
     def step(self, action):
         if not self.punish:
-            self.refuse_forbidden(action)
+            self.validate_allowed(action)
         reward = 0.0 if self.mask()[action - 2] else -1.0
         if action - 2 == self.unlocked[self.room][0]:
             self.room, reward = self.room + 1, 1.0

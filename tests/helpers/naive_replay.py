@@ -1,4 +1,4 @@
-"""The naive twin: whole transitions, both observations stacked, in Python lists."""
+"""Reference replay: complete transitions with stacked observations in Python lists."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ class Transition(NamedTuple):
 
 
 class NaiveReplay:
-    """Keep per environment the last `span` transitions that the ring can still have whole."""
+    """Keeps, per environment, the last `span` transitions that the ring buffer still has."""
 
     def __init__(self, num_envs: int, span: int, rows: int, n_step: int, gamma: float) -> None:
         self.envs, self.span, self.ring_size, self.n_step = num_envs, span, rows, n_step
         self.gamma = gamma
         self.stored: list[deque[Transition]] = [deque(maxlen=span) for _ in range(num_envs)]
-        self.episode: list[list] = [[] for _ in range(num_envs)]  # rows whose window is open
+        self.episode: list[list] = [
+            [] for _ in range(num_envs)
+        ]  # steps of incomplete n-step windows
         self.row = 0
 
     def start(self, obs: np.ndarray) -> None:
@@ -63,13 +65,13 @@ class NaiveReplay:
         for k, (_, _, _, reward, _) in enumerate(window):
             total += self.gamma**k * float(reward)
         discount = 0.0 if terminated else self.gamma ** len(window)
-        kept = Transition(row, obs, int(action), total, discount, window[-1][4])
-        self.stored[env].append(kept)
+        transition = Transition(row, obs, int(action), total, discount, window[-1][4])
+        self.stored[env].append(transition)
         window.pop(0)
 
     def _forget(self) -> None:
-        # The ring still holds rows newer than row - rows, and a stack reaches stack - 1 back:
-        # what is older than span + n_step - 1 rows is given up.
+        # The ring has the last `ring_size` timesteps, and frame stacks reach back: transitions
+        # older than span + n_step - 1 timesteps are dropped.
         for stored in self.stored:
             while stored and self.row - stored[0].row > self.span + self.n_step - 1:
                 stored.popleft()

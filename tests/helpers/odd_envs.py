@@ -1,4 +1,4 @@
-"""Environments that do not keep to Gymnasium's interface, each in one way."""
+"""Environments that violate Gymnasium's interface, each in one way."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gymnasium import spaces
 
 
 class Odd(gym.Env):
-    """Keep to the interface, but for one thing.
+    """Follows the interface except in one way.
 
-    `fuse` is a file that grows by a byte when the environment is built: some things change once it
-    was built `before` times.
+    `fuse` is a file that grows by a byte per construction: some faults start after `before` of
+    them.
     """
 
     def __init__(self, odd="", fuse=None, before=1, length=30):

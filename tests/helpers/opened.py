@@ -1,4 +1,4 @@
-"""Jobs for runs inside the test's own process, so that a test can look into them."""
+"""Jobs for runs inside the test process, which a test can inspect."""
 
 import hydra
 from command import QUICK
@@ -10,7 +10,7 @@ from steadyrl.training.run.job import accept
 
 
 def job(folder, *overrides, quick=True):
-    """Return the job that a run with these overrides is; it is kept in `folder`/run."""
+    """Return the job of a run with these overrides in `folder`/run."""
     GlobalHydra.instance().clear()
     chosen = [*(QUICK if quick else ()), f"run_dir={folder / 'run'}", *overrides]
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):

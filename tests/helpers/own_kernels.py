@@ -1,4 +1,4 @@
-"""A kernel whose every row can be foretold: the counter of `toy_environments`."""
+"""An environment kernel with predictable outputs: the counter of `toy_environments`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from steadyrl.envs.kernels.kernel import Kernel
 from steadyrl.envs.kernels.pcg64 import integers
 from steadyrl.envs.kernels.state import NEEDS_RESET, begin_episode, record_step
 
-COUNTED = "own_kernels:Counted-v0"  # ends after 1 to 4 steps, and is cut after 3
-MARKS = 2**22  # so many marks tell episodes apart, and float32 holds them
+COUNTED = "own_kernels:Counted-v0"  # terminates after 1 to 4 steps, truncated after 3
+MARKS = 2**22  # number of episode ids, exact in float32
 
 
 def counted(length=0):
@@ -23,7 +23,7 @@ def counted(length=0):
 
 @jit
 def step(sim, action, outcome):
-    """Observe (steps, last action, the episode's mark); the reward is the step's number."""
+    """Observe (steps, last action, episode id); the reward is the step number."""
     for env in range(len(action)):
         state, obs = sim.int_state[env], outcome.obs[env]
         if sim.clock[env, NEEDS_RESET]:
@@ -53,7 +53,7 @@ def chosen(first=0):
 
 @jit
 def choose(sim, action, outcome):
-    """Observe and be rewarded by the number of the choice."""
+    """Observe the action; it is the reward too."""
     for env in range(len(action)):
         if sim.clock[env, NEEDS_RESET]:
             begin_episode(sim, outcome, env)
@@ -69,7 +69,7 @@ def reached(shape=(2, 2)):
 
 @jit
 def reach(sim, action, outcome):
-    """Observe the actions' sum, and be rewarded by it."""
+    """Observe the sum of the clipped actions; it is the reward too."""
     for env in range(len(action)):
         total = np.float32(0)
         for part in range(action.shape[1]):

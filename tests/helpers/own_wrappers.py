@@ -1,4 +1,4 @@
-"""A wrapper of somebody's own."""
+"""User-defined wrappers."""
 
 import gymnasium as gym
 
@@ -17,7 +17,7 @@ def nothing(env):
 
 
 class Only(gym.ObservationWrapper):
-    """Shows some of the numbers, such as those that are no velocities."""
+    """Observes some elements only, for example to hide velocities."""
 
     def __init__(self, env, indices):
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Memory that is new to the process, and what a process maps before it asks for any."""
+"""Fresh memory pages, and the address space a process maps on import."""
 
 import mmap
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fresh_pages(size):
-    """Take pages from the system: malloc may hand out what the process has already."""
+    """Return new pages from the system; malloc might reuse old ones."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     pages = np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
     pages.fill(1)
@@ -19,7 +19,7 @@ def fresh_pages(size):
 
 
 def mapped_by(module):
-    """Return the bytes of address space that a process has with such a module of ours, or torch."""
+    """Return the virtual memory size of a process that imports `module`."""
     code = f"import {module}, psutil; print(psutil.Process().memory_info().vms)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

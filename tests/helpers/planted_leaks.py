@@ -1,6 +1,6 @@
-"""Plant leaks, one after the other, in a process of their own; print what is said of each.
+"""Plant leaks in sequence in a subprocess; print the warnings of each as JSON.
 
-A process of its own, because a leak in a process that has freed memory first fills that.
+A subprocess, because memory freed before would hide a leak.
 """
 
 import gc
@@ -26,7 +26,7 @@ INTERVALS = 14
 
 
 class Losses:
-    """Keep every loss with its graph, the classic."""
+    """Leaks every loss with its autograd graph."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -40,7 +40,7 @@ class Losses:
 
 
 class RecordedLosses(Losses):
-    """The same loop through our metrics; must not be called a leak."""
+    """The same loop with recorded metrics; must not be reported as a leak."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class RecordedLosses(Losses):
 
 
 class Episodes:
-    """A kilobyte for every episode, for ever."""
+    """Leaks a kilobyte per episode."""
 
     def __init__(self):
         self.episode_log = []
@@ -64,7 +64,7 @@ class Episodes:
 
 
 class Replay:
-    """A replay that appends instead of writing into its ring."""
+    """A replay that appends instead of overwriting a ring."""
 
     def __init__(self):
         self.transitions = []
@@ -75,7 +75,7 @@ class Replay:
 
 
 class Figures:
-    """One figure per evaluation that nobody closes."""
+    """Leaks a figure per evaluation."""
 
     def interval(self):
         from matplotlib import pyplot
@@ -86,7 +86,7 @@ class Figures:
 
 
 class Environments:
-    """A new environment at every restart; the old one is kept open."""
+    """Leaks an open environment per restart."""
 
     def __init__(self):
         self.environments = []
@@ -158,14 +158,14 @@ def watch_over(leak, settings):
 
 def main():
     settings = alert(shipped())
-    RecordedLosses().interval()  # lets the libraries settle
-    gc.freeze()  # censuses need not go through the libraries
+    RecordedLosses().interval()  # warm-up of the libraries
+    gc.freeze()  # tensor censuses skip the libraries' objects
     leaks = [RecordedLosses(), Losses(), Episodes(), Replay(), Figures(), Environments()]
     said = {type(leak).__name__: watch_over(leak, settings) for leak in leaks}
     stop = replace(settings, leak=replace(settings.leak, action="stop", tracemalloc=True))
     trace = Episodes()
     said["Traced"] = watch_over(trace, stop)
-    leaks.append(trace)  # kept until the end: nothing may be freed in between
+    leaks.append(trace)  # until the end: nothing may be freed in between
     json.dump(said, sys.stdout)
 
 

@@ -1,10 +1,10 @@
-"""Checkpoints with one value that cannot be, under hashes that fit, and how a run ends with them.
+"""Checkpoints with one corrupted value and matching hashes, and how a run resumed from them ends.
 
-Each value put there is one that no run has (of another kind, shape or type, no number, out of
-range, at odds with another that is there), or one that nothing learned depends on. So there are two
-ways to end: refused with 3, or with the weights of the run that nobody poisoned. Left out is what
-another run may well have: another finite weight, reward or observation of the past, another seed
-of a generator, an episode that is over or is not.
+A corrupted value is one that no run has (wrong kind, shape or type, not finite, out of range,
+inconsistent with another), or one without influence on learning. So a run must either exit with 3,
+or end with the weights of the uncorrupted run. Not included are values that another run may have:
+another finite weight, reward or observation, another generator state, an episode that has ended or
+not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from steadyrl.training.checkpoints.manifest import entry_of, saved_below, self_h
 from steadyrl.training.cli.failures import one_line_errors
 
 MISSING = object()
-HANGS = 60  # seconds, which none of these runs takes
+HANGS = 60  # seconds until a run counts as hanging
 COMMON = (
     *("device=cpu", "threads=1", "agent.compile=false", "eval.every=0", "log.every=1000"),
     *("checkpoint.keep=9", "checkpoint.seconds=0", "resume=auto", "env.backend=kernel"),
@@ -58,18 +58,18 @@ CASES = {
 
 
 class Poison(NamedTuple):
-    """What is put where: a path within a document, or a tensor's name."""
+    """A corruption: a path within a JSON document, or a tensor's name, and the new value."""
 
     file: str
     where: tuple[Any, ...]
     what: str
-    value: Any  # of a tensor: what makes another of it
+    value: Any  # of a tensor: a function of it
 
     def __str__(self) -> str:
         return f"{self.file}: {'.'.join(map(str, self.where))} {self.what}"
 
     def spoil(self, checkpoint: Path) -> None:
-        """Put it into a checkpoint, with a hash that fits."""
+        """Apply it to a checkpoint, with matching hashes."""
         path = checkpoint / self.file
         if path.suffix == ".json":
             document = json.loads(path.read_text())
@@ -100,14 +100,14 @@ HUGE = [2**63, -(2**70), 10**30]
 
 
 def in_place_of(value: Any) -> list[Any]:
-    """Return what a value of this kind can never be."""
+    """Return values of the wrong kind for `value`."""
     if value is None:
         return [["x"], {"x": 1}, {"$tensor": "none"}]
     if isinstance(value, bool):
         return [*OTHERS, 0, 1, number("nan")]
     if isinstance(value, int):
         floats = [1.5, number("nan"), number("inf"), True]
-        # PCG64's are twice as long as others.
+        # The state of PCG64 has 128 bits.
         return [
             *OTHERS,
             -1 if value >= 0 else -2,
@@ -120,7 +120,7 @@ def in_place_of(value: Any) -> list[Any]:
 
 
 def in_document(file: str, value: Any, path: tuple[Any, ...] = ()) -> Iterator[Poison]:
-    """Yield poisons for every leaf and every branch below a document's root."""
+    """Yield corruptions of every leaf and branch of a document."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         here = (*path, key)
         if isinstance(item, dict | list):
@@ -142,7 +142,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def one(value: Any, place: int = -1) -> Change:
-    """Change one number of a tensor."""
+    """Return a function that changes one element of a tensor."""
 
     def changed(tensor: torch.Tensor) -> torch.Tensor:
         flat = tensor.clone().reshape(-1)
@@ -161,7 +161,7 @@ def of_type(dtype: torch.dtype) -> Change:
 
 
 def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
-    """Yield poisons for a tensor: other types and shapes, and numbers that are none."""
+    """Yield corruptions of a tensor: other types, shapes and invalid numbers."""
     changes: dict[str, Change] = {
         "with an axis more": lambda t: t.unsqueeze(0),
         "of one number": lambda t: torch.zeros((1, 1, 1, 1), dtype=t.dtype),
@@ -184,11 +184,11 @@ def in_tensor(file: str, name: str, tensor: torch.Tensor) -> Iterator[Poison]:
 NONE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 NEVER_BELOW_0 = ("adam.exp_avg_sq", "leaves", "count", "square", "inv_std", "adam.step")
 NEVER_LARGE = ("adam.step", "noise", "weights", "adam.exp_avg", "simulation.float_state")
-AT_ODDS = ("frames", "stack", "next_obs")  # of a row, with those that other parts have
+AT_ODDS = ("frames", "stack", "next_obs")  # frames that other parts of the checkpoint have too
 
 
 def wrong_numbers(name: str, tensor: torch.Tensor) -> dict[str, Change]:
-    """Return changes to numbers that are none, or none of those that can be there."""
+    """Return changes to numbers that are not finite or out of range."""
     changes: dict[str, Change] = {}
     if tensor.is_floating_point():
         for word, value in NONE.items():
@@ -212,12 +212,12 @@ def wrong_numbers(name: str, tensor: torch.Tensor) -> dict[str, Change]:
 
 
 def of_byte(value: int) -> Change:
-    """Let truths be bytes that are neither 0 nor 1."""
+    """Return a function that sets booleans to bytes other than 0 and 1."""
     return lambda tensor: torch.full(tensor.shape, value, dtype=torch.uint8).view(torch.bool)
 
 
 def wrong_bytes(name: str, tensor: torch.Tensor) -> dict[str, Change]:
-    if len(tensor) == 5056:  # a generator of torch's
+    if len(tensor) == 5056:  # state of a torch generator
         changes = {"zeros": every(0), "of 255": every(255), "out of words": one(255, 17)}
         return changes | {"more words than there are": one(2, 9)}
     if "flags" in name:
@@ -238,7 +238,7 @@ def wrong_int_state(name: str, tensor: torch.Tensor) -> dict[str, Change]:
 
 
 def poisons(checkpoint: Path) -> list[Poison]:
-    """Return all poisons for a checkpoint, in an order of no meaning but always the same."""
+    """Return all corruptions of a checkpoint, in a fixed order."""
     found: list[Poison] = []
     for path in sorted(checkpoint.iterdir()):
         if path.suffix == ".safetensors":
@@ -250,7 +250,7 @@ def poisons(checkpoint: Path) -> list[Poison]:
 
 
 def some_of_each(found: list[Poison], count: int) -> list[Poison]:
-    """Return so many poisons of every leaf, branch and tensor."""
+    """Return `count` corruptions of every leaf, branch and tensor."""
     of_place: dict[tuple[Any, ...], list[Poison]] = {}
     for poison in found:
         of_place.setdefault((poison.file, *poison.where), []).append(poison)
@@ -259,7 +259,7 @@ def some_of_each(found: list[Poison], count: int) -> list[Poison]:
 
 
 class Poisoned:
-    """A run that went to its end, its checkpoint in the middle, and what becomes of it poisoned."""
+    """A finished run, its checkpoint from the middle, and how corrupted copies of it end."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._chosen, self._folder = (*CASES[name], *COMMON), folder
@@ -267,22 +267,22 @@ class Poisoned:
         self._run = folder / "run"
         self.weights = self._weights()
         _, *others = reversed(saved_below(self._run / "checkpoints"))
-        self.checkpoint = others[0].path  # of the middle
+        self.checkpoint = others[0].path  # from the middle
         for saved in saved_below(self._run / "checkpoints"):
             if saved.path != self.checkpoint:
                 shutil.rmtree(saved.path)
         self._whole = folder / "whole"
         shutil.copytree(self._run, self._whole)
-        self._job = job(folder, *self._chosen, quick=False)  # what is poisoned says nothing of it
+        self._job = job(folder, *self._chosen, quick=False)  # the configuration is not corrupted
         gc.collect()
-        gc.freeze()  # children need not look at what all of them have
+        gc.freeze()  # forked children need not scan these objects
         self.poisons = poisons(self.checkpoint)
 
     def _weights(self) -> Any:
         return json.loads((self._run / "summary.json").read_text())["weights_sha256"]
 
     def end(self, poison: Poison | None) -> str:
-        """Continue the run in a process of its own; return "same", "refused", or what it was."""
+        """Resume the run in a forked process; return "same", "refused", or another outcome."""
         shutil.rmtree(self._run)
         shutil.copytree(self._whole, self._run)
         (self._run / "summary.json").unlink()
@@ -292,7 +292,7 @@ class Poisoned:
         sys.stderr.flush()
         child = os.fork()
         if not child:
-            signal.alarm(HANGS)  # ends it whatever it does
+            signal.alarm(HANGS)  # kills it if it hangs
             said = os.open(self._folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(said, 1)
             os.dup2(said, 2)
@@ -317,5 +317,5 @@ class Poisoned:
         return 0
 
     def said(self) -> str:
-        """Return the last words of the last one."""
+        """Return the end of the last run's output."""
         return (self._folder / "said").read_text()[-600:]

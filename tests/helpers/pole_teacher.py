@@ -1,8 +1,8 @@
-"""A teacher of one's own, as `agent.teacher.policy=pole_teacher:Pole`."""
+"""User-defined teachers, as in `agent.teacher.policy=pole_teacher:Pole`."""
 
 
 class Pole:
-    """Push where the pole falls to."""
+    """Pushes in the direction in which the pole falls."""
 
     def act(self, obs):
         """Return the actions [B] for observations [B, 4]."""
@@ -10,10 +10,10 @@ class Pole:
 
 
 class Nan:
-    """Knows nothing after a while."""
+    """Returns NaN."""
 
     def act(self, obs):
-        """Return what is no distribution [B, 2]."""
+        """Return [B, 2] values that are no distribution."""
         return obs[:, :2] * float("nan")
 
 
@@ -21,7 +21,7 @@ nobody = 3
 
 
 class Anywhere:
-    """Says something of any environment: torques for Pendulum's 3 numbers, stacked or not."""
+    """Accepts any environment; returns torques for Pendulum's 3 numbers, stacked or not."""
 
     def act(self, obs):
         """Return the actions [B], or [B, 1], for observations [B, …]."""

@@ -1,4 +1,4 @@
-"""PPO agents and steps for tests."""
+"""PPO agents and episodes for tests."""
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ SPACES = {
     "discrete": DiscreteActions(3),
     "multidiscrete": MultiDiscreteActions((2, 4)),
     "multibinary": MultiBinaryActions(3),
-    # Bounds so tight that nearly every action is clipped by the environment.
+    # Bounds so tight that nearly every action is clipped.
     "box": BoxActions((-1e-3, -1e-3), (1e-3, 1e-3)),
 }
 
@@ -79,7 +79,7 @@ def build(
 
 
 class Episodes:
-    """Random observations and rewards in episodes of random length, with reset steps."""
+    """Random observations and rewards, in episodes of random length with reset steps."""
 
     def __init__(self, envs=3, shape=(4,), seed=0, mean_length=5, scale=1.0):
         self.random = np.random.default_rng(seed)
@@ -107,7 +107,7 @@ def act(agent, obs, *, explore=True):
 
 
 def collect(agent, env, obs, rows):
-    """Act and observe for some rows; return the last observations."""
+    """Act and observe for some timesteps; return the last observations."""
     for _ in range(rows):
         decision = act(agent, obs)
         step = env.step()
@@ -117,7 +117,7 @@ def collect(agent, env, obs, rows):
 
 
 def learn(agent, env, obs, updates):
-    """Collect and learn from whole rollouts; return each one's metrics, and the observations."""
+    """Collect rollouts and update; return each update's metrics, and the last observations."""
     found = []
     for _ in range(updates):
         obs = collect(agent, env, obs, agent._settings.rollout_steps)

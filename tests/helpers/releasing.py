@@ -1,6 +1,6 @@
-"""Hold all parts of a run, let it end, and print what the process has before, in it, and after.
+"""Hold all parts of a run beyond its end; print the process's memory before, during and after.
 
-A process of its own: what others did before would hide in what the allocator keeps.
+A subprocess, because freed memory that the allocator keeps would hide the effect.
 """
 
 import json
@@ -25,7 +25,7 @@ WIDTH = 4096
 
 
 class Wide(gym.Env):
-    """Observations of 16 KB, so that few steps fill much memory."""
+    """16 KB observations, so that few steps need much memory."""
 
     observation_space = gym.spaces.Box(-1, 1, (WIDTH,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -51,7 +51,7 @@ COMMON = (
 
 
 def run(*overrides):
-    """Train; return the parts, whoever held the memory, and what the process took meanwhile."""
+    """Train; return the parts and the RSS during the run."""
     config = hydra.compose("config", [*COMMON, *overrides], return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     del config.hydra
@@ -67,12 +67,12 @@ def main(agent, folder):
     process = psutil.Process()
     few = (*small(agent).short, "total_steps=600")
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        # Loads libraries, compiles kernels.
+        # Imports libraries and compiles kernels.
         run(*eager(agent), *few, f"run_dir={folder / 'small'}")
         before = read_rss(process)
         parts, meanwhile = run(*eager(agent), *small(agent).large, f"run_dir={folder / 'large'}")
         after = read_rss(process)
-    assert parts  # until now: what the parts still hold counts
+    assert parts  # the parts are alive until here
     print(json.dumps({"before": before, "meanwhile": meanwhile, "after": after}))
 
 

@@ -1,4 +1,4 @@
-"""Build a replay on the host or on an accelerator, which is the CPU unless a test has one."""
+"""Build a host replay, or a device replay on the CPU or a given device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment whose steps take long, found by `env.id=slow_env:Slow-v0`."""
+"""An environment with slow steps, for `env.id=slow_env:Slow-v0`."""
 
 import ctypes
 import os
@@ -8,14 +8,14 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-# Called with the interpreter's lock held: nothing of Python goes on meanwhile, signals neither.
+# PyDLL keeps the GIL: no Python code runs during a call, signal handlers neither.
 LIBC = ctypes.PyDLL(None)
 
 
 class Slow(gym.Env):
-    """From the n-th step on every step takes so many seconds: in Python, or `stuck` in C.
+    """From step `after` on, every step takes `seconds`: in Python or, with `stuck`, in C.
 
-    Each of these leaves a line in `file` when it begins.
+    Each slow step appends a line to `file` when it starts.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -28,7 +28,7 @@ class Slow(gym.Env):
             self.fork()
 
     def fork(self):
-        """Leave a process that gets a signal of its own, and nothing of it is meant for the run."""
+        """Fork a process that receives signals, which must not affect the run."""
         child = os.fork()
         if child == 0:
             time.sleep(1000)
@@ -56,7 +56,7 @@ class Slow(gym.Env):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
     def wait_in_c(self):
-        """Wait for a lock that this thread holds itself: signals end no such wait."""
+        """Wait for a mutex that this thread holds; signals do not interrupt it."""
         lock = ctypes.create_string_buffer(64)
         LIBC.pthread_mutex_lock(lock)
         seconds, rest = divmod(time.time() + self.seconds, 1)

@@ -1,15 +1,15 @@
-"""Soaks as they might have been seen."""
+"""Synthetic results of soak tests."""
 
 from scripts.soaking.sampling import Sample, Soak
 from scripts.soaking.verdict import Limits
 
 LIMITS = Limits(slope_mb=1.0, growth_mb=5.0, speed_change=0.05, warmup=0.2, shared_machine=False)
 MB = 1_000_000
-STEPS = 10_000  # between two lines of the log
+STEPS = 10_000  # between two log lines
 
 
 def steady(intervals=100, **changes):
-    """Return a run of a million steps that nobody can complain about."""
+    """Return a run of a million steps that passes all checks."""
     plain = {
         "title": "dqn on cartpole",
         "command": ["train.py", "agent=dqn"],
@@ -33,17 +33,17 @@ def steady(intervals=100, **changes):
 
 
 def with_samples(change):
-    """Change every sample of a steady run."""
+    """Return a steady run with changed samples."""
     return steady(samples=[change(sample) for sample in steady().samples])
 
 
 def with_lines(change):
-    """Change every line of a steady run's log."""
+    """Return a steady run with changed log lines."""
     return steady(logged=[line | change(line["step"]) for line in steady().logged])
 
 
 def timed(train, cpu, evaluate=lambda t: 0.0):
-    """Return a run whose interval t takes so many seconds, CPU seconds, and for evaluation."""
+    """Return a run with given training, CPU and evaluation seconds per interval."""
     run = steady()
     seconds = spent = 0.0
     samples, logged = [run.samples[0]], []

@@ -1,4 +1,4 @@
-"""Random but identifiable timelines: N environments, stacks as an agent sees them."""
+"""Random but identifiable timesteps of N environments with frame stacking."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Timestep(NamedTuple):
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Shapes and habits of the environments."""
+    """Shapes and episode statistics of the environments."""
 
     num_envs: int = 1
     frame_shape: tuple[int, ...] = (2,)
@@ -32,13 +32,13 @@ class EnvConfig:
 
 
 class SyntheticEnvs:
-    """Environments that end, reset on the next row, and crash now and then."""
+    """Environments whose episodes end, reset in the next timestep, and sometimes crash."""
 
     def __init__(self, scene: EnvConfig, seed: int) -> None:
         self.scene = scene
         self.random = np.random.default_rng(seed)
         self.stacks = [deque(maxlen=scene.frame_stack) for _ in range(scene.num_envs)]
-        self.left = [0] * scene.num_envs  # steps left; 0 means that the next row resets
+        self.left = [0] * scene.num_envs  # steps left per episode; 0: reset next
 
     def _frame(self) -> np.ndarray:
         if self.scene.dtype == "uint8":

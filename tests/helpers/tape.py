@@ -44,7 +44,7 @@ class Tape(TorchDispatchMode):
             self._before[storage.data_ptr()] = storage, storage.clone()
 
     def undo(self) -> None:
-        """Put back what was there: recording runs nothing."""
+        """Restore the memory: capturing executes nothing."""
         for storage, before in self._before.values():
             storage.copy_(before)
 

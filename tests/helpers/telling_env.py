@@ -1,4 +1,4 @@
-"""An environment that tells how far a run has come, found by `env.id=telling_env:Telling-v0`."""
+"""An environment that signals a run's progress, for `env.id=telling_env:Telling-v0`."""
 
 import os
 from pathlib import Path
@@ -8,9 +8,9 @@ import numpy as np
 
 
 class Telling(gym.Env):
-    """Write a byte into a file when it is made, and at its so many-th step or reset.
+    """Appends a byte to a file when built, or at its n-th step or reset.
 
-    Its episodes have ten steps. With `hold`, making it never ends.
+    Episodes have ten steps. With `hold`, construction never returns.
     """
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)

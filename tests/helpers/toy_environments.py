@@ -1,4 +1,4 @@
-"""Environments whose every row can be foretold."""
+"""Environments with predictable outputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NO_ACTION = -1.0
 
 
 class Counter(gym.Env):
-    """Count steps: the observation is (steps, last action, seed), the reward the step's number.
+    """Counts steps: observes (steps, last action, seed); the reward is the step number.
 
-    The length of an episode is drawn from its seed unless given. With `ends="both"` it is
+    The episode length is drawn by its seed unless given. With `ends="both"` an episode is
     terminated and truncated at once.
     """
 
@@ -64,14 +64,14 @@ class Counter(gym.Env):
 
 
 class Tiny(Counter):
-    """Show a product below 1e-38, which is 0 where such numbers are not computed with."""
+    """Observes a product below 1e-38, which is 0 if subnormals are flushed."""
 
     def _observation(self):
         return np.full(3, 2e-38, np.float32) * np.float32(0.1) + np.array([0, self._steps, 0], "f")
 
 
 class CounterVector(VectorEnv):
-    """The same counter as one batch, all episodes of one length."""
+    """The same counter as a batched environment."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -113,9 +113,9 @@ class CounterVector(VectorEnv):
 
 
 class Faulty(gym.Env):
-    """Count like `Counter`, and break at one step in one way while `fuse` is not burnt.
+    """Counts like `Counter`, with a fault at one step while `fuse` is short.
 
-    `fuse` is a file: a fault happens while its length is below `times`, and adds a byte to it.
+    `fuse` is a file: a fault occurs while its length is below `times`, and appends a byte.
     """
 
     def __init__(self, fault="none", at=3, fuse=None, times=1, length=10):
@@ -163,7 +163,7 @@ ACTIONS = {
 
 
 class Echo(gym.Env):
-    """Show what was done, as it arrived."""
+    """Observes the action it received."""
 
     def __init__(self, kind):
         self.action_space = ACTIONS[kind]
@@ -204,7 +204,7 @@ gym.register("Faulty-v0", entry_point=Faulty)
 
 
 class PickyVector(CounterVector):
-    """A batch that takes no keyword, and breaks in ways of its own."""
+    """A batched environment that takes no keyword arguments, and raises in its own ways."""
 
     def __init__(self, num_envs=1, *, harm=None):
         if harm == "exit":
@@ -215,12 +215,12 @@ class PickyVector(CounterVector):
 
 
 def plain_counter(harm=None, length=None):
-    """Return a counter that has nothing against these keywords."""
+    """Return a counter that accepts these keyword arguments."""
     return Counter(length)
 
 
 class Doubled(gym.Wrapper):
-    """Stand around an environment as its registration says."""
+    """A wrapper named by a registration."""
 
 
 gym.register("Picky-v0", entry_point=plain_counter, vector_entry_point=PickyVector)

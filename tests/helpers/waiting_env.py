@@ -1,4 +1,4 @@
-"""An environment whose steps wait for the learner, found by `env.id=waiting_env:Waiting-v0`."""
+"""An environment whose steps wait for the learner, for `env.id=waiting_env:Waiting-v0`."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Waiting(gym.Env):
-    """Every step ends only once somebody has written into the pipe."""
+    """Each step blocks until the pipe is written to."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)

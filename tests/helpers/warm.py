@@ -1,9 +1,7 @@
-"""Runs of the command in processes of their own that need not import everything again.
+"""Runs of the command in processes forked from one with everything imported.
 
-One process imports the libraries, which takes seconds, and is forked for every run, which leaves
-their programs mapped. Nothing else differs from `command.run`: the process, its output, its signals
-and its exit code are real. Tests
-that look at imports, or at what memory a process has, start a new one.
+Imports take seconds. Otherwise runs do not differ from `command.run`: process, output, signals and
+exit code are real. Tests of imports or of a process's memory start a new process instead.
 """
 
 import atexit
@@ -30,7 +28,7 @@ LOADED = (
 
 
 class Process:
-    """A forked run, with the part of `subprocess.Popen` that tests use."""
+    """A forked run with the interface of `subprocess.Popen` that tests use."""
 
     def __init__(self, folder, arguments, environment=None):
         ends = [os.pipe() for _ in range(3)]
@@ -44,19 +42,19 @@ class Process:
         self.returncode = None
 
     def is_over(self, within):
-        """Wait for its end, but not longer than so many seconds."""
+        """Wait up to `within` seconds; return whether it has ended."""
         return bool(select.select([self._fate], [], [], within)[0])
 
     def wait(self):
-        """Wait for its end."""
+        """Wait for its end; return its exit code."""
         if self.returncode is None:
             self.returncode = int(self._fate.readline())
             self._fate.close()
         return self.returncode
 
     def communicate(self):
-        """Return what it still prints, once it has ended."""
-        # A run prints little to stderr: far less than a pipe holds.
+        """Wait for its end; return its output."""
+        # stderr is read second, which is safe because a run prints less to it than a pipe holds.
         out, err = self.stdout.read(), self.stderr.read()
         self.stdout.close()
         self.stderr.close()
@@ -66,7 +64,7 @@ class Process:
 
 @cache
 def nursery():
-    """Start the process that has imported everything; return the way to ask it for runs."""
+    """Start the preloaded process; return the socket for requests."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, __file__, str(theirs.fileno())],
@@ -77,7 +75,7 @@ def nursery():
         start_new_session=True,
     )
     theirs.close()
-    process.wait()  # what stays is nobody's child: tests look at the children they have
+    process.wait()  # daemonised: tests check their children
     atexit.register(ours.close)
     return ours
 
@@ -88,12 +86,12 @@ def start(folder, *overrides, quick=True):
 
 
 def run(folder, *overrides, code=0, quick=True):
-    """Run to the end; return the run directory, its summary, and what was printed."""
+    """Run to the end; return run directory, summary and output."""
     return finished(start(folder, *overrides, quick=quick), folder, code)
 
 
 def serve(connection):
-    """Fork a run for every request; return in the process that is to run it."""
+    """Fork a process per request; return in the forked process."""
     while True:
         request, outputs, _, _ = socket.recv_fds(connection, 1 << 16, 3)
         if not request:
@@ -110,13 +108,15 @@ def serve(connection):
 
 
 def supervise(fate):
-    """Fork once more: the parent tells of the child's process and of its end."""
+    """Fork again: the parent reports the child's pid and exit code."""
     child = os.fork()
     if child == 0:
         os.close(fate)
         os.setpgid(0, 0)
         return
-    with contextlib.suppress(PermissionError):  # the child was quicker, and runs already
+    with contextlib.suppress(
+        PermissionError
+    ):  # the child was faster and has called exec or setpgid
         os.setpgid(child, child)
     for output in (1, 2):
         os.close(output)
@@ -127,7 +127,7 @@ def supervise(fate):
 
 
 def load():
-    """Import what a run needs, early or late, and read its kernels from their cache."""
+    """Import what a run needs, and load compiled kernels from their cache."""
     for name in LOADED:
         importlib.import_module(name)
     import numpy as np
@@ -160,13 +160,13 @@ def load():
         batch = replay.sample(1, beta=1.0)
         replay.update_priorities(batch.index, torch.ones(1))
     for module in unmapping():
-        module.unmap_clean_pages = lambda: None  # mapping it again takes a run half a second
+        module.unmap_clean_pages = lambda: None  # mapping it again costs a run 0.5 s
     gc.collect()
-    gc.freeze()  # a collection in a run need not go through all this again
+    gc.freeze()  # collections in a run need not scan all of this
 
 
 def main(connection):
-    """Load everything once, then turn into a run at every request."""
+    """Preload, then become a run at every request."""
     if os.fork():
         os._exit(0)
     load()

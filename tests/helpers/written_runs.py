@@ -1,4 +1,4 @@
-"""Run directories as training leaves them behind, without the training."""
+"""Run directories as training writes them, without training."""
 
 import json
 
@@ -14,7 +14,7 @@ run_dir: {folder}
 def write_run(
     folder, series, *, broken=(), agent="dqn", env="CartPole-v1", rate=0.001, seed=0, **others
 ):
-    """Write a run with evaluations by step; `others` are further tags, all with seconds."""
+    """Write a run with evaluations by step; `others` are further metrics by step."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(
         CONFIG.format(agent=agent, env=env, rate=rate, seed=seed, folder=folder)

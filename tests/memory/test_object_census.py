@@ -67,7 +67,7 @@ def test_tensors_and_classes_that_became_more_are_named():
     items = [Item() for _ in range(30)]
     lines = growth_report(before)
     assert named(lines, f"{len(tensors)} more tensors float32[3, 5] on cpu")
-    assert named(lines, f"{len(items)} more objects of test_census (30 Item)")
+    assert named(lines, f"{len(items)} more objects of tests (30 Item)")
 
 
 def test_looking_leaves_nothing_behind():

@@ -11,6 +11,7 @@ import torch
 from pages import fresh_pages
 
 from steadyrl.core.errors import MemoryBudgetError
+from steadyrl.memory.cache_cleaner import trim
 from steadyrl.memory.monitor import Monitor
 from steadyrl.memory.process import read_tree
 from steadyrl.memory.settings import MonitorSettings
@@ -121,6 +122,7 @@ def test_workers_are_looked_at_while_a_costly_tree_waits(clock, monkeypatch):
 @pytest.mark.parametrize("notice", ["on_update", "on_episodes", "on_rollout", "measure"])
 def test_the_limit_stops_the_run_whoever_notices(make, process, notice):
     gc.collect()  # what the last test left must not be freed during this one
+    trim()
     limit = process.memory_full_info().pss / MB + 100
     watch = make(limit_mb=limit)
     watch._next_limit_check = 0.0

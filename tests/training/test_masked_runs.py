@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import warm
+from logged_runs import in_one_and_in_two_parts
 from opened import job
-from told_runs import in_one_and_in_two_parts
 
 from steadyrl.agents.registry import Masking
 from steadyrl.core.errors import SettingError
@@ -89,7 +89,7 @@ def test_an_agent_that_knows_nothing_of_masks_is_given_none(tmp_path):
         run = replace(settings.run, env=replace(settings.run.env, action_masks=value))
         foreign = replace(settings, run=run, agent=Foreign())
         if value == "true":
-            with pytest.raises(SettingError, match=r"masks=true: agent foreign knows nothing"):
+            with pytest.raises(SettingError, match=r"masks=true: agent foreign does not support"):
                 probed(foreign)
             continue
         found, spec = probed(foreign)

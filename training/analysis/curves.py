@@ -45,13 +45,13 @@ def aggregate(
 
 def _long_enough(runs: Mapping[str, Series], left_out: list[str]) -> dict[str, Series]:
     end = max(max(run) for run in runs.values())
-    kept = {}
+    long_enough = {}
     for name, run in runs.items():
         if max(run) < SHORTEST * end:
             left_out.append(f"{name}, which ends at step {max(run):,} of {end:,}")
         else:
-            kept[name] = run
-    return kept
+            long_enough[name] = run
+    return long_enough
 
 
 def _shared_steps(runs: Mapping[str, Series], left_out: list[str]) -> Points:

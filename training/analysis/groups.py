@@ -43,23 +43,23 @@ def groups(
     for text in places:
         name, place = _split(text)
         runs, empty = find_runs(place)
-        mine = f"{name}: " if name else ""
-        left_out += [f"{mine}left out {path.name}, which has no {METRICS}" for path in empty]
+        prefix = f"{name}: " if name else ""
+        left_out += [f"{prefix}left out {path.name}, which has no {METRICS}" for path in empty]
         for path in runs:
             if name is not None or path.resolve() not in known:
                 named.append((name, read_run(path, tags)))
             known.add(path.resolve())
     configs = [run.config for name, run in named if name is None]
-    telling = iter(chosen(configs, by) if by else differences(configs))
+    distinct = iter(select_keys(configs, by) if by else differences(configs))
     found: dict[tuple[str, str], Group] = {}
     for name, run in named:
-        shown = name or _title(next(telling), run)
+        shown = name or _title(next(distinct), run)
         found.setdefault((run.env, shown), Group(shown, run.env, [])).runs.append(run)
     return list(found.values()), left_out
 
 
-def _title(telling: Config, run: PastRun) -> str:
-    besides = {key: value for key, value in telling.items() if key != ENV}  # shown anyway
+def _title(distinct: Config, run: PastRun) -> str:
+    besides = {key: value for key, value in distinct.items() if key != ENV}  # shown anyway
     return label(besides) or str(run.config.get(AGENT, "all"))
 
 
@@ -94,7 +94,7 @@ def differences(configs: Sequence[Config]) -> list[dict[str, Any]]:
     ]
 
 
-def chosen(configs: Sequence[Config], by: Sequence[str]) -> list[dict[str, Any]]:
+def select_keys(configs: Sequence[Config], by: Sequence[str]) -> list[dict[str, Any]]:
     """Return, per configuration, the values of the keys `by`; refuse unknown keys."""
     known = {key for config in configs for key in config}
     keys = [SHORT.get(key, key) for key in by]
@@ -125,5 +125,5 @@ def notes(group: Group) -> Iterator[str]:
     for name, run in zip(names(group.runs), group.runs, strict=True):
         if run.unread:
             yield f"left out {run.unread} unreadable lines of {name}"
-        if run.going:
+        if run.is_running:
             yield f"{name} is still running"

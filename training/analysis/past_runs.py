@@ -37,7 +37,7 @@ class PastRun(NamedTuple):
     seconds: Series
     summary: dict[str, Any]  # empty while the run is in progress
     unread: int  # unreadable lines of metrics.jsonl
-    going: bool
+    is_running: bool
 
     @property
     def env(self) -> str:
@@ -49,7 +49,7 @@ def find_runs(place: str) -> tuple[list[Path], list[Path]]:
     """Return the run directories at or below a path or glob pattern, and the paths without one."""
     found = [Path(place)] if os.path.exists(place) else list(map(Path, sorted(glob(place))))
     if not found:
-        raise NoRunError(f"{place}: no run directory matches")
+        raise NoRunError(f"{place}: no such run: no run directory matches")
     below = {path: _runs_below(path) for path in found if path.is_dir()}
     runs = [run for inside in below.values() for run in inside]
     if not below:

@@ -188,7 +188,7 @@ def _tensors(path: Path, entry: Mapping[str, Any], most: int | None) -> dict[str
         length = int.from_bytes(file.read(8), "little")
         if length > min(LARGEST_HEADER, max(0, size - 8)):
             raise CheckpointError(f"{path}: its header claims {length:,} bytes")
-        _refuse_empty(path, file.read(length), size - 8 - length)
+        _validate_covered(path, file.read(length), size - 8 - length)
     if most is not None and size - 8 - length > most:
         fits = f"where this run has at most {readable(most)}"
         raise CheckpointError(f"{path}: holds {readable(size)} of tensors, {fits}")
@@ -202,14 +202,14 @@ def _tensors(path: Path, entry: Mapping[str, Any], most: int | None) -> dict[str
         raise CheckpointError(f"{path}: {one_line(str(error))}") from None
 
 
-def _refuse_empty(path: Path, header: bytes, size: int) -> None:
+def _validate_covered(path: Path, header: bytes, size: int) -> None:
     """Raise CheckpointError if a header does not cover all bytes after it."""
     try:
         table = from_json(header)
         table.pop("__metadata__", None)
         ends = [entry["data_offsets"][1] for entry in table.values()]
-        told = max(ends, default=0)
+        covered = max(ends, default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise CheckpointError(f"{path}: its header is no table of tensors") from None
-    if told != size:
-        raise CheckpointError(f"{path}: holds {size:,} bytes and tells of {told!r}")
+    if covered != size:
+        raise CheckpointError(f"{path}: holds {size:,} bytes, its header describes {covered!r}")

@@ -96,14 +96,14 @@ def manifest_of(path: Path) -> dict[str, Any]:
             raise FormatError(f"{source}: was written by {age} version ({known}): use that version")
         files, whole = manifest["files"], whole and isinstance(manifest["metadata"], dict)
         named = all(PART_FILE.fullmatch(name) for name in files)
-        told = all(_is_entry(entry) for entry in files.values())
+        entries_valid = all(_is_entry(entry) for entry in files.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f"{source}: is damaged") from None
     if not whole:
         raise CheckpointError(f"{source}: is damaged: it does not match its own hash")
     if type(saved_as) is not int or saved_as != FORMAT:
         raise CheckpointError(f"{source}: does not say its format")
-    if not (named and told):
+    if not (named and entries_valid):
         raise CheckpointError(f"{source}: names files that no checkpoint has")
     found: dict[str, Any] = manifest
     return found

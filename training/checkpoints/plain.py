@@ -50,13 +50,13 @@ def from_document(text: bytes, tensors: dict[str, Tensor]) -> Any:
     if len(text) > LONGEST_DOCUMENT:
         raise ValueError(f"holds {len(text):,} bytes of JSON")
     try:
-        document = from_json(text, most=MOST_VALUES, parse_constant=_refuse_constant)
+        document = from_json(text, most=MOST_VALUES, parse_constant=_reject_constant)
     except ValueError as error:
         raise ValueError(f"is not the JSON it should be: {error}") from None
     return _inward(document, tensors, DEEPEST)
 
 
-def _refuse_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 

@@ -169,7 +169,7 @@ class Saver:
         # First, because a save in progress prunes checkpoints whose blocks could be linked.
         self.checkpoints.settle()
         self._times.restart_timer()
-        self._refuse_non_finite(step)
+        self._validate_finite(step)
         state = self._agent.state_dict()
         parts: dict[str, Any] = {"run": self._run.state_dict(), "env": self._env.state_dict()}
         parts |= self._more()
@@ -222,7 +222,7 @@ class Saver:
         """Whether there is a checkpoint to resume from."""
         return self.checkpoints.last is not None
 
-    def _refuse_non_finite(self, step: int) -> None:
+    def _validate_finite(self, step: int) -> None:
         if not finite(self._agent.weights()):
             raise NonFiniteError(f"the weights at step {step:,} are not finite: nothing was saved")
 
@@ -321,7 +321,7 @@ class Saver:
 
     def write_policy(self, name: str, step: int, score: float | None) -> None:
         """Write the current weights as a policy; on failure warn and retry at the end."""
-        self._refuse_non_finite(step)
+        self._validate_finite(step)
         metadata = {
             key: self._metadata[key] for key in ("agent", "spec", "weights", "versions", "config")
         }

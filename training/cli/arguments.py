@@ -87,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
 def read(given: list[str]) -> Arguments:
     """Parse the command line, options in any position; raise CommandError if it is invalid."""
     for argument in given:
-        _refuse_unprintable(argument)
+        _validate_printable(argument)
     # `steadyrl train …` equals `steadyrl …`.
     typed, unknown = _parser().parse_known_intermixed_args(given[given[:1] == ["train"] :])
     if unknown:
@@ -99,14 +99,14 @@ def read(given: list[str]) -> Arguments:
     if typed.resolve and not typed.cfg:
         raise CommandError("--resolve belongs to --cfg: --cfg job --resolve")
     overrides = [
-        _arranged(_offered(text), multirun=typed.multirun)
+        _rewritten(_register_agents(text), multirun=typed.multirun)
         for text in typed.overrides
         if text != "experiment=null"  # the printed default, which Hydra cannot read
     ]
     keys = {text.partition("=")[0] for text in overrides}
-    for name, (_, told) in LAUNCHERS.items():
+    for name, (_, defaults) in LAUNCHERS.items():
         if f"hydra/launcher={name}" in overrides:
-            overrides += [text for text in told if text.partition("=")[0] not in keys]
+            overrides += [text for text in defaults if text.partition("=")[0] not in keys]
     prints = bool(instead) and not typed.multirun
     return Arguments(_options(typed), overrides, typed.help, typed.version, typed.multirun, prints)
 
@@ -143,14 +143,14 @@ def _spelled(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _arranged(override: str, *, multirun: bool) -> str:
+def _rewritten(override: str, *, multirun: bool) -> str:
     if override.startswith(FREE_FORM):
         return f"++{override}"
     key, _, value = override.partition("=")
     key = key.lstrip("+")
     if key == "hydra/launcher" and value in LAUNCHERS:
         package = f"hydra_plugins.hydra_{value.partition('_')[0]}_launcher"
-        if not _is_there(package):
+        if not _is_installed(package):
             extra = LAUNCHERS[value][0]
             install = f'pip install -e ".[{extra}]"'
             raise CommandError(f"{override}: needs the extra {extra}: {install}")
@@ -161,14 +161,14 @@ def _arranged(override: str, *, multirun: bool) -> str:
     return override
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
-def _offered(override: str) -> str:
+def _register_agents(override: str) -> str:
     """Register named out-of-tree agents with Hydra; return the override Hydra should read.
 
     `agent.name=X` alone would give X another agent's keys: it becomes `agent=X`.
@@ -177,11 +177,11 @@ def _offered(override: str) -> str:
     if key not in AGENT_KEYS:
         return override
     names = value.split(",")
-    offered = [_offer(name) for name in names if name and name not in ALGORITHMS]
+    offered = [_register_agent(name) for name in names if name and name not in ALGORITHMS]
     return f"agent={value}" if any(offered) else override
 
 
-def _offer(name: str) -> bool:
+def _register_agent(name: str) -> bool:
     try:
         found = find_entry_point(name)
     except SettingError as error:
@@ -199,7 +199,7 @@ def _offer(name: str) -> bool:
     return True
 
 
-def _refuse_unprintable(argument: str) -> None:
+def _validate_printable(argument: str) -> None:
     for position, character in enumerate(argument):
         if unicodedata.category(character) in ("Cc", "Cs"):
             raise CommandError(

@@ -120,7 +120,7 @@ def export(args: argparse.Namespace) -> None:
 def _export_onnx(policy: Any, out: Path) -> None:
     import torch
 
-    from steadyrl.training.policies.policy import deciding
+    from steadyrl.training.policies.policy import build_policy_module
 
     try:
         import onnx  # type: ignore[import-not-found]  # noqa: F401
@@ -128,7 +128,7 @@ def _export_onnx(policy: Any, out: Path) -> None:
     except ModuleNotFoundError as error:
         reason = f"needs {error.name}: pip install onnx onnxscript onnxruntime"
         raise SettingError("--onnx", out, reason) from None
-    module, spec = deciding(policy)
+    module, spec = build_policy_module(policy)
     shape = (CHECKED_WITH, *spec.observation_shape)
     generator = torch.Generator().manual_seed(0)
     if spec.dtype == "uint8":

@@ -64,7 +64,7 @@ def reached(run: PastRun, threshold: float) -> tuple[float, float]:
 def speed(run: PastRun) -> float | None:
     """Return the run's steps per second; while it is running, the median it has logged."""
     whole = run.summary.get("steps_per_second")
-    if isinstance(whole, float) and not run.going:
+    if isinstance(whole, float) and not run.is_running:
         return whole
     logged = run.metrics.get(SPEED)
     return float(np.median(list(logged.values()))) if logged else None
@@ -114,7 +114,7 @@ def rows_of(
         runs = [run for run in group.runs if score(run) is not None]
         for run in group.runs:
             status = run.summary.get("status", "finished")
-            if status != "finished" and not run.going:
+            if status != "finished" and not run.is_running:
                 say(f"{group.name}: {run.path.name} did not finish: {status}")
         unscored += [f"{group.name}: {r.path}" for r in group.runs if score(r) is None]
         if runs:
@@ -122,7 +122,7 @@ def rows_of(
     if not scored:
         raise NoRunError(f"{unscored[0]} has no evaluations and no returns, like all runs given")
     for what in unscored:
-        say(f"left out {what}, which has no evaluations and no returns")
+        say(f"{what} is left out: no evaluations and no returns")
     first: dict[str, Group] = {}
     for group in scored:
         first.setdefault(group.env, group)
@@ -238,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         by = [key for key in args.by.split(",") if key]
         if args.threshold is not None and not math.isfinite(args.threshold):
             raise SettingError("--threshold", args.threshold, "must be finite")
-        found, said = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
-        rows = rows_of(found, args.threshold, said.append)
+        found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
+        rows = rows_of(found, args.threshold, remarks.append)
         with safe_stdout():
             if args.json:
                 print(json.dumps([row._asdict() for row in rows], indent=2))
@@ -249,5 +249,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     (print_markdown if args.markdown else print_table)(env, shown)
     except ExpectedError as error:
         exit_with(error)
-    for line in said:
+    for line in remarks:
         print(one_line(line), file=sys.stderr)

@@ -84,17 +84,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if args.video:
         validate_video_path("--video", args.video)
     if args.watch:
-        _refuse_no_display()
+        _validate_display()
     return args
 
 
-def _refuse_no_display() -> None:
+def _validate_display() -> None:
     places = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     if sys.platform == "linux" and not any(os.environ.get(name) for name in places):
         raise PolicyError("--watch: no display to open a window on; record a video: --video PATH")
 
 
-def chosen(args: argparse.Namespace, settings: Settings) -> RunSettings:
+def run_settings(args: argparse.Namespace, settings: Settings) -> RunSettings:
     """Return the run's settings with the requested episodes, seed and device."""
     run = settings.run
     default = 1 if args.video or args.watch else run.eval.episodes
@@ -115,13 +115,13 @@ def evaluate(args: argparse.Namespace, settings: Settings) -> tuple[Policy, Eval
     from steadyrl.training.run.hardware import choose_device, prepare_arithmetic, thread_count
     from steadyrl.training.setup import derive_seeds
 
-    run = chosen(args, settings)
+    run = run_settings(args, settings)
     seeds = derive_seeds(run.seed)
     policy, weights = load(args)
     # Masks as in training, whatever the environment offers.
     run = replace(run, env=run.env.with_masks(bool(policy.spec.get("mask"))))
     flush_subnormals(True)  # as in training; processes started from here inherit it
-    with _stage(args, run, seeds.evaluation) as (spec, play):
+    with _build_player(args, run, seeds.evaluation) as (spec, play):
         validate_same_spaces(policy, run.env.id, plain_spec(spec), policy.spec)
         prepare_arithmetic(thread_count(run.threads, spec))
         device = torch.device(choose_device(run, settings.agent, spec))
@@ -148,7 +148,9 @@ def load(args: argparse.Namespace) -> tuple[Policy, dict[str, Tensor]]:
 
 
 @contextmanager
-def _stage(args: argparse.Namespace, run: RunSettings, seed: int) -> Iterator[tuple[EnvSpec, Any]]:
+def _build_player(
+    args: argparse.Namespace, run: RunSettings, seed: int
+) -> Iterator[tuple[EnvSpec, Any]]:
     """Yield the environment's spec and a function that evaluates an actor on it."""
     from steadyrl.envs.factory import build_render_env
     from steadyrl.training.evaluation.evaluator import Evaluator, play
@@ -174,7 +176,7 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
     """Return the evaluation as text, or as JSON."""
     import numpy as np
 
-    run = chosen(args, settings)
+    run = run_settings(args, settings)
     values: dict[str, Any] = {
         "policy": str(policy.path),
         "step": policy.metadata.get("step"),
@@ -197,7 +199,7 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
         return json.dumps(values)
     v = values
     low, high = v["return_ci95"] or (math.nan, math.nan)
-    sure = "" if v["return_ci95"] is None else f", 95 % CI of the mean [{low}, {high}]"
+    sure = "" if v["return_ci95"] is None else f", 95 % CI of the mean {low} to {high}"
     at = f"{v['step']:,}" if isinstance(v["step"], int) else v["step"]
     lines = [
         f"policy:   {v['policy']}, {v['agent'].upper()} on {v['env']}, step {at}",
@@ -211,7 +213,7 @@ def report(args: argparse.Namespace, policy: Policy, settings: Settings, found: 
 
 
 @contextmanager
-def _printing_aside() -> Iterator[None]:
+def _stdout_to_stderr() -> Iterator[None]:
     """Redirect what environments and their processes print to stderr: stdout is the report's."""
     if sys.stdout is None:  # stdout is closed
         yield
@@ -236,18 +238,18 @@ def command(arguments: Sequence[str] | None = None) -> None:
             print(f"note: {one_line(remark)}", file=sys.stderr)
         settings = settings_of(policy, args.env)
         # Warnings go to stderr as single lines, without tracebacks.
-        with _printing_aside(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
+        with _stdout_to_stderr(), to_terminal(Stream(sys.stderr), least=logging.WARNING):
             policy, found = evaluate(args, settings)
         if found.remark:
             print(f"note: {found.remark}", file=sys.stderr)
         with safe_stdout():
             print(printable(report(args, policy, settings, found)))
     except Exception as error:
-        from steadyrl.training.cli.failures import explained
+        from steadyrl.training.cli.failures import as_expected_error
 
         if isinstance(error, SettingError) and error.field.startswith(OF_ENVIRONMENTS):
             error = SettingError(f"env.{error.field}", error.value, error.reason)
-        exit_with(error if isinstance(error, ExpectedError) else explained(error, None))
+        exit_with(error if isinstance(error, ExpectedError) else as_expected_error(error, None))
 
 
 def main() -> None:

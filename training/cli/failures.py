@@ -44,10 +44,10 @@ def one_line_errors(job: Job | None = None) -> Iterator[None]:
     except ExpectedError:
         raise
     except Exception as error:
-        raise explained(error, job) from error
+        raise as_expected_error(error, job) from error
 
 
-def explained(error: Exception, job: Job | None) -> ExpectedError:
+def as_expected_error(error: Exception, job: Job | None) -> ExpectedError:
     """Return the ExpectedError for an unexpected exception: out of memory, or a bug."""
     full = out_of_memory(error)
     if full is not None:
@@ -56,7 +56,7 @@ def explained(error: Exception, job: Job | None) -> ExpectedError:
         reason = f"not possible with this model and device ({describe(error)}): leave it out"
         return SettingError("deterministic", "true", reason)
     log = job.directory / "train.log" if job is not None else None
-    if log is not None and holds_traceback(log, error):
+    if log is not None and has_traceback(log, error):
         return BugError(f"a bug of ours, please report it with {log}: {describe(error)}")
     with suppress(OSError):  # stderr is closed
         print(printable("".join(traceback.format_exception(error))), file=sys.stderr)
@@ -97,7 +97,7 @@ def _device_at_work() -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if torch and working else None
 
 
-def holds_traceback(log: Path, error: Exception) -> bool:
+def has_traceback(log: Path, error: Exception) -> bool:
     """Return whether a log has the traceback of `error`; a full disk may have truncated it."""
     try:
         _, begin, story = read_tail(log, LONGEST_STORY).rpartition("Traceback (most recent")

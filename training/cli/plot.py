@@ -151,11 +151,11 @@ def report(panels: Panels, found: Sequence[Group], tag: str) -> None:
                 f"| {one_line(where)} | {curve.runs} | {mean_over} | {end} | {curve.x[-1]:,.0f} |"
             )
     for group in found:
-        said = list(notes(group))
+        remarks = list(notes(group))
         for (of, env), curves in panels.items():
             if of == tag and env == group.env and group.name in curves:
-                said += [f"left out {what}" for what in curves[group.name].left_out]
-        for line in said:
+                remarks += [f"left out {what}" for what in curves[group.name].left_out]
+        for line in remarks:
             print(one_line(f"{group.name}: {line}"), file=sys.stderr)
 
 

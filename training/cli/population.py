@@ -23,7 +23,7 @@ from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.tuning.members import (
     draw_lineage,
-    in_the_end,
+    latest_of_each,
     member_of,
     read_members,
     train_generation,
@@ -39,7 +39,7 @@ class LostRayError(Exception):
     """Ray has no node left; it would wait for one for ever."""
 
 
-def live(config: dict[str, Any], place: str) -> None:
+def train_member(config: dict[str, Any], place: str) -> None:
     """Train one member, generation by generation, from the checkpoint that Ray passes in.
 
     Paths are relative to `place`, because the population's folder may be moved between starts.
@@ -105,7 +105,7 @@ def scheduler(plan: Plan) -> Any:
     )
 
 
-def told_to_members(plan: Plan) -> dict[str, Any]:
+def member_config(plan: Plan) -> dict[str, Any]:
     """Return the configuration passed to every member."""
     return {
         "space": list(plan.space), "generations": plan.generations,
@@ -163,7 +163,7 @@ def tuner(plan: Plan) -> Any:
     """Return a Tuner that starts the population, or resumes it."""
     from ray import tune  # type: ignore[import-not-found]
 
-    there = tune.with_parameters(live, place=str(plan.folder))
+    there = tune.with_parameters(train_member, place=str(plan.folder))
     trainable = tune.with_resources(there, {"cpu": 1})
     storage = plan.folder / "ray"
     if tune.Tuner.can_restore(str(storage / plan.name)):
@@ -173,7 +173,7 @@ def tuner(plan: Plan) -> Any:
         )
     return tune.Tuner(
         trainable,
-        param_space={"plan": told_to_members(plan)},
+        param_space={"plan": member_config(plan)},
         tune_config=tune.TuneConfig(
             scheduler=scheduler(plan), num_samples=plan.members,
             max_concurrent_trials=None, reuse_actors=False,
@@ -195,7 +195,7 @@ def progress(plan: Plan) -> Any:
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
             if time.monotonic() > self.looked + LOOKS:
-                refuse_to_wait()
+                check_nodes()
                 self.looked = time.monotonic()
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
@@ -204,7 +204,7 @@ def progress(plan: Plan) -> Any:
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            members = in_the_end(read_members(plan.folder))
+            members = latest_of_each(read_members(plan.folder))
             whole = plan.members * plan.generations
             best = max(members, key=lambda member: member.score)
             say(
@@ -216,7 +216,7 @@ def progress(plan: Plan) -> Any:
     return Progress()
 
 
-def refuse_to_wait() -> None:
+def check_nodes() -> None:
     """Raise LostRayError if Ray has no living node."""
     import ray  # type: ignore[import-not-found]
 
@@ -236,7 +236,7 @@ def report(plan: Plan) -> None:
     last = max(member.generation for member in members)
     if last < plan.generations:
         say(f"ended in generation {last} of {plan.generations}; run the command again to resume")
-    at_last = [member for member in in_the_end(members) if member.generation == last]
+    at_last = [member for member in latest_of_each(members) if member.generation == last]
     at_last.sort(key=lambda member: -member.score)
     say("\n| member | score | settings |\n|---|---:|---|\n" + "\n".join(
         f"| {m.name} | {m.score:.1f} | "

@@ -1,4 +1,4 @@
-"""Tune settings with Optuna: python scripts/tune.py STUDY.yaml, in as many terminals as you like.
+"""Tune hyperparameters with Optuna: python scripts/tune.py STUDY.yaml, in one or more terminals.
 
 The file lists fixed settings, the search space and the method (docs/SWEEPS.md). Running it again,
 or in another terminal, continues the same study; interrupted trials resume from checkpoints.
@@ -26,7 +26,7 @@ from steadyrl.training.logging.terminal import safe_stdout
 from steadyrl.training.sweeps.job_run import say
 from steadyrl.training.sweeps.subprocess_run import Outcome, last_error, running
 from steadyrl.training.tuning.members import LONGEST_LOG
-from steadyrl.training.tuning.results import MADE_BY, Plan, finish
+from steadyrl.training.tuning.results import MADE_BY, Plan, write_results
 from steadyrl.training.tuning.search_space import (
     Range,
     StudyError,
@@ -66,7 +66,7 @@ def read_plan(path: Path) -> Plan:
         raise StudyError(f"{path}: seeds and trials: at least one of each is needed")
     for key in ("seeds", "check_seeds"):
         if any(type(seed) is not int or seed < 0 for seed in values[key]):
-            raise StudyError(f"{path}: {key}={show(values[key])}: must be integers of 0 or more")
+            raise StudyError(f"{path}: {key}={show(values[key])}: must be whole numbers >= 0")
     overrides = [str(text) for text in values["overrides"]]
     settings = check_space(overrides, space, folder).settings.run
     if not settings.eval.every:
@@ -76,11 +76,11 @@ def read_plan(path: Path) -> Plan:
         str(values["storage"] or folder / "journal.log"), values["sampler"], values["pruner"],
         max(1, settings.total_steps // settings.eval.every),
     )  # fmt: skip
-    refuse_taken(path, plan)
+    validate_preset_name(path, plan)
     return plan
 
 
-def refuse_taken(path: Path, plan: Plan) -> None:
+def validate_preset_name(path: Path, plan: Plan) -> None:
     """Raise StudyError if the preset's name is taken by a preset that is not this study's."""
     ours, own = CONFIGS / "experiment" / plan.preset.name, plan.preset
     if ours.exists():
@@ -181,17 +181,17 @@ def next_trial(plan: Plan, study: optuna.Study) -> tuple[optuna.Trial | None, in
 
     running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
     for frozen in running:
-        file = hold(plan, frozen.number)
+        file = lock_trial(plan, frozen.number)
         if file is not None:
             say(f"trial {frozen.number} was interrupted: resuming it")
             return optuna.Trial(study, frozen._trial_id), file
     if len(study.get_trials(deepcopy=False)) >= plan.trials:
         return None, None
     trial = study.ask()
-    return trial, hold(plan, trial.number)
+    return trial, lock_trial(plan, trial.number)
 
 
-def hold(plan: Plan, number: int) -> int | None:
+def lock_trial(plan: Plan, number: int) -> int | None:
     """Lock a trial's directory; return None if another process has locked it."""
     path = plan.folder / "trials" / str(number)
     path.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def hold(plan: Plan, number: int) -> int | None:
     return file
 
 
-def suggested(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, Any]:
+def trial_values(trial: optuna.Trial, space: Mapping[str, Range]) -> dict[str, Any]:
     """Return a trial's values; a resumed trial gets its earlier ones."""
     found: dict[str, Any] = {}
     for key, allowed in space.items():
@@ -225,7 +225,7 @@ def run_trial(plan: Plan, study: optuna.Study, trial: optuna.Trial) -> None:
     """Run a trial to its end; resume its runs from their checkpoints if they are killed."""
     from optuna.trial import TrialState  # type: ignore[import-not-found]
 
-    values = suggested(trial, plan.space)
+    values = trial_values(trial, plan.space)
     own = [*plan.overrides, *(typed(key, value) for key, value in values.items())]
     why: str | None = None
     for left in reversed(range(TRIES)):
@@ -253,7 +253,7 @@ def run_seeds(
     If a run fails, only the outcomes of runs that had ended by then are returned.
     """
     place = plan.folder / "trials" / str(trial.number)
-    told = set(study.trials[trial.number].intermediate_values)
+    reported = set(study.trials[trial.number].intermediate_values)
     with running(own, plan.seeds, place) as children:
         while any(child.process.poll() is None for child in children):
             if any(child.process.poll() not in (None, 0) for child in children):
@@ -261,9 +261,9 @@ def run_seeds(
             time.sleep(EVERY)
             curves = [scores(child.directory) for child in children]
             for rung in range(1, min(map(len, curves)) + 1):
-                if rung not in told:
+                if rung not in reported:
                     trial.report(float(np.mean([curve[rung - 1] for curve in curves])), rung)
-                    told.add(rung)
+                    reported.add(rung)
             if trial.should_prune():
                 return None
         ended = [child for child in children if child.process.poll() is not None]
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not any(t.state.name == "COMPLETE" for t in study.get_trials(deepcopy=False)):
                     raise StudyError("no trial finished: there is no best one")
                 best: Any = study.best_trial  # suggest_* returns its stored values
-                found = suggested(best, plan.space)
-                finish(plan, study, [typed(key, value) for key, value in found.items()])
+                found = trial_values(best, plan.space)
+                write_results(plan, study, [typed(key, value) for key, value in found.items()])
     except ExpectedError as error:
         exit_with(error)

@@ -100,7 +100,7 @@ class RunSettings:
             raise SettingError("total_steps", self.total_steps, "must be 1 or more")
         if self.seed < 0:
             raise SettingError("seed", self.seed, "must be 0 or more")
-        self._refuse_odd_seeds()
+        self._validate_seeds()
         if not DEVICES.fullmatch(self.device):
             reason = "must be one of auto, cpu, cuda, or a card by its number: cuda:1"
             raise SettingError("device", self.device, reason)
@@ -116,7 +116,7 @@ class RunSettings:
                 f"one row would be more than total_steps={self.total_steps}",
             )
 
-    def _refuse_odd_seeds(self) -> None:
+    def _validate_seeds(self) -> None:
         if self.seeds is None:
             return
         if not self.seeds:

@@ -26,7 +26,7 @@ from steadyrl.agents.learner.comm import Comm
 from steadyrl.core.errors import ExpectedError, describe
 from steadyrl.core.saved_state import COUNT, Limits
 from steadyrl.core.state import Stateful
-from steadyrl.training.distributed.heartbeat import Heartbeat, Told
+from steadyrl.training.distributed.heartbeat import Heartbeat, LostRank
 from steadyrl.training.run.rank_info import RankInfo
 
 c10d: Any = dist  # torch.distributed marks most of these names as private
@@ -54,15 +54,15 @@ class Ranks(Comm, Stateful):
         self.rank, self.size = rank_info.rank, rank_info.size
         self.is_single = self.size == 1
         self._device = device
-        self._pending = self._before = self._total = 0
+        self._pending = self._previous = self._total = 0
         launchers, *_ = next(c10d.rendezvous("env://", timeout=CONNECTING))
         # After a restart the launcher's store may still have the keys of the start before.
         launchers = c10d.PrefixStore(f"steadyrl-{os.environ.get(RESTARTS, 0)}", launchers)
-        self._keeper, port = _kept_by_first(launchers, self.rank)
+        self._server, port = _open_store(launchers, self.rank)
         # A blocking wait in a store blocks its whole connection, so the group gets its own.
-        self.store, of_group = (_connected(port) for _ in range(2))
-        people = self._meet(launchers)
-        self.heart = Heartbeat(self.store, self.rank, people, step_timeout)
+        self.store, of_group = (_connect(port) for _ in range(2))
+        peers = self._meet(launchers)
+        self.heartbeat = Heartbeat(self.store, self.rank, peers, step_timeout)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend,
@@ -86,14 +86,14 @@ class Ranks(Comm, Stateful):
 
     @override
     def all_reduce_(self, tensor: Tensor) -> Tensor:
-        with self._waiting():
+        with self._collective():
             dist.all_reduce(tensor)
         return tensor
 
     @override
     def all_reduce_max(self, *numbers: float) -> list[float]:
         found = torch.tensor(numbers, dtype=torch.float64)
-        with self._waiting():
+        with self._collective():
             dist.all_reduce(found, dist.ReduceOp.MAX)
         return found.tolist()
 
@@ -106,7 +106,7 @@ class Ranks(Comm, Stateful):
         texts = [torch.zeros(max(lengths), dtype=torch.uint8) for _ in lengths]
         mine = texts[self.rank].clone()
         mine[: len(text)] = text
-        with self._waiting():
+        with self._collective():
             dist.all_gather(texts, mine)
         found = zip(texts, lengths, strict=True)
         return [json.loads(text[:length].numpy().tobytes()) for text, length in found]
@@ -114,44 +114,44 @@ class Ranks(Comm, Stateful):
     @override
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            with self._waiting():
+            with self._collective():
                 dist.broadcast(tensor.detach(), 0)
 
     @override
     def global_count(self, valid: NDArray[np.bool_]) -> int:
         return self._total
 
-    def settle(self, valid: int, wishes: Sequence[bool], *, now: bool) -> list[bool] | None:
+    def sync_counts(self, valid: int, flags: Sequence[bool], *, now: bool) -> list[bool] | None:
         """Count `valid` steps; with `now`, all-reduce them and return which flags any rank set."""
-        self.heart.beat()
-        self._before = self._pending
+        self.heartbeat.beat()
+        self._previous = self._pending
         self._pending += valid
         self._total = 0
         if not now:
             return None
-        numbers = torch.tensor([self._pending, *wishes], dtype=torch.int64)
+        numbers = torch.tensor([self._pending, *flags], dtype=torch.int64)
         self._total, *found = self.all_reduce_(numbers).tolist()
         self._pending = 0
         return [bool(wish) for wish in found]
 
-    def take_back(self) -> None:
+    def uncount(self) -> None:
         """Uncount the last timestep: it is stashed and will be counted later."""
-        self._pending = self._before
+        self._pending = self._previous
 
     @override
     def long_operation(self) -> AbstractContextManager[None]:
-        return self.heart.waits()
+        return self.heartbeat.suspended()
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _collective(self) -> Iterator[None]:
         try:
-            with self.heart.waits():
+            with self.heartbeat.suspended():
                 yield
         except RuntimeError as error:
-            told = self.heart.ask() or Told(-1, describe(error))
-            lost = PeerLostError(str(told))
-            lost.silent = self.rank != (1 if told.rank == 0 else 0)
-            raise lost from error
+            lost = self.heartbeat.find_lost_rank() or LostRank(-1, describe(error))
+            peer_lost = PeerLostError(str(lost))
+            peer_lost.silent = self.rank != (1 if lost.rank == 0 else 0)
+            raise peer_lost from error
 
     @override
     @contextmanager
@@ -164,7 +164,7 @@ class Ranks(Comm, Stateful):
         except BaseException as error:
             if isinstance(error, ExpectedError) and error.together:
                 raise
-            first = self.heart.tell(Told(self.rank, describe(error)))
+            first = self.heartbeat.publish(LostRank(self.rank, describe(error)))
             if isinstance(error, ExpectedError):
                 error.silent = not first
             raise
@@ -175,7 +175,7 @@ class Ranks(Comm, Stateful):
             if together:
                 self.all_gather(None)
         finally:
-            self.heart.close()
+            self.heartbeat.close()
         if together:
             # A Gloo thread may need the GIL to free a tensor. Old torch versions join that thread
             # while holding the GIL, and deadlock unless Python has a reference to the backend.
@@ -184,7 +184,7 @@ class Ranks(Comm, Stateful):
             del gloo
 
 
-def _kept_by_first(launchers: Any, rank: int) -> tuple[Any, int]:
+def _open_store(launchers: Any, rank: int) -> tuple[Any, int]:
     """Return rank 0's store (None on other ranks) and its port."""
     if rank == 0:
         host = os.environ["MASTER_ADDR"]
@@ -196,6 +196,6 @@ def _kept_by_first(launchers: Any, rank: int) -> tuple[Any, int]:
     return None, int(launchers.get("port"))
 
 
-def _connected(port: int) -> Any:
+def _connect(port: int) -> Any:
     host = os.environ["MASTER_ADDR"]
     return c10d.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=CONNECTING)

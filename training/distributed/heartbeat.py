@@ -26,7 +26,7 @@ GRACE = 2.0  # seconds that a rank has to end cleanly once another is lost
 EXIT_CODE = 8
 
 
-class Told(NamedTuple):
+class LostRank(NamedTuple):
     """Which rank was lost, and why; rank −1: unknown."""
 
     rank: int
@@ -41,61 +41,65 @@ class Heartbeat:
     """Heartbeat thread; ends the process if another rank is lost and the main thread hangs."""
 
     def __init__(
-        self, store: Any, rank: int, people: Sequence[tuple[str, int]], step_timeout: float
+        self, store: Any, rank: int, peers: Sequence[tuple[str, int]], step_timeout: float
     ) -> None:
-        self._store, self._rank, self._people = store, rank, people
+        self._store, self._rank, self._peers = store, rank, peers
         self._step_timeout, self._timeouts = step_timeout, 1
-        self._answers: Callable[[], int] = int  # counts environments' responses, also within a step
-        self._heard = 0
-        self._next = (rank + 1) % len(people)
-        self._patient = 0
-        self._alive = math.inf  # time of the main thread's last progress; inf before the first
-        self.lost: Told | None = None  # set once known
+        self._env_responses: Callable[[], int] = (
+            int  # counts environments' responses, also within a step
+        )
+        self._last_responses = 0
+        self._next = (rank + 1) % len(peers)
+        self._suspensions = 0
+        self._last_progress = (
+            math.inf
+        )  # time of the main thread's last progress; inf before the first
+        self.lost: LostRank | None = None  # set once known
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def follow(self, answers: Callable[[], int], timeouts: int) -> None:
+    def watch_envs(self, env_responses: Callable[[], int], timeouts: int) -> None:
         """Count environment responses as progress; up to `timeouts` step timeouts without one."""
-        self._answers, self._timeouts = answers, timeouts
+        self._env_responses, self._timeouts = env_responses, timeouts
 
-    def listen(self) -> None:
+    def poll_envs(self) -> None:
         """Register progress if environments have responded since the last call."""
-        before, self._heard = self._heard, self._answers()
-        if self._alive < math.inf and self._heard != before:
+        before, self._last_responses = self._last_responses, self._env_responses()
+        if self._last_progress < math.inf and self._last_responses != before:
             self.beat()
 
     def beat(self) -> None:
         """Register progress of the main thread."""
-        self._alive = time.monotonic()
+        self._last_progress = time.monotonic()
 
     @contextmanager
-    def waits(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """Suspend the step timeout during an operation of any length (wait, evaluate, save)."""
-        self._patient += 1
+        self._suspensions += 1
         try:
             yield
         finally:
-            self._patient -= 1
-            if self._alive < math.inf:
+            self._suspensions -= 1
+            if self._last_progress < math.inf:
                 self.beat()
 
-    def tell(self, told: Told) -> bool:
+    def publish(self, lost: LostRank) -> bool:
         """Publish the lost rank; only the first counts: return whether this is the first."""
-        self.lost = self.lost or told
-        word = json.dumps(told)
+        self.lost = self.lost or lost
+        word = json.dumps(lost)
         try:
             return bool(self._store.compare_set(FAILED, "", word) == word.encode())
         except RuntimeError:  # rank 0, which runs the store, is gone: all ranks notice
             return False
 
-    def ask(self) -> Told | None:
+    def find_lost_rank(self) -> LostRank | None:
         """Return the lost rank; wait up to `GRACE` seconds until it is known."""
         end = time.monotonic() + GRACE
         while time.monotonic() < end:
-            found = self._word() or self._gone()
+            found = self._read_lost_rank() or self._find_dead_peer()
             if found is not None:
-                self.tell(found)
+                self.publish(found)
                 return found
             time.sleep(0.05)
         return None
@@ -105,26 +109,26 @@ class Heartbeat:
         self._closed.set()
         self._thread.join()
 
-    def _word(self) -> Told | None:
+    def _read_lost_rank(self) -> LostRank | None:
         try:
             if self._store.check([FAILED]):
-                return Told(*json.loads(self._store.get(FAILED)))
+                return LostRank(*json.loads(self._store.get(FAILED)))
         except RuntimeError:
-            return Told(0, "its store does not answer") if self._rank else None
+            return LostRank(0, "its store does not answer") if self._rank else None
         return None
 
-    def _gone(self) -> Told | None:
+    def _find_dead_peer(self) -> LostRank | None:
         """Return a rank whose process on this machine has died."""
-        for rank, (host, process) in enumerate(self._people):
-            if host == socket.gethostname() and not _lives(process):
-                return Told(rank, f"process {process} is gone, killed or out of memory")
+        for rank, (host, process) in enumerate(self._peers):
+            if host == socket.gethostname() and not _is_running(process):
+                return LostRank(rank, f"process {process} is gone, killed or out of memory")
         return None
 
     def _run(self) -> None:
         heard, last, count = time.monotonic(), b"", 0
         while not self._closed.wait(EVERY):
-            self.listen()
-            lost = self._word()
+            self.poll_envs()
+            lost = self._read_lost_rank()
             if lost is None:
                 count += 1
                 with suppress(RuntimeError):
@@ -132,24 +136,24 @@ class Heartbeat:
                     if self._store.check([f"beat/{self._next}"]):
                         beat = self._store.get(f"beat/{self._next}")
                         heard, last = (heard if beat == last else time.monotonic()), beat
-                lost = self._silent(time.monotonic() - heard)
+                lost = self._find_timeout(time.monotonic() - heard)
             if lost is not None:
-                self.tell(lost)
+                self.publish(lost)
                 if not self._closed.wait(0 if lost.rank == self._rank else GRACE):
                     self._end(lost)
 
-    def _silent(self, silence: float) -> Told | None:
+    def _find_timeout(self, silence: float) -> LostRank | None:
         if silence > SILENT:
-            return Told(self._next, f"no sign of life for {silence:.0f} s")
-        busy = time.monotonic() - self._alive
-        if not self._patient and busy > self._timeouts * self._step_timeout:
+            return LostRank(self._next, f"no sign of life for {silence:.0f} s")
+        busy = time.monotonic() - self._last_progress
+        if not self._suspensions and busy > self._timeouts * self._step_timeout:
             times = f"{self._timeouts} times " if self._timeouts > 1 else ""
             limit = f"{times}env.step_timeout={self._step_timeout:g} seconds"
             why = f"a step took longer than {limit}"
-            return Told(self._rank, f"{why}; an environment hangs")
+            return LostRank(self._rank, f"{why}; an environment hangs")
         return None
 
-    def _end(self, lost: Told) -> None:
+    def _end(self, lost: LostRank) -> None:
         """End the process: its main thread waits for a rank that will never answer."""
         if self._rank in (0, lost.rank) or (lost.rank == 0 and self._rank == 1):
             with suppress(OSError, ValueError):
@@ -157,7 +161,7 @@ class Heartbeat:
         os._exit(EXIT_CODE)
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     """Return whether a process of this machine runs and is no zombie."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:

@@ -44,7 +44,7 @@ def init_comm(job: Job, stop: Stop) -> Iterator[Comm]:
     failed = True
     try:
         with ranks.reporting_errors():
-            refuse_different(job, ranks)
+            validate_same_config(job, ranks)
             yield ranks
             failed = False
     except ExpectedError as error:
@@ -63,7 +63,7 @@ def use_own_device(here: RankInfo) -> None:
     torch.cuda.set_device(here.local_rank)
 
 
-def refuse_different(job: Job, comm: Comm) -> None:
+def validate_same_config(job: Job, comm: Comm) -> None:
     """Raise SettingError, naming the first differing key, if the ranks' configurations differ."""
     # The resolved device: `auto` may differ between ranks if a GPU does not work.
     config = {**job.config, "device": job.settings.run.device}

@@ -20,7 +20,7 @@ from steadyrl.training.config.settings import RunSettings, Settings
 from steadyrl.training.distributed.comm import Ranks
 from steadyrl.training.distributed.saver import RankSaver
 from steadyrl.training.evaluation.evaluator import Evaluation
-from steadyrl.training.evaluation.video import Filmer
+from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.run.run import Run
 from steadyrl.training.run.services import RunEvaluator, RunServices
 
@@ -53,18 +53,23 @@ class RankRun(Run):
     def sync_ranks(self, step: Step) -> int:
         """All-reduce a timestep's valid steps, and whether any rank stops or saves after it."""
         stop, saver = self._services.signals.stop, self._saver
-        wishes = (stop.local, saver.wish, saver.checkpoints.busy, self._memory_error is not None)
+        flags = (
+            stop.local,
+            saver.wants_save,
+            saver.checkpoints.busy,
+            self._memory_error is not None,
+        )
         valid = int(np.count_nonzero(step.valid))
-        found = self._ranks.settle(valid, wishes, now=self._agent.syncs_this_step)
+        found = self._ranks.sync_counts(valid, flags, now=self._agent.syncs_this_step)
         if found is not None:
-            stops, saver.agreed, saver.late, self._over = found
+            stops, saver.save_now, saver.still_writing, self._over = found
             if stops:
                 stop.commit()
         return super().sync_ranks(step)
 
     @override
     def stash_pending_step(self, decision: Decision, step: Step, metrics: Metrics | None) -> None:
-        self._ranks.take_back()
+        self._ranks.uncount()
         super().stash_pending_step(decision, step, metrics)
 
     @override
@@ -147,28 +152,28 @@ class SharedEvaluator:
         return Evaluation(tuple(returns), tuple(lengths), left_out)
 
 
-class SharedFilmer(Filmer):
+class SharedVideoRecorder(VideoRecorder):
     """Records videos on rank 0."""
 
-    def __init__(self, filmer: Filmer, ranks: Ranks) -> None:
-        vars(self).update(vars(filmer))
+    def __init__(self, video_recorder: VideoRecorder, ranks: Ranks) -> None:
+        vars(self).update(vars(video_recorder))
         self._ranks = ranks
 
     @override
-    def _left_at(self, step: int) -> int | None:
+    def _next_after_resume(self, step: int) -> int | None:
         """Collective: return what rank 0 finds."""
-        found = None if self._ranks.rank else super()._left_at(step)
+        found = None if self._ranks.rank else super()._next_after_resume(step)
         due: int | None = self._ranks.all_gather(found)[0]
         return due
 
     @override
-    def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
+    def maybe_record(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
         """Record on rank 0, until it is asked to stop; the others go on and wait later."""
         if self._ranks.rank:
             self._due.due(step)
             return None
         with self._ranks.long_operation():
-            return super().shoot(agent, step, lambda: agent.stop.local)
+            return super().maybe_record(agent, step, lambda: agent.stop.local)
 
 
 def shared(
@@ -177,11 +182,11 @@ def shared(
     """Return the services with evaluation, saver and videos coordinated over all ranks."""
     ranks = services.comm
     assert isinstance(ranks, Ranks)
-    ranks.heart.follow(lambda: env.responses, env.max_timeouts)
+    ranks.heartbeat.watch_envs(lambda: env.responses, env.max_timeouts)
     path = services.directory.path
     evaluator = SharedEvaluator(services.evaluator, ranks) if settings.eval.every else None
     return services._replace(
         evaluator=evaluator,
         saver=RankSaver(settings.checkpoint, path, metadata, ranks=ranks),
-        filmer=SharedFilmer(services.filmer, ranks),
+        video_recorder=SharedVideoRecorder(services.video_recorder, ranks),
     )

@@ -35,7 +35,7 @@ class RankCheckpoints(Checkpoints):
     def __init__(self, directory: Path, ranks: Ranks, *, keep: int, files: Files) -> None:
         super().__init__(directory, keep=keep, files=files)
         self._ranks, self._count = ranks, 0
-        self._path, self._refused = directory, ""
+        self._path, self._open_error = directory, ""
 
     @override
     def settle(self) -> None:
@@ -66,7 +66,7 @@ class RankCheckpoints(Checkpoints):
                 self._files.make_directory(_temporary(Path(name)))
             except OSError as error:
                 refused = error.strerror or describe(error)
-        agreed, self._refused = self._ranks.all_gather([name, refused])[0]
+        agreed, self._open_error = self._ranks.all_gather([name, refused])[0]
         self._path = Path(agreed)
         super().save(step, parts, {**metadata, "ranks": self._ranks.size}, after, prunes=prunes)
 
@@ -81,40 +81,40 @@ class RankCheckpoints(Checkpoints):
         if self._ranks.rank == 0:
             super()._save(step, parts, metadata)
             return
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
-            if self._refused:
-                raise OSError(self._refused)
+            if self._open_error:
+                raise OSError(self._open_error)
             linked, written = write_parts(self._files, _temporary(self._path), parts)
             for name, entry in written.items():
                 check(_temporary(self._path) / name, entry)
-            told["files"] = linked | written
+            result["files"] = linked | written
         except Exception as error:  # any: rank 0 logs it and training continues
-            told["error"] = f"rank {self._ranks.rank}: {describe(error)}"
-        self._ranks.store.set(self._key(self._ranks.rank), json.dumps(told))
+            result["error"] = f"rank {self._ranks.rank}: {describe(error)}"
+        self._ranks.store.set(self._key(self._ranks.rank), json.dumps(result))
 
     @override
     def _write(
         self, path: Path, parts: Iterable[tuple[str, Any]], metadata: Mapping[str, Any]
     ) -> frozenset[str]:
-        if self._refused:
-            raise OSError(self._refused)
-        return write_archive(self._files, path, parts, metadata, others=self._others)
+        if self._open_error:
+            raise OSError(self._open_error)
+        return write_archive(self._files, path, parts, metadata, others=self._wait_for_others)
 
-    def _others(self) -> dict[str, Any]:
+    def _wait_for_others(self) -> dict[str, Any]:
         """Wait for the other ranks' file entries; raise OSError if one failed or was lost."""
         entries: dict[str, Any] = {}
         errors = []
         for rank in range(1, self._ranks.size):
             key = self._key(rank)
             while not self._ranks.store.check([key]):
-                if self._abandoned or self._ranks.heart.lost is not None:
+                if self._abandoned or self._ranks.heartbeat.lost is not None:
                     raise OSError("another rank was lost")
                 time.sleep(POLL)
-            word = json.loads(self._ranks.store.get(key))
+            result = json.loads(self._ranks.store.get(key))
             self._ranks.store.delete_key(key)
-            entries |= word.get("files", {})
-            errors += [word["error"]] if "error" in word else []
+            entries |= result.get("files", {})
+            errors += [result["error"]] if "error" in result else []
         if errors:
             raise OSError("; ".join(errors))
         return entries
@@ -175,9 +175,9 @@ class RankSaver(Saver):
         self.checkpoints: RankCheckpoints = RankCheckpoints(
             directory / "checkpoints", ranks, keep=settings.keep, files=self._files
         )
-        self.wish = False  # this rank wants to save; not yet all-reduced
-        self.agreed = False  # a rank asked for it: all save after this step
-        self.late = False  # a rank is still writing the last checkpoint
+        self.wants_save = False  # this rank wants to save; not yet all-reduced
+        self.save_now = False  # a rank asked for it: all save after this step
+        self.still_writing = False  # a rank is still writing the last checkpoint
 
     @override
     def after_step(self, step: int, score: float | None, *, best: bool, asked: bool) -> None:
@@ -187,17 +187,17 @@ class RankSaver(Saver):
             if not self.checkpoints.busy:
                 self._replay = None
         due = self._times.due(step)
-        if self.agreed or (best and self._enabled) or (due and not self.late):
+        if self.save_now or (best and self._enabled) or (due and not self.still_writing):
             self.save(step, score)
         elif due:
             self._warn_disk_is_slow()
         overdue = self._times.overdue and not self.checkpoints.busy
-        self.agreed, self.wish = False, self.wish or asked or overdue
+        self.save_now, self.wants_save = False, self.wants_save or asked or overdue
 
     @override
     def save(self, step: int, score: float | None) -> None:
         """Collective: copy the run's state and write it in a thread."""
-        self.wish = False
+        self.wants_save = False
         super().save(step, score)
 
     @override
@@ -229,7 +229,7 @@ class RankSaver(Saver):
 
     @override
     def last_valid(self) -> Path | None:
-        return super().last_valid() if self._ranks.heart.lost is None else self.checkpoints.last
+        return super().last_valid() if self._ranks.heartbeat.lost is None else self.checkpoints.last
 
     @override
     def write_policy(self, name: str, step: int, score: float | None) -> None:

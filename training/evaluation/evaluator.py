@@ -75,18 +75,18 @@ class Evaluation(NamedTuple):
         return self.mean - half, self.mean + half
 
 
-class Tally:
+class EvaluationCounter:
     """Counts a fixed number of episodes per environment.
 
     Counting whichever episodes end first would be biased towards short ones.
     """
 
-    def __init__(self, shares: Sequence[int], max_episode_steps: int) -> None:
-        self._left = np.array(shares)
+    def __init__(self, episodes_per_env: Sequence[int], max_episode_steps: int) -> None:
+        self._left = np.array(episodes_per_env)
         self._asked = int(self._left.sum())
         self._most = max_episode_steps
-        self._running = np.zeros(len(shares))
-        self._length = np.zeros(len(shares), dtype=np.int64)
+        self._running = np.zeros(len(episodes_per_env))
+        self._length = np.zeros(len(episodes_per_env), dtype=np.int64)
         self._returns: list[float] = []
         self._lengths: list[int] = []
 
@@ -105,23 +105,23 @@ class Tally:
         # An invalid step starts an episode, also after an environment failure dropped one.
         self._running = np.where(step.valid, self._running + step.reward, 0)
         self._length = np.where(step.valid, self._length + 1, 0)
-        self._settle(step.terminated | step.truncated)
+        self._end_episodes(step.terminated | step.truncated)
 
-    def take(
+    def add_block(
         self, rows: BlockResult, running: NDArray[np.float64], length: NDArray[np.int64]
     ) -> None:
         """Add a block of timesteps; `running`, `length` [N]: the episodes in progress after it."""
         for _, episode in rows.episodes:
             self._count(episode.env, episode.return_, episode.length)
         self._running, self._length = running, length
-        self._settle(np.zeros(len(length), dtype=bool))
+        self._end_episodes(np.zeros(len(length), dtype=bool))
 
     def result(self) -> Evaluation:
         """Return the counted episodes."""
         left_out = self._asked - len(self._returns)
         return Evaluation(tuple(self._returns), tuple(self._lengths), left_out)
 
-    def _settle(self, over: NDArray[np.bool_]) -> None:
+    def _end_episodes(self, over: NDArray[np.bool_]) -> None:
         # Without a time limit, a policy may loop for ever. At the limit its return so far counts,
         # and the environment plays no further episode.
         stuck = self._length >= self._most
@@ -140,28 +140,28 @@ class Tally:
 def play(
     env: VectorEnv,
     actor: Actor,
-    shares: Sequence[int],
+    episodes_per_env: Sequence[int],
     *,
     max_episode_steps: int,
     stopped: Callable[[], bool],
 ) -> Evaluation | None:
     """Play that many episodes per environment; return None if stopped before the end."""
     env.reset()
-    tally = Tally(shares, max_episode_steps)
+    counter = EvaluationCounter(episodes_per_env, max_episode_steps)
     act_many = actor.act_many if isinstance(actor, GreedyActor) else None
-    while not tally.complete:
+    while not counter.complete:
         if stopped():
             return None
         action = actor.act(env.observation, env.episode_starts).env_action.numpy(force=True)
         if act_many is None:
-            tally.add(env.step(action))
+            counter.add(env.step(action))
             continue
         env.send(action)
         if (run := env.step_many) is None:
-            tally.add(env.receive())
+            counter.add(env.receive())
         else:
-            tally.take(act_many(run, tally.steps_left), *env.running_episodes)
-    return tally.result()
+            counter.add_block(act_many(run, counter.steps_left), *env.running_episodes)
+    return counter.result()
 
 
 class Evaluator:
@@ -170,7 +170,7 @@ class Evaluator:
     def __init__(self, settings: RunSettings, *, seed: int) -> None:
         episodes = settings.eval.episodes
         self.num_envs = envs = min(episodes, settings.eval.num_envs)
-        self._shares = [episodes // envs + (i < episodes % envs) for i in range(envs)]
+        self._episodes_per_env = [episodes // envs + (i < episodes % envs) for i in range(envs)]
         self._max_episode_steps = settings.eval.max_episode_steps
         self._env = build_env(
             settings.env.for_evaluation(), seed=seed, num_envs=envs, purpose="evaluation"
@@ -195,7 +195,9 @@ class Evaluator:
         """Evaluate an actor; return None if stopped before the end."""
         self._env.load_state_dict(self._start)
         limit = self._max_episode_steps
-        return play(self._env, actor, self._shares, max_episode_steps=limit, stopped=stopped)
+        return play(
+            self._env, actor, self._episodes_per_env, max_episode_steps=limit, stopped=stopped
+        )
 
     def close(self) -> None:
         """Close the environments."""

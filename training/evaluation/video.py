@@ -35,7 +35,7 @@ def _remove_unfinished(folder: Path) -> None:
         preview.unlink(missing_ok=True)
 
 
-class Filmer:
+class VideoRecorder:
     """Record one greedy episode to `videos/step-….mp4` every `eval.video_every` steps.
 
     Environment, renderer and encoder live in a process that exits after each video.
@@ -62,9 +62,9 @@ class Filmer:
 
         A checkpoint is written before the video of its step, so that video may be recorded again.
         """
-        self._due.next = self._left_at(step)
+        self._due.next = self._next_after_resume(step)
 
-    def _left_at(self, step: int) -> int | None:
+    def _next_after_resume(self, step: int) -> int | None:
         """Remove partial videos; return the step of the next one."""
         films: list[int] = []
         with suppress(OSError):  # a disk error here will show again at the next video
@@ -77,7 +77,7 @@ class Filmer:
             due += self._every
         return due
 
-    def shoot(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
+    def maybe_record(self, agent: Agent, step: int, stopped: Callable[[], bool]) -> bytes | None:
         """Record an episode if one is due and return its GIF preview; errors are logged once."""
         if not self._due.due(step):
             return None

@@ -62,16 +62,16 @@ class Logger:
         self._last_step = step
         finite = {tag: value for tag, value in scalars.items() if math.isfinite(value)}
         record = Record(step, wall_seconds, finite, episodes, returns)
-        self._tell(lambda sink: sink.write(record))
+        self._for_each_sink(lambda sink: sink.write(record))
 
-    def film(self, step: int, gif: bytes) -> None:
+    def write_video(self, step: int, gif: bytes) -> None:
         """Write the GIF preview of an evaluation video to the sinks that can show one."""
-        self._tell(lambda sink: sink.film(step, gif))
+        self._for_each_sink(lambda sink: sink.write_video(step, gif))
 
-    def _tell(self, tell: Callable[[Sink], None]) -> None:
+    def _for_each_sink(self, call: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
-                tell(sink)
+                call(sink)
             except sink.failures as error:  # each one may fail
                 self._failed(sink, _reason(error))
             else:
@@ -118,7 +118,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or one_line(str(error)) or type(error).__name__
 
 
-class _Whole(logging.Formatter):
+class _FileFormatter(logging.Formatter):
     """Time, level, message and traceback, with control characters escaped."""
 
     def __init__(self) -> None:
@@ -151,14 +151,14 @@ def log_name(rank: int) -> str:
 
 
 @contextmanager
-def to_file(path: Path, *, held: bool = False) -> Iterator[Callable[[], None]]:
+def to_file(path: Path, *, buffered: bool = False) -> Iterator[Callable[[], None]]:
     """Write log messages to `path`, with times and full tracebacks.
 
     With `buffered`, nothing is written until the yielded function is called.
     """
     file = _MessageFile(path, delay=True)
-    file.setFormatter(_Whole())
-    handler = MemoryHandler(MAX_BUFFERED if held else 1, NEVER, file, flushOnClose=False)
+    file.setFormatter(_FileFormatter())
+    handler = MemoryHandler(MAX_BUFFERED if buffered else 1, NEVER, file, flushOnClose=False)
 
     def begin() -> None:
         handler.capacity = 1

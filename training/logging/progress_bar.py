@@ -13,7 +13,7 @@ from rich.text import Text
 from steadyrl.training.logging.terminal import Status, redirect_to_devnull, status_texts
 
 # Fields by importance: on a narrow terminal the last ones are dropped first.
-BY_IMPORTANCE = ("run", "steps", "share", "left", "return", "speed", "memory")
+BY_IMPORTANCE = ("run", "steps", "percent", "left", "return", "speed", "memory")
 GAP = 2  # spaces after each field
 SHORTEST_BAR, LONGEST_BAR = 8, 30
 
@@ -53,19 +53,19 @@ class Bar:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         texts = {"run": self._label} if self._label else {}
         texts |= status_texts(self._status, self._total)
-        room = options.max_width - 1
+        width_left = options.max_width - 1
         shown = set()
         for name in BY_IMPORTANCE:
-            if name in texts and len(texts[name]) + GAP <= room:
+            if name in texts and len(texts[name]) + GAP <= width_left:
                 shown.add(name)
-                room -= len(texts[name]) + GAP
+                width_left -= len(texts[name]) + GAP
         line = Text(no_wrap=True, overflow="crop")
         done, to_do = ("-", " ") if options.ascii_only else ("━", "━")
         for name in texts:
             if name in shown:
                 line.append(texts[name] + " " * GAP)
-            if name == "steps" and room - GAP >= SHORTEST_BAR:
-                width = min(room - GAP, LONGEST_BAR)
+            if name == "steps" and width_left - GAP >= SHORTEST_BAR:
+                width = min(width_left - GAP, LONGEST_BAR)
                 full = min(width, width * self._status.step // self._total)
                 line.append(done * full, "bar.complete")
                 line.append(to_do * (width - full) + " " * GAP, "bar.back")

@@ -13,8 +13,8 @@ from steadyrl.training.logging.terminal import (
     NEVER,
     Lines,
     Stream,
-    _ForTerminal,
-    _Terminal,
+    _TerminalFormatter,
+    _TerminalHandler,
     accept_all_text,
     attached,
 )
@@ -48,12 +48,12 @@ def to_terminal(
     handler: logging.Handler
     accept_all_text(screen.file)
     if isinstance(screen, Stream) or not screen.is_terminal:
-        handler = _Terminal(cast(TextIO, screen.file))
+        handler = _TerminalHandler(cast(TextIO, screen.file))
     else:
         from steadyrl.training.logging.progress_bar import AboveTheBar
 
         handler = AboveTheBar(screen)
-    handler.setFormatter(_ForTerminal())
+    handler.setFormatter(_TerminalFormatter())
     handler.setLevel(NEVER if silent else least)
     with attached(handler):
         yield

@@ -29,7 +29,7 @@ class RunInfo(NamedTuple):
         """The command line of the run."""
         return " ".join(["python train.py", *self.overrides])
 
-    def chosen(self) -> dict[str, bool | float | str]:
+    def hparams(self) -> dict[str, bool | float | str]:
         """Return the run's hyperparameters: agent, environment, seed and overrides.
 
         An overridden config group or preset maps to its name, an overridden key to its final value.
@@ -68,7 +68,7 @@ class Sink(ABC):
         """Write one record."""
 
     @abstractmethod
-    def film(self, step: int, gif: bytes) -> None:
+    def write_video(self, step: int, gif: bytes) -> None:
         """Write the GIF preview of an evaluation video, if the sink can show one."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ class JsonLines(Sink):
             self._file = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         return self._file
 
-    def film(self, step: int, gif: bytes) -> None:
+    def write_video(self, step: int, gif: bytes) -> None:
         """Ignore it: this file holds scalars only."""
 
     def continue_after(self, step: int) -> None:

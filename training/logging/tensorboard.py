@@ -112,7 +112,7 @@ class TensorBoard(Sink):
     def __init__(self, directory: Path, info: RunInfo | None = None) -> None:
         self._directory, self._info = directory, info
         self._file: EventFile | None = None
-        self._begun = False
+        self._has_start_event = False
         self._next_histogram = 0.0  # in seconds since the run started
 
     @override
@@ -123,19 +123,19 @@ class TensorBoard(Sink):
             values.append(_histogram("rollout/returns", record.returns))
             self._next_histogram = record.wall_seconds + BETWEEN_HISTOGRAMS
         try:
-            file = self._file or self._begin(0)
+            file = self._file or self._open_file(0)
             file.write(*events, _event(record.step, values))
         except OSError:
             self.close()
             raise
 
     @override
-    def film(self, step: int, gif: bytes) -> None:
+    def write_video(self, step: int, gif: bytes) -> None:
         width, height = (int.from_bytes(gif[at : at + 2], "little") for at in (6, 8))
         image = Summary.Image(height=height, width=width, colorspace=RGB, encoded_image_string=gif)
         try:
             value = Summary.Value(tag="eval/film", image=image)
-            (self._file or self._begin(0)).write(_event(step, [value]))
+            (self._file or self._open_file(0)).write(_event(step, [value]))
         except OSError:
             self.close()
             raise
@@ -143,24 +143,24 @@ class TensorBoard(Sink):
     @override
     def continue_after(self, step: int) -> None:
         try:
-            self._begin(step, goes_on=True)
+            self._open_file(step, resumed=True)
         except OSError:
             self.close()
             raise
 
-    def _begin(self, step: int, *, goes_on: bool = False) -> EventFile:
+    def _open_file(self, step: int, *, resumed: bool = False) -> EventFile:
         """Open a new event file; the first one also gets the configuration and page layout."""
         self._file = file = EventFile(self._directory)
-        if goes_on or not self._begun:
+        if resumed or not self._has_start_event:
             # SessionLog.START makes TensorBoard drop the events of later steps in earlier files. It
             # ignores the first START it reads, so the first file has one too.
             start = SessionLog(status=SessionLog.START)
-            file.write(Event(step=step + 1 if goes_on else 0, session_log=start))
-            self._begun = True
+            file.write(Event(step=step + 1 if resumed else 0, session_log=start))
+            self._has_start_event = True
         if self._info is not None:
             pages = [_command(self._info), _configuration(self._info)]
             # A resumed run keeps the layout and HParams of its first file.
-            pages += [] if goes_on else [_chosen(self._info), _layout(self._info)]
+            pages += [] if resumed else [_hparams(self._info), _layout(self._info)]
             file.write(_event(step, pages))
             self._info = None
         return file
@@ -214,10 +214,10 @@ def _configuration(info: RunInfo) -> Summary.Value:
     return _page("configuration", "text", f"```yaml\n{text}```".encode())
 
 
-def _chosen(info: RunInfo) -> Summary.Value:
+def _hparams(info: RunInfo) -> Summary.Value:
     """Return the run's row of the HParams page (TensorBoard adds the last scalars)."""
     session = SessionStartInfo(group_name=info.name, start_time_secs=time.time())
-    for key, value in info.chosen().items():
+    for key, value in info.hparams().items():
         if isinstance(value, bool):
             session.hparams[key].bool_value = value
         elif isinstance(value, str):

@@ -33,7 +33,7 @@ class Stream(NamedTuple):
     file: TextIO
 
 
-class _ForTerminal(logging.Formatter):
+class _TerminalFormatter(logging.Formatter):
     """The plain message; control characters become spaces."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -41,7 +41,7 @@ class _ForTerminal(logging.Formatter):
         return prefix + printable(record.getMessage())
 
 
-class _Terminal(logging.StreamHandler[TextIO]):
+class _TerminalHandler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Drop further output: the reader (a pipe or terminal) is gone."""
         redirect_to_devnull(self.stream)
@@ -152,7 +152,7 @@ def status_texts(status: Status, total: int) -> dict[str, str]:
     mean = "  -  " if status.return_mean is None else f"{score(status.return_mean):>7}"
     return {
         "steps": f"{status.step:,}".rjust(len(f"{total:,}")),
-        "share": f"{100 * status.step / total:3.0f}%",
+        "percent": f"{100 * status.step / total:3.0f}%",
         "return": f"return {mean}",
         "speed": f"{status.steps_per_second:>6,.0f} steps/s",
         "memory": f"memory {status.rss_mb:,.0f} MB",

@@ -28,11 +28,11 @@ class WandB(Sink):
     def __init__(self, directory: Path, info: RunInfo) -> None:
         self._directory, self._info = directory, info
         self._run: Any = None
-        self._refused: Exception | None = None
+        self._init_error: Exception | None = None
 
     @override
     def write(self, record: Record) -> None:
-        run = self._begun()
+        run = self._get_run()
         for step, value in record.episodes:
             run.log({"rollout/return": value}, step=step)
         values: dict[str, Any] = dict(record.scalars)
@@ -44,25 +44,25 @@ class WandB(Sink):
         run.log(values, step=record.step)
 
     @override
-    def film(self, step: int, gif: bytes) -> None:
+    def write_video(self, step: int, gif: bytes) -> None:
         """Ignore it: videos are large; they are in the run directory."""
 
     @override
     def continue_after(self, step: int) -> None:
         """Do nothing: the server resumes by run id and ignores steps that it has."""
 
-    def _begun(self) -> Any:
-        if self._refused is not None:
-            raise self._refused.with_traceback(None)  # the traceback would grow
+    def _get_run(self) -> Any:
+        if self._init_error is not None:
+            raise self._init_error.with_traceback(None)  # the traceback would grow
         if self._run is None:
             try:
-                self._run = self._begin()
+                self._run = self._init_run()
             except Exception as error:
-                self._refused = error
+                self._init_error = error
                 raise
         return self._run
 
-    def _begin(self) -> Any:
+    def _init_run(self) -> Any:
         wandb: Any = importlib.import_module("wandb")  # slow: 1 s
         place = str(self._directory.resolve())
         # wandb takes the package `agents` for LLM agents and prints advice on Weave.

@@ -82,15 +82,15 @@ def find_policy(path: Path, *, best: bool = False) -> Policy:
 
 
 def _of_run(run: Path, *, best: bool) -> Policy:
-    going = in_use(run)
+    running = in_use(run)
     there = [name for name in (LAST, BEST) if recover_path(run / name).is_dir()]
     if best and BEST not in there:
         raise PolicyError(f"{run}: has no {BEST}/: it was never evaluated")
     if not there:
-        raise PolicyError(f"{run}: {_why_none(run, going=going)}")
+        raise PolicyError(f"{run}: {_why_none(run, running=running)}")
     name = BEST if best else there[0]
     remarks = []
-    if going:
+    if running:
         remarks.append(f"{run} is still running: using its newest policy so far")
     if name == BEST and not best:
         remarks.append(f"no {LAST}/ yet: using {BEST}/")
@@ -98,8 +98,8 @@ def _of_run(run: Path, *, best: bool) -> Policy:
     return Policy(found, manifest_metadata(found), tuple(remarks))
 
 
-def _why_none(run: Path, *, going: bool) -> str:
-    if going:
+def _why_none(run: Path, *, running: bool) -> str:
+    if running:
         return f"no policy yet: {BEST}/ is saved at its first evaluation, {LAST}/ at its end"
     if (run / CONFIG).exists():
         return f"no policy: the run did not finish; resume it with resume={run}"
@@ -148,7 +148,7 @@ def validate_same_spaces(
 ) -> None:
     """Raise SettingError if observations or actions are not those of training."""
     try:
-        wrong = _other_spaces(offered, trained)
+        wrong = _space_differences(offered, trained)
     except (KeyError, TypeError, AttributeError, ValueError):
         reason = "its environment spec cannot be read"
         raise CheckpointError(f"{policy.path}: {reason}") from None
@@ -159,7 +159,7 @@ def validate_same_spaces(
         )
 
 
-def _other_spaces(offered: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:
+def _space_differences(offered: Mapping[str, Any], trained: Mapping[str, Any]) -> list[str]:
     return [
         f"{what} {_shown(trained, keys)} in training and {_shown(offered, keys)} now"
         for what, keys in (

@@ -28,7 +28,7 @@ from steadyrl.training.policies.find import find_policy
 PACKAGES = ("steadyrl", "torch", "gymnasium", "numpy", "numba")
 
 
-class Whole(NamedTuple):
+class CheckedPolicy(NamedTuple):
     """A policy whose files passed their checks: path, metadata and weights."""
 
     path: Path
@@ -36,7 +36,7 @@ class Whole(NamedTuple):
     weights: dict[str, Tensor]
 
 
-def read_policy(path: Path, *, best: bool = False) -> Whole:
+def read_policy(path: Path, *, best: bool = False) -> CheckedPolicy:
     """Read and check the policy at `path`, or the last (or best) one of the run at `path`."""
     found = find_policy(path, best=best)
     place, metadata = found.path, verified_metadata(found.path)
@@ -45,14 +45,14 @@ def read_policy(path: Path, *, best: bool = False) -> Whole:
     tensors = isinstance(weights, dict) and all(isinstance(t, Tensor) for t in weights.values())
     if not tensors:
         raise CheckpointError(f"{place}: not a policy")
-    return Whole(place, metadata, weights)
+    return CheckedPolicy(place, metadata, weights)
 
 
 def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights of the policy at `path` (`init_from`), if they fit this run's network."""
-    told = find_policy(path).metadata
-    if told.get("weights") != metadata["weights"]:  # from the manifest: no file is read
-        wrong = differences(told, metadata, ("agent", "weights"))
+    saved = find_policy(path).metadata
+    if saved.get("weights") != metadata["weights"]:  # from the manifest: no file is read
+        wrong = differences(saved, metadata, ("agent", "weights"))
         raise CheckpointError(f"init_from={path}: does not fit this run: {wrong}")
     policy = read_policy(path)
     shapes = {name: list(tensor.shape) for name, tensor in policy.weights.items()}
@@ -72,7 +72,7 @@ def starting_weights(path: Path, metadata: Mapping[str, Any]) -> dict[str, Tenso
     return policy.weights
 
 
-class Deciding(nn.Module):
+class PolicyModule(nn.Module):
     """A policy as one module, from observations to environment actions."""
 
     def __init__(self, network: nn.Module, actor: GreedyActor) -> None:
@@ -85,13 +85,15 @@ class Deciding(nn.Module):
         return self._decide(obs)
 
 
-def deciding(policy: Whole) -> tuple[Deciding, EnvSpec]:
+def build_policy_module(policy: CheckedPolicy) -> tuple[PolicyModule, EnvSpec]:
     """Return the policy (network and greedy action choice) as one exportable module."""
-    network, actor, spec = acting(policy, torch.device("cpu"))
-    return Deciding(network, actor).requires_grad_(False), spec
+    network, actor, spec = build_policy(policy, torch.device("cpu"))
+    return PolicyModule(network, actor).requires_grad_(False), spec
 
 
-def acting(policy: Whole, device: torch.device) -> tuple[nn.Module, GreedyActor, EnvSpec]:
+def build_policy(
+    policy: CheckedPolicy, device: torch.device
+) -> tuple[nn.Module, GreedyActor, EnvSpec]:
     """Build the network, its greedy actor and the spec from a policy's metadata and weights."""
     try:
         spec = spec_of(policy.metadata["spec"])

@@ -60,7 +60,7 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
     from steadyrl.agents.networks.actor_critic import ActorCritic
     from steadyrl.training.checkpoints.summary import weights_hash
     from steadyrl.training.policies.find import Policy, validate_same_spaces
-    from steadyrl.training.policies.policy import acting, plain_spec, read_policy
+    from steadyrl.training.policies.policy import build_policy, plain_spec, read_policy
 
     found = read_policy(Path(name))
     try:
@@ -72,7 +72,7 @@ def _policy(name: str, spec: EnvSpec, device: torch.device) -> Teacher:
         raise SettingError("agent.teacher.policy", name, error.reason) from None
     if not all(bool(torch.isfinite(weight).all()) for weight in found.weights.values()):
         raise SettingError("agent.teacher.policy", name, "has weights that are not finite")
-    network, actor, _ = acting(found, device)
+    network, actor, _ = build_policy(found, device)
     network.requires_grad_(False)
     logits = isinstance(network, ActorCritic) and isinstance(spec.action, DiscreteActions)
     return PolicyTeacher(

@@ -160,7 +160,7 @@ def _validate_agent(settings: Settings, spec: EnvSpec) -> None:
     here, total = rank_info(), settings.run.total_steps
     share = -(-total // here.size)
     try:
-        of_rank(settings.agent, here.rank, here.size).refuse_unfit(spec, share)
+        of_rank(settings.agent, here.rank, here.size).validate_fit(spec, share)
     except SettingError as error:
         if here.size == 1 or error.field != "total_steps":
             raise

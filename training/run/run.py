@@ -110,7 +110,7 @@ class Run(SavedRun):
 
     def go_on(self) -> None:
         """Find which video is due next, once every rank has its state back."""
-        self._services.filmer.continue_at(self.steps)
+        self._services.video_recorder.continue_at(self.steps)
         self._next_event = self._find_next_event()
 
     @override
@@ -298,7 +298,7 @@ class Run(SavedRun):
 
     def _find_next_event(self) -> int:
         """Return the step of the next log line, evaluation or video, or the last step."""
-        upcoming = (self._log_due.next, self._eval_due.next, self._services.filmer.next)
+        upcoming = (self._log_due.next, self._eval_due.next, self._services.video_recorder.next)
         return min(step for step in (*upcoming, self._total) if step is not None)
 
     def _write(self, scalars: dict[str, float]) -> None:
@@ -328,9 +328,11 @@ class Run(SavedRun):
 
     def _record_video(self) -> None:
         with self._stopwatch.pause():
-            gif = self._services.filmer.shoot(self._agent, self.steps, lambda: self.stopped)
+            gif = self._services.video_recorder.maybe_record(
+                self._agent, self.steps, lambda: self.stopped
+            )
         if gif is not None:
-            self._services.logger.film(self.steps, gif)
+            self._services.logger.write_video(self.steps, gif)
 
     def _on_evaluation(self, result: Evaluation) -> None:
         s = self.summary

@@ -12,7 +12,7 @@ from steadyrl.memory.watch import MemoryWatch
 from steadyrl.training.checkpoints.run_directory import RunDirectory
 from steadyrl.training.checkpoints.saver import Saver
 from steadyrl.training.evaluation.evaluator import Evaluation
-from steadyrl.training.evaluation.video import Filmer
+from steadyrl.training.evaluation.video import VideoRecorder
 from steadyrl.training.logging.logger import Logger, log_name
 from steadyrl.training.logging.terminal import Lines
 from steadyrl.training.run.signals import StopSignals
@@ -38,7 +38,7 @@ class RunServices(NamedTuple):
     signals: StopSignals
     watch: MemoryWatch
     saver: Saver
-    filmer: Filmer
+    video_recorder: VideoRecorder
     comm: Comm = SINGLE_PROCESS
 
     @property

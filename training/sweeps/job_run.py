@@ -20,12 +20,12 @@ from steadyrl.training.logging.terminal import accept_all_text
 from steadyrl.training.run.signals import SIGNAL_EXIT
 from steadyrl.training.sweeps.jobs import SweepDirectory, SweepJob
 from steadyrl.training.sweeps.subprocess_run import (
-    Child,
     Outcome,
+    RunProcess,
     end_with_parent,
     last_error,
-    silent_end,
     status_of,
+    unfinished_exit,
 )
 
 # Environment variables that a launcher passes to its workers; Hydra sets NAME per job.
@@ -65,7 +65,7 @@ def run_job(
     stop = os.environ.get(STOP)
     if stop is not None and (Path(stop).exists() or not _ends_with_sweep()):
         return None
-    with place.holding(job) as free:
+    with place.locked(job) as free:
         if not free:
             say(f"job {job.place}: {job.label}: skipped, another sweep is running it")
             return None
@@ -77,10 +77,12 @@ def run_job(
         begin = time.monotonic()
         outcome = Outcome("failed", 1, None, None, "ended without an error message")
         try:
-            outcome = _inside(in_process) if stop is None else _outside(place, job, options)
+            outcome = (
+                _in_process(in_process) if stop is None else _in_subprocess(place, job, options)
+            )
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 1
-            outcome = Outcome(status_of(code), code) if code else silent_end(0.0)
+            outcome = Outcome(status_of(code), code) if code else unfinished_exit(0.0)
             if not code:
                 say(f"error: {outcome.error}")
                 return None  # the sweep must not end as if it had finished
@@ -99,7 +101,7 @@ def run_job(
     return job.score
 
 
-def _inside(train: Callable[[], float | None]) -> Outcome:
+def _in_process(train: Callable[[], float | None]) -> Outcome:
     try:
         return Outcome("finished", 0, train())
     except ExpectedError as error:
@@ -108,9 +110,9 @@ def _inside(train: Callable[[], float | None]) -> Outcome:
         return Outcome(status_of(error.exit_code), error.exit_code, error=line)
 
 
-def _outside(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcome:
+def _in_subprocess(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcome:
     threads = int(os.environ.get(THREADS, "1"))
-    child = Child(
+    child = RunProcess(
         job.overrides,
         Path(job.run_dir),
         output=subprocess.PIPE,
@@ -121,7 +123,7 @@ def _outside(place: SweepDirectory, job: SweepJob, options: list[str]) -> Outcom
     place.write(job)
     errors: list[str] = []
     assert child.process.stdout is not None
-    with _ending_together(child):
+    with _stopping_child(child):
         for raw in child.process.stdout:
             line = raw.decode(errors="replace").rstrip("\n")
             errors = [line] if line.startswith("error: ") else errors
@@ -142,7 +144,7 @@ def _ends_with_sweep() -> bool:
 
 
 @contextmanager
-def _ending_together(child: Child) -> Iterator[None]:
+def _stopping_child(child: RunProcess) -> Iterator[None]:
     """Forward SIGTERM and SIGUSR2 to the child and wait for it, then call the previous handler.
 
     Slurm sends them before preemption; submitit's handler then requeues the job.

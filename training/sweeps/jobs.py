@@ -128,7 +128,7 @@ def swept_over(batch: Sequence[Sequence[str]]) -> set[str]:
     return {key for key, of_it in values.items() if len(of_it) > 1}
 
 
-def refuse_shared(jobs: Iterable[SweepJob]) -> None:
+def validate_run_dirs(jobs: Iterable[SweepJob]) -> None:
     """Raise SettingError if two jobs have the same run directory."""
     owners: dict[str, SweepJob] = {}
     for job in jobs:
@@ -144,9 +144,9 @@ class SweepDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         validate_no_links(path)
-        self._refuse_foreign()
+        self._validate_format()
 
-    def _refuse_foreign(self) -> None:
+    def _validate_format(self) -> None:
         file = self.path / SWEEP
         try:
             found = read_json(file)
@@ -179,7 +179,7 @@ class SweepDirectory:
         return self.path / JOBS / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
     @contextmanager
-    def holding(self, job: SweepJob) -> Iterator[bool]:
+    def locked(self, job: SweepJob) -> Iterator[bool]:
         """Lock a job while it runs here; yield False if another process has locked it."""
         lock = self._file(job.name).with_suffix(".lock")
         try:
@@ -199,12 +199,12 @@ class SweepDirectory:
     def write(self, job: SweepJob) -> None:
         """Write a job's status file."""
         (self.path / JOBS).mkdir(parents=True, exist_ok=True)
-        kept = asdict(job)
+        values = asdict(job)
         if Path(job.run_dir).is_relative_to(
             self.path
         ):  # relative, so that the directory can be moved
-            kept["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
-        write_atomic(self._file(job.name), json.dumps(kept, default=str) + "\n")
+            values["run_dir"] = str(Path(job.run_dir).relative_to(self.path))
+        write_atomic(self._file(job.name), json.dumps(values, default=str) + "\n")
 
     def read(self, name: str) -> SweepJob | None:
         """Return the job of this name; None if there is none."""
@@ -225,14 +225,16 @@ class SweepDirectory:
     def named(self, names: Sequence[str]) -> list[SweepJob]:
         """Return the jobs of these names with their current status."""
         found = (self.read(name) for name in names)
-        return [self.now(job) for job in found if job is not None]
+        return [self.with_current_status(job) for job in found if job is not None]
 
     def all(self) -> list[SweepJob]:
         """Return all jobs with their current status."""
         found = (self._read(file) for file in (self.path / JOBS).glob("*.json"))
-        return sorted((self.now(job) for job in found if job), key=lambda job: job.name)
+        return sorted(
+            (self.with_current_status(job) for job in found if job), key=lambda job: job.name
+        )
 
-    def now(self, job: SweepJob) -> SweepJob:
+    def with_current_status(self, job: SweepJob) -> SweepJob:
         """Return a job with its current status; its process may have died unnoticed."""
         summary = read_summary(Path(job.run_dir))
         if job.status != "finished" and is_finished(summary):
@@ -244,7 +246,7 @@ class SweepDirectory:
         # fcntl locks do not conflict within a process, and closing would release our lock.
         ours = job.runner == os.getpid() and job.host == socket.gethostname()
         if job.status == "running" and not ours:
-            with self.holding(job) as free:
+            with self.locked(job) as free:
                 if free:
                     return replace(
                         job, status="killed", exit_code=-9, error="its process was killed"

@@ -47,14 +47,14 @@ TOGETHER = ("agent", "env")
 EACH = ("seed", "status", "steps", "return_mean", "eval_return_mean", "weights_sha256")
 
 
-def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
+def write_summary(directory: Path, records: Sequence[SweepJob]) -> None:
     """Write a summary of all seeds' runs; a write error is only a warning."""
-    found = [read_summary(Path(account.run_dir)) for account in told if account.begun]
+    found = [read_summary(Path(record.run_dir)) for record in records if record.begun]
     ended = [summary for summary in found if summary]
-    whole: dict[str, Any] = {"status": _status(told), "run_dir": str(directory)}
+    whole: dict[str, Any] = {"status": _status(records), "run_dir": str(directory)}
     for key in TOGETHER:
         whole[key] = next((summary.get(key) for summary in ended), None)
-    whole["seeds"] = [int(account.name.removeprefix("seed-")) for account in told]
+    whole["seeds"] = [int(record.name.removeprefix("seed-")) for record in records]
     for name in SCORES:
         known = [v for s in ended if (v := s.get(f"{name}_mean")) is not None]
         whole[f"{name}_mean"] = fmean(known) if known else None
@@ -67,15 +67,15 @@ def write_summary(directory: Path, told: Sequence[SweepJob]) -> None:
         say(f"warning: cannot write summary.json: {error.strerror or error}")
 
 
-def _status(told: Sequence[SweepJob]) -> str:
+def _status(records: Sequence[SweepJob]) -> str:
     """Return `finished` if all runs are; else `interrupted` or the first other status."""
-    others = [account.status for account in told if account.status != "finished"]
+    others = [record.status for record in records if record.status != "finished"]
     if set(others) & {"waiting", "running", "killed", "interrupted"}:
         return "interrupted"
     return others[0] if others else "finished"
 
 
-def each_seed(
+def configs_per_seed(
     config: DictConfig, run: RunSettings, directory: Path, typed: Sequence[str], *, again: bool
 ) -> Iterator[DictConfig]:
     """Yield the configuration of each unfinished run; raise if the runs cannot start.
@@ -103,10 +103,10 @@ def each_seed(
         if not (again and is_finished(summary) and summary.get("steps", 0) >= length):
             yield own
         elif seed in begun:
-            _refuse_another(folder / CONFIG, own, typed)
+            _validate_same_settings(folder / CONFIG, own, typed)
 
 
-def _refuse_another(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
+def _validate_same_settings(file: Path, own: DictConfig, typed: Sequence[str]) -> None:
     """Raise SettingError if a finished run has other settings than `own`."""
     try:
         stored = read_yaml(file)
@@ -152,37 +152,39 @@ class ManySeeds(NamedTuple):
 
         A run that diverges or whose environments fail is recorded; the others continue.
         """
-        told = {seed: _account(_folder(self.directory, seed), seed) for seed in self.seeds}
-        jobs = {job.settings.run.seed: job for job in one_graph(self.jobs, len(self.seeds))}
+        records = {seed: _record(_folder(self.directory, seed), seed) for seed in self.seeds}
+        jobs = {
+            job.settings.run.seed: job for job in compile_if_worthwhile(self.jobs, len(self.seeds))
+        }
         for seed in jobs:
-            told[seed].status = "waiting"
+            records[seed].status = "waiting"
         try:
-            for at, (seed, account) in enumerate(told.items()):
+            for at, (seed, record) in enumerate(records.items()):
                 if seed not in jobs:
-                    say(f"{account.label}: finished before, in {account.run_dir}")
+                    say(f"{record.label}: finished before, in {record.run_dir}")
                     continue
-                label = f"{account.label} ({at + 1}/{len(told)})"
+                label = f"{record.label} ({at + 1}/{len(records)})"
                 say(f"{label}, in sequence in this process")
-                _run(jobs[seed]._replace(label=label), account, train)
-                write_summary(self.directory, list(told.values()))
-                say(progress_line(list(told.values())).replace("sweep", "seeds", 1))
+                _run(jobs[seed]._replace(label=label), record, train)
+                write_summary(self.directory, list(records.values()))
+                say(progress_line(list(records.values())).replace("sweep", "seeds", 1))
         finally:
-            self._report(list(told.values()))
-        unfinished = [account for account in told.values() if account.status != "finished"]
+            self._report(list(records.values()))
+        unfinished = [record for record in records.values() if record.status != "finished"]
         if unfinished:
             from steadyrl.training.sweeps.sweeper import UnfinishedError  # imports Hydra's plugins
 
-            raise UnfinishedError(unfinished, len(told))
-        scores = [account.score for account in told.values() if account.score is not None]
-        return fmean(scores) if len(scores) == len(told) else None
+            raise UnfinishedError(unfinished, len(records))
+        scores = [record.score for record in records.values() if record.score is not None]
+        return fmean(scores) if len(scores) == len(records) else None
 
-    def _report(self, told: Sequence[SweepJob]) -> None:
+    def _report(self, records: Sequence[SweepJob]) -> None:
         """Write the summary, print the table and the command to resume; skip it if none started."""
-        if not any(account.begun for account in told):
+        if not any(record.begun for record in records):
             return
-        write_summary(self.directory, told)
-        say(f"\n{table(told)}\n")
-        if any(account.status != "finished" for account in told):
+        write_summary(self.directory, records)
+        say(f"\n{table(records)}\n")
+        if any(record.status != "finished" for record in records):
             own = [text for text in self.typed if not _keys([text]) & {"run_dir", "resume"}]
             again = shlex.join([*own, f"run_dir={self.directory}", "resume=auto"])
             say(f"resume: python train.py {again}")
@@ -190,35 +192,35 @@ class ManySeeds(NamedTuple):
         say(f"curves: tensorboard --logdir {shlex.quote(str(self.directory))}")
 
 
-def _account(folder: Path, seed: int) -> SweepJob:
-    account = SweepJob(folder.name, f"seed={seed}", [], "", str(folder))
-    return _looked_up(account) if account.begun else account
+def _record(folder: Path, seed: int) -> SweepJob:
+    record = SweepJob(folder.name, f"seed={seed}", [], "", str(folder))
+    return _update_from_summary(record) if record.begun else record
 
 
-def _looked_up(account: SweepJob) -> SweepJob:
+def _update_from_summary(record: SweepJob) -> SweepJob:
     """Copy status, score and seconds from a run's summary."""
-    summary = read_summary(Path(account.run_dir))
-    account.status = summary.get("status", "killed")
-    account.score, account.seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
-    return account
+    summary = read_summary(Path(record.run_dir))
+    record.status = summary.get("status", "killed")
+    record.score, record.seconds = summary.get("eval_return_mean"), summary.get("wall_seconds")
+    return record
 
 
-def _run(job: Job, account: SweepJob, train: Callable[[Job], float | None]) -> None:
-    account.status = "running"
+def _run(job: Job, record: SweepJob, train: Callable[[Job], float | None]) -> None:
+    record.status = "running"
     try:
         train(job)
     except (NonFiniteError, EnvironmentFailedError) as error:
-        if not account.begun:  # the others would fail alike
+        if not record.begun:  # the others would fail alike
             raise
-        account.error, account.exit_code = one_line(str(error)), error.exit_code
+        record.error, record.exit_code = one_line(str(error)), error.exit_code
         say("\n".join(error_lines(error)))
     finally:
-        account.status = "waiting"
-        if account.begun:
-            _looked_up(account)
+        record.status = "waiting"
+        if record.begun:
+            _update_from_summary(record)
 
 
-def one_graph(jobs: list[Job], many: int) -> list[Job]:
+def compile_if_worthwhile(jobs: list[Job], many: int) -> list[Job]:
     """Enable agent.compile for new runs if compilation pays off for `many` runs together.
 
     The first run compiles the graph; the others find it in the cache.
@@ -264,5 +266,5 @@ def accept_seeds(
         directory = Path(of_sweep.run_dir)
     validate_no_links(directory)
     again = of_sweep is not None and of_sweep.begun
-    configs = each_seed(config, settings.run, directory, _typed(), again=again)
+    configs = configs_per_seed(config, settings.run, directory, _typed(), again=again)
     return directory, settings.run.seeds or (), [accept(each) for each in configs]

@@ -25,7 +25,7 @@ PATIENCE = 120  # seconds that an orphaned run has to save and end
 # Status by exit code; an unhandled signal gives a negative code.
 STATUS = {0: "finished", 5: "diverged", 6: "in use", 129: "interrupted", 130: "interrupted"}
 STATUS |= {143: "interrupted"}
-SILENT = "its process exited with 0, but its summary.json does not say finished"
+UNFINISHED = "its process exited with 0, but its summary.json does not say finished"
 # Libraries with their own thread pools; torch gets the `threads` setting.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -51,10 +51,10 @@ def quoted(value: object) -> str:
     return QuotedString(str(value), Quote.single).with_quotes()
 
 
-def silent_end(seconds: float) -> Outcome:
+def unfinished_exit(seconds: float) -> Outcome:
     """Return the outcome of a process that exited with 0 before its run had finished."""
     code = EnvironmentFailedError.exit_code
-    return Outcome("failed", code, None, seconds, SILENT)
+    return Outcome("failed", code, None, seconds, UNFINISHED)
 
 
 def _file_of_summary(directory: Path) -> tuple[int, int] | None:
@@ -71,7 +71,7 @@ def is_finished(summary: Mapping[str, Any]) -> bool:
     return summary.get("status") == "finished"
 
 
-class Child:
+class RunProcess:
     """Subprocess that starts or resumes the run in `directory`; it ends with its parent."""
 
     def __init__(
@@ -91,9 +91,9 @@ class Child:
         if threads is not None:
             environment |= dict.fromkeys(THREADS, str(threads))
             where += [] if "threads" in typed else [f"threads={threads}"]
-        kept = [text for text in overrides if text.partition("=")[0] not in ("run_dir", "resume")]
+        others = [text for text in overrides if text.partition("=")[0] not in ("run_dir", "resume")]
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *options, *kept, *where],
+            [sys.executable, str(PROGRAM), *options, *others, *where],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -115,7 +115,7 @@ class Child:
         is_new = _file_of_summary(self.directory) != self._earlier
         seconds = time.monotonic() - self._begin
         if code == 0 and not (is_new and is_finished(summary)):
-            return silent_end(seconds)
+            return unfinished_exit(seconds)
         score = summary.get("eval_return_mean") if is_new else None
         status = status_of(code)
         if status == "killed":
@@ -131,9 +131,11 @@ def wait_until_free(directory: Path) -> None:
 
 
 @contextmanager
-def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iterator[list[Child]]:
+def running(
+    overrides: Sequence[str], seeds: Sequence[int], place: Path
+) -> Iterator[list[RunProcess]]:
     """Train one run per seed in parallel subprocesses; on exit all save and end."""
-    children: list[Child] = []
+    children: list[RunProcess] = []
     place.mkdir(parents=True, exist_ok=True)
     try:
         with (place / "out.log").open("ab") as output:
@@ -141,7 +143,7 @@ def running(overrides: Sequence[str], seeds: Sequence[int], place: Path) -> Iter
                 own = [*overrides, f"seed={seed}"]
                 where = place / f"seed-{seed}"
                 wait_until_free(where)
-                children.append(Child(own, where, output=output.fileno(), threads=1))
+                children.append(RunProcess(own, where, output=output.fileno(), threads=1))
         yield children
     finally:
         for child in children:
@@ -158,5 +160,5 @@ def end_with_parent() -> None:
 
 def last_error(lines: Sequence[str]) -> str | None:
     """Return the message of the last line that starts with `error: `."""
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return one_line(told[-1]) if told else None
+    messages = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return one_line(messages[-1]) if messages else None

@@ -42,12 +42,12 @@ from steadyrl.training.sweeps.jobs import (
     digest,
     find_known,
     progress_line,
-    refuse_shared,
     swept_over,
     table,
+    validate_run_dirs,
 )
 from steadyrl.training.sweeps.subprocess_run import quoted
-from steadyrl.training.sweeps.watch import passing_on, watching
+from steadyrl.training.sweeps.watch import forward_signals, show_progress
 
 
 class UnfinishedError(ExpectedError):
@@ -147,7 +147,7 @@ class ResumableSweeper(Sweeper):
             differing = [t for t in job.overrides if t.partition("=")[0].lstrip("+~") not in same]
             job.label = " ".join(differing or job.overrides) or job.name
             jobs[job.identity] = job
-        refuse_shared(jobs.values())
+        validate_run_dirs(jobs.values())
         for at, job in enumerate(jobs.values()):
             job.place = f"{at + 1}/{len(jobs)}"
             if job.status == "running":
@@ -182,7 +182,7 @@ class ResumableSweeper(Sweeper):
         for at, job in enumerate(left):
             self._launch([job], at)
             if not at:
-                _grow_names()
+                _grow_intern_table()
             say(progress_line(place.named(names)))
 
     def _side_by_side(
@@ -192,13 +192,13 @@ class ResumableSweeper(Sweeper):
         stop = place.path / JOBS / f"stop-{os.getpid()}"
         at_once = self._at_once(len(left))
         # Environment variables that launchers pass on to their workers.
-        told = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
+        variables = {STOP: str(stop), THREADS: str(max(1, usable_cores() // at_once))}
         if ".joblib_launcher." in self.config.hydra.launcher._target_:
-            told[OWNER] = str(os.getpid())  # Slurm jobs may outlive the sweep
+            variables[OWNER] = str(os.getpid())  # Slurm jobs may outlive the sweep
         with (
-            env_override(told),
-            passing_on(place, names, stop) as received,
-            watching(place, names, at_once),
+            env_override(variables),
+            forward_signals(place, names, stop) as received,
+            show_progress(place, names, at_once),
         ):
             while left:
                 try:
@@ -241,7 +241,7 @@ class ResumableSweeper(Sweeper):
         return min(jobs, many if many > 0 else max(1, usable_cores() + 1 + many))
 
 
-def _grow_names() -> None:
+def _grow_intern_table() -> None:
     """Grow Python's table of interned strings now, by 2 MB, and not in the middle of a sweep.
 
     Paths intern their parts, so every job adds some; growth would look like a leak.

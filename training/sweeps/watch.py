@@ -20,7 +20,7 @@ WATCHED_EVERY = 1.0  # seconds
 
 
 @contextmanager
-def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Iterator[list[int]]:
+def forward_signals(place: SweepDirectory, names: Sequence[str], stop: Path) -> Iterator[list[int]]:
     """Forward the first signal to the running jobs, which save and end; start no more jobs."""
     received: list[int] = []
     owner = os.getpid()
@@ -51,7 +51,7 @@ def passing_on(place: SweepDirectory, names: Sequence[str], stop: Path) -> Itera
 
 
 @contextmanager
-def watching(place: SweepDirectory, names: Sequence[str], at_once: int) -> Iterator[None]:
+def show_progress(place: SweepDirectory, names: Sequence[str], at_once: int) -> Iterator[None]:
     """Print the sweep's progress whenever a job starts or ends."""
     over = threading.Event()
 

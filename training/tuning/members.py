@@ -20,10 +20,10 @@ from steadyrl.training.checkpoints.manifest import (
     saved_below,
     self_hash,
 )
-from steadyrl.training.sweeps.subprocess_run import Child, last_error, wait_until_free
+from steadyrl.training.sweeps.subprocess_run import RunProcess, last_error, wait_until_free
 from steadyrl.training.tuning.search_space import job_of, typed
 
-KEPT = 2  # generations with checkpoints; no member resumes from an older one
+KEEP_GENERATIONS = 2  # generations with checkpoints; no member resumes from an older one
 LONGEST_LOG = 1_000_000  # bytes of a log searched for an error
 
 
@@ -79,7 +79,7 @@ def train_generation(
         fork_checkpoint(Path(parent), place, job_of(own, place).config)
     place.mkdir(parents=True, exist_ok=True)
     with (place / "out.log").open("ab") as output:
-        child = Child(own, place, output=output.fileno(), threads=1)
+        child = RunProcess(own, place, output=output.fileno(), threads=1)
         outcome = child.wait()
     if outcome.status != "finished" or outcome.score is None:
         lines = read_tail(place / "out.log", LONGEST_LOG).splitlines()
@@ -87,7 +87,7 @@ def train_generation(
         raise MemberError(f"{name}, generation {generation}: {outcome.status}: {why}")
     member = Member(name, generation, outcome.score, dict(settings), parent, str(place))
     write_atomic(place / "member.json", json.dumps(member.plain(folder)) + "\n")
-    old = folder / f"generation-{generation - KEPT - 1:03d}"
+    old = folder / f"generation-{generation - KEEP_GENERATIONS - 1:03d}"
     for checkpoints in old.glob(f"{name}-*/checkpoints"):
         shutil.rmtree(checkpoints, ignore_errors=True)
     return member
@@ -103,7 +103,7 @@ def read_members(folder: Path) -> list[Member]:
         raise MemberError(f"{folder}: a member.json cannot be read: {describe(error)}") from None
 
 
-def in_the_end(members: Sequence[Member]) -> list[Member]:
+def latest_of_each(members: Sequence[Member]) -> list[Member]:
     """Return each member's generations once; of a repeated one the later."""
     return list({(member.name, member.generation): member for member in members}.values())
 
@@ -125,7 +125,7 @@ def draw_lineage(members: Sequence[Member], out: Path) -> None:
     axes = figure.subplots()
     known = {member.run_dir: member for member in members}
     last = max(member.generation for member in members)
-    at_last = (m for m in in_the_end(members) if m.generation == last)
+    at_last = (m for m in latest_of_each(members) if m.generation == last)
     best = max(at_last, key=lambda member: member.score)
     line = {member.run_dir for member in ancestors(members, best)}
     for member in members:

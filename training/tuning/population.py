@@ -61,7 +61,7 @@ def read_plan(path: Path) -> Plan:
         if values[key] is not None and values[key] < least:
             raise StudyError(f"{path}: {key}={values[key]}: must be {least} or more")
     if values["method"] not in METHODS:
-        raise StudyError(f"{path}: method={values['method']}: there are: {', '.join(METHODS)}")
+        raise StudyError(f"{path}: method={values['method']}: must be one of {', '.join(METHODS)}")
     if not 0 < values["quantile"] <= 0.5:
         raise StudyError(f"{path}: quantile={values['quantile']}: must be above 0, at most 0.5")
     if not 0 <= values["resample"] <= 1:
@@ -84,7 +84,7 @@ def read_plan(path: Path) -> Plan:
     if workers is None:
         workers = min(values["members"], usable_cores())
     workers = min(workers, values["members"])
-    refuse_too_many(job, workers, values["interval"] * values["generations"])
+    validate_memory(job, workers, values["interval"] * values["generations"])
     return Plan(
         name, overrides, space, values["members"], values["generations"], values["interval"],
         values["method"], values["quantile"], values["resample"], workers, values["address"],
@@ -92,7 +92,7 @@ def read_plan(path: Path) -> Plan:
     )  # fmt: skip
 
 
-def refuse_too_many(job: Job, workers: int, steps: int) -> None:
+def validate_memory(job: Job, workers: int, steps: int) -> None:
     """Raise MemoryBudgetError if parallel members do not fit in memory after `steps` steps."""
     replay = job.config["agent"].get("replay") or {}
     rows = min(int(replay.get("capacity", 0)), steps)

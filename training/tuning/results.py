@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from steadyrl.core.errors import describe
 from steadyrl.training.config.overrides import flatten, set_key
 from steadyrl.training.sweeps.job_run import say
-from steadyrl.training.sweeps.subprocess_run import Child, running
+from steadyrl.training.sweeps.subprocess_run import RunProcess, running
 from steadyrl.training.tuning.search_space import Range, job_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
         return self.folder / "experiment" / f"{self.name}.yaml"
 
 
-def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
+def write_results(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     """Write the best preset and plots, and compare the best with the default on held-out seeds."""
     write_preset(plan, best, study.best_value)
     draw(plan, study)
@@ -75,7 +75,7 @@ def finish(plan: Plan, study: optuna.Study, best: Sequence[str]) -> None:
     say(f"| mean | {means[0]} | {means[1]} |")
 
 
-def _score(group: str, child: Child) -> float | None:
+def _score(group: str, child: RunProcess) -> float | None:
     """Wait for a run; return its score, or print why it has none."""
     outcome = child.wait()
     if outcome.score is None:
@@ -103,8 +103,8 @@ def write_preset(plan: Plan, best: Sequence[str], value: float) -> None:
     plain = dict(flatten(job_of(groups, plan.folder).config))
     values: dict[str, Any] = {}
     for key, found in flatten(whole):
-        kept = key not in NOT_IN_PRESETS and not key.startswith(NOT_IN_PRESETS_BELOW)
-        if kept and plain.get(key, ...) != found:
+        included = key not in NOT_IN_PRESETS and not key.startswith(NOT_IN_PRESETS_BELOW)
+        if included and plain.get(key, ...) != found:
             set_key(values, key, found)
     chosen = "".join(f"  - override /{t.replace('=', ': ')}\n" for t in groups)
     head = f"# @package _global_\n{MADE_BY}: {plan.name}\n"
@@ -130,13 +130,13 @@ def draw(plan: Plan, study: optuna.Study) -> None:
     of_importance: dict[str, Any] = {"evaluator": PedAnovaImportanceEvaluator()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ExperimentalWarning of Optuna's plots
-        for name, plot, told in (
+        for name, plot, options in (
             ("history", pictures.plot_optimization_history, {}),
             ("importance", pictures.plot_param_importances, of_importance),
             ("parallel", pictures.plot_parallel_coordinate, {}),
         ):
             try:
-                axes: Any = plot(study, **told)
+                axes: Any = plot(study, **options)
                 axes.figure.set_size_inches(9, 5)
                 axes.figure.savefig(plan.folder / f"{name}.png", bbox_inches="tight", dpi=110)
             except (ValueError, RuntimeError) as error:  # too few trials

@@ -94,8 +94,8 @@ def fingerprint(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> str:
         sorted(switches.items()),
         _processor(),
     )
-    told = (modules, CODE.read_text(), forms, of_machine)
-    return sha256(repr(told).encode()).hexdigest()[:32]
+    parts = (modules, CODE.read_text(), forms, of_machine)
+    return sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def _processor() -> str:

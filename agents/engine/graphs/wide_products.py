@@ -53,8 +53,8 @@ def _library() -> torch.library.Library:
 def operator() -> Callable[[Tensor, Tensor], Tensor]:
     """Return left @ right as an opaque operator, which no compiler pass rewrites."""
     _library()
-    told: Callable[[Tensor, Tensor], Tensor] = torch.ops.steadyrl.product.default
-    return told
+    product: Callable[[Tensor, Tensor], Tensor] = torch.ops.steadyrl.product.default
+    return product
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

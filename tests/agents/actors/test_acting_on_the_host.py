@@ -51,7 +51,7 @@ def test_compiled_actions_and_values_equal_the_network(name, activation, layer_n
     episode_starts = np.zeros(3, dtype=bool)
     for _ in range(20):
         one, two = mine.act(obs, episode_starts), network.act(obs, episode_starts)
-        torch.testing.assert_close(one.action, two.action)
+        torch.testing.assert_close(one.env_action, two.env_action)
         assert one.log_prob is None and two.log_prob is not None
         torch.testing.assert_close(
             greedy.act(obs, episode_starts).env_action,

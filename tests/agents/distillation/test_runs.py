@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 import warm
+from logged_runs import Lines, in_one_and_in_two_parts, opened, train
 from opened import job
-from told_runs import Lines, in_one_and_in_two_parts, opened, train
 
 from steadyrl.agents.distillation.teacher import TeacherError
 from steadyrl.agents.learner.learner import Learner

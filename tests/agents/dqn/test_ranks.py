@@ -45,7 +45,7 @@ def train(comm, agent, updates):
     while agent.updates < updates:
         decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
         step = env.step()
-        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
+        comm.sync_counts(int(step.valid.sum()), (), now=agent.syncs_this_step)
         agent.observe(decision, step)
         agent.update()
         obs = step.obs
@@ -130,7 +130,7 @@ def emptied(comm):
     for _ in range(40):
         decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
         step = env.step()
-        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
+        comm.sync_counts(int(step.valid.sum()), (), now=agent.syncs_this_step)
         agent.observe(decision, step)
         agent.update()
         found.append((len(agent._replay), agent.updates))

@@ -2,13 +2,13 @@
 
 import logging
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import tape
 import torch
 from card import META, Card
+from changed import changed
 from ppo_agents import CPU, Episodes, collect
 from ppo_agents import build as build_ppo
 
@@ -53,9 +53,10 @@ def learned_by_dqn(mode, monkeypatch, **changes):
     run_in(monkeypatch, mode)
     monkeypatch.setattr(dqn_building, "q_on_host", lambda _: None)
     prioritized = changes.pop("prioritized")
-    settings = replace(
+    settings = changed(
         SETTINGS,
-        replay=replace(SETTINGS.replay, capacity=64, prioritized=prioritized),
+        replay__capacity=64,
+        replay__prioritized=prioritized,
         learning_starts=0,
         batch_size=4,
         train_every=3,

@@ -13,7 +13,7 @@ from steadyrl.envs.types import EnvSpec
 class Echo(Comm):
     """A single process that runs the code path of several ranks."""
 
-    alone = False
+    is_single = False
     asked = 0
 
     def all_reduce_(self, tensor):

@@ -207,7 +207,7 @@ def test_resuming_is_bitwise_exact(envs, kind):
     def lines(agent):
         chain = Chain(envs, [10], terminates=False)
         run(agent, chain, 50)
-        return agent.weights(), act(agent, np.ones((envs, 11), np.float32)).action
+        return agent.weights(), act(agent, np.ones((envs, 11), np.float32)).env_action
 
     straight = fresh()
     run(straight, Chain(envs, [3, 10], terminates=True), 100)

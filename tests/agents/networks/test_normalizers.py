@@ -77,7 +77,7 @@ def test_rewards_are_divided_by_the_std_of_the_discounted_return():
         normaliser.add(r, v)
         running = np.where(v, 0.9 * running + r, 0.0)
         returns += list(running[v])
-    np.testing.assert_allclose(normaliser.inv_std, 1 / np.std(returns), rtol=1e-10)
+    np.testing.assert_allclose(normaliser.scale, 1 / np.std(returns), rtol=1e-10)
 
 
 def test_rewards_of_invalid_steps_are_ignored():
@@ -91,9 +91,9 @@ def test_rewards_of_invalid_steps_are_ignored():
 
 def test_rewards_are_unscaled_until_they_vary():
     normaliser = RewardNormaliser(1, 0.9)
-    assert normaliser.inv_std == 1
+    assert normaliser.scale == 1
     normaliser.add(np.zeros(1, dtype=np.float32), np.array([False]))
-    assert normaliser.inv_std == 1
+    assert normaliser.scale == 1
 
 
 def test_reward_statistics_are_restored():

@@ -411,14 +411,14 @@ def test_learning_from_images():
 def test_settings_that_do_not_fit_the_environment_are_refused():
     spec = EnvSpec("Small", 2, (4,), "float32", 1, DiscreteActions(2))
     images = EnvSpec("Images", 2, (1, 84, 84), "uint8", 4, DiscreteActions(2))
-    SETTINGS.refuse_unfit(spec, 1000)
+    SETTINGS.validate_fit(spec, 1000)
     for changes, where, key in (
         ({"minibatches": 33}, spec, "agent.minibatches"),
         ({"batch_size": 33}, spec, "agent.batch_size"),
         ({"normalize_obs": True}, images, "agent.normalize_obs"),
     ):
         with pytest.raises(SettingError, match=key):
-            changed(SETTINGS, **changes).refuse_unfit(where, 1000)
+            changed(SETTINGS, **changes).validate_fit(where, 1000)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def test_defaults_of_normalisation_depend_on_observations_and_rewards():
     silent = replace(SETTINGS, normalize_obs=None, normalize_reward=None)
     assert silent.normalizes_obs(vectors) and not silent.normalizes_obs(images)
     assert silent.normalizes_reward and not replace(silent, clip_reward=True).normalizes_reward
-    silent.refuse_unfit(images, 1000)
+    silent.validate_fit(images, 1000)
     for said in (True, False):
         settings = replace(SETTINGS, normalize_obs=said, normalize_reward=said)
         assert settings.normalizes_obs(vectors) is said and settings.normalizes_reward is said

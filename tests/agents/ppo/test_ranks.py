@@ -81,7 +81,7 @@ def one_rank(comm, given, changes, told=told):
     begin = comm.rank * ENVS
 
     def settle(agent, step):
-        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
+        comm.sync_counts(int(step.valid.sum()), (), now=agent.syncs_this_step)
 
     return learned(agent, given, begin, begin + ENVS, settle, told)
 
@@ -147,7 +147,7 @@ def trained(comm, updates, compiled):
     while agent.updates < updates:
         decision = agent.actor(ENVS, explore=True).act(obs, np.zeros(ENVS, bool))
         step = env.step()
-        comm.settle(int(step.valid.sum()), (), now=agent.syncs_this_step)
+        comm.sync_counts(int(step.valid.sum()), (), now=agent.syncs_this_step)
         agent.observe(decision, step)
         agent.update()
         obs = step.obs

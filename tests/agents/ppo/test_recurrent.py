@@ -463,7 +463,7 @@ def one_rank(comm, rows, changes):
     agent.attach_comm(comm)
 
     def settle(agent, valid):
-        comm.settle(int(valid.sum()), (), now=agent.syncs_this_step)
+        comm.sync_counts(int(valid.sum()), (), now=agent.syncs_this_step)
 
     return remembering(agent, rows, slice(2 * comm.rank, 2 * comm.rank + 2), settle)
 

@@ -202,7 +202,7 @@ def test_non_episodic_rewards_are_scaled_by_the_std_of_their_returns():
     valid = np.array([[True], [False], [True], [True]])
     normaliser.add(np.array([[4.0], [99.0], [2.0], [0.0]], np.float32), valid)
     returns = [4.0, 4.0, 2.0]
-    assert normaliser.inv_std == pytest.approx(1 / np.std(returns))
+    assert normaliser.scale == pytest.approx(1 / np.std(returns))
 
 
 def test_prediction_error_falls_where_visited_only():

@@ -1,8 +1,8 @@
 """Curious runs: cut in two or killed they end the same; off, nothing of it is built."""
 
 import pytest
+from logged_runs import in_one_and_in_two_parts
 from opened import job
-from told_runs import in_one_and_in_two_parts
 
 from steadyrl.agents.rnd.agent import RNDPPO
 from steadyrl.core.errors import SettingError
@@ -49,7 +49,7 @@ def test_it_asks_for_the_memory_that_it_takes_and_the_plan_names_it(tmp_path, mo
     "wrong", ["agent.rnd.coef=-1", "agent.rnd.gamma=2", "agent.rnd.fraction=1.5"]
 )
 def test_what_makes_no_sense_is_refused(tmp_path, wrong):
-    with pytest.raises(SettingError, match="rnd_"):
+    with pytest.raises(SettingError, match=r"agent\.rnd\."):
         job(tmp_path, *PPO, wrong, quick=False)
 
 

@@ -33,7 +33,8 @@ def preset(name):
     for extra, module in MODULES.items():
         if f"the extra {extra}" in text and find_spec(module) is None:
             pytest.skip(f"needs the extra {extra}")
-    return EnvSettings(**yaml.safe_load(text))
+    defaults = yaml.safe_load((CONFIGS.parent / "env_defaults.yaml").read_text())
+    return EnvSettings(**defaults | yaml.safe_load(text))
 
 
 def cases():

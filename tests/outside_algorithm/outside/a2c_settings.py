@@ -33,7 +33,7 @@ class A2CSettings:
         validate_fraction(self, "gamma", "gae_lambda")
         validate_non_negative(self, "entropy_coef", "max_grad_norm")
 
-    def refuse_unfit(self, spec: EnvSpec, total_steps: int) -> None:
+    def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit: there are none."""
 
 

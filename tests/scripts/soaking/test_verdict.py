@@ -4,10 +4,10 @@ from soaked import LIMITS, MB, STEPS, steady, timed, with_lines, with_samples
 from scripts.soaking.verdict import (
     SPEED,
     judge,
+    log_intervals,
     own_slope,
     settled_step,
     speed_change,
-    stretches,
 )
 
 SHARED = LIMITS._replace(shared_machine=True)
@@ -73,7 +73,7 @@ def test_the_warm_up_lasts_until_the_replay_is_full_and_epsilon_at_its_end():
 def test_a_run_that_slows_down_is_found():
     slower = with_lines(lambda step: {SPEED: STEPS * (1 - step / 1e7)})
     assert failed(slower) == ["steps/s, last tenth against first"]
-    parts = [part for part in stretches(slower.logged) if part.end > 200_000]
+    parts = [part for part in log_intervals(slower.logged) if part.end > 200_000]
     assert speed_change(parts) == pytest.approx(-0.075, abs=0.005)
 
 
@@ -86,7 +86,7 @@ def test_learning_that_is_not_in_every_interval_counts_all_the_same():
 def test_lines_of_evaluations_alone_say_nothing_of_the_speed():
     evaluated = [{"step": line["step"] - 1, "eval/return_mean": 1.0} for line in steady().logged]
     both = sorted([*evaluated, *steady().logged], key=lambda line: line["step"])
-    assert stretches(both) == stretches(steady().logged)
+    assert log_intervals(both) == log_intervals(steady().logged)
 
 
 def test_on_a_shared_machine_speed_is_counted_in_cpu_seconds():

@@ -49,5 +49,5 @@ def test_a_run_that_has_logged_nothing_yet_is_a_run(tmp_path):
     (folder / "metrics.jsonl").unlink()
     (folder / "summary.json").write_text('{"status": ')
     run = read_run(folder, [TAG])
-    assert (run.metrics, run.summary, run.going) == ({}, {}, False)
+    assert (run.metrics, run.summary, run.is_running) == ({}, {}, False)
     assert run.env == "CartPole-v1" and run.config["agent.hidden"] == [16]

@@ -19,7 +19,12 @@ from safetensors import safe_open
 from steadyrl.agents.registry import finished_policy
 from steadyrl.loop import train
 from steadyrl.training.cli.checkpoint import main
-from steadyrl.training.policies.policy import agent_settings, deciding, read_policy, spec_of
+from steadyrl.training.policies.policy import (
+    agent_settings,
+    build_policy_module,
+    read_policy,
+    spec_of,
+)
 
 PPO = ("agent=ppo", "env=pendulum", "agent.rollout_steps=16", "agent.minibatches=2",
        "total_steps=64", "eval.every=32", "eval.episodes=1", "eval.max_episode_steps=20",
@@ -65,7 +70,7 @@ def test_list_show_and_verify_say_what_there_is(
     shown = printed(capsys, "show", dqn)
     assert 'agent: "dqn"' in shown
     assert "config.agent.hidden: [16]" in shown
-    assert set(printed(capsys, "verify", dqn).split()[1::2]) == {"whole"}
+    assert set(printed(capsys, "verify", dqn).split()[1::2]) == {"valid"}
     assert printed(capsys, "verify", dqn / "policy") == "policy: valid\n"
 
 
@@ -109,7 +114,7 @@ def test_a_policy_becomes_one_file(
     actor = finished_policy(settings, spec, weights, device=torch.device("cpu"))
     obs = np.random.default_rng(0).normal(size=(5, *spec.observation_shape)).astype(spec.dtype)
     one = actor.act(obs, np.zeros(5, bool)).env_action
-    module, _ = deciding(read_policy(directory, best=True))
+    module, _ = build_policy_module(read_policy(directory, best=True))
     assert torch.allclose(module(torch.from_numpy(obs)).double(), one.double(), atol=1e-5)
     assert "exists already" in refused(capsys, "export", directory, "--out", out, code=2)
 

@@ -99,7 +99,7 @@ def test_runs_without_a_score_and_runs_that_ended_badly_are_named(tmp_path, caps
     assert err.splitlines() == [
         "dqn: left out 1 unreadable lines of bad",
         "dqn: bad did not finish: diverged",
-        f"dqn: left out {tmp_path / 'young'}, which has no evaluations and no returns",
+        f"dqn: {tmp_path / 'young'} is left out: no evaluations and no returns",
     ]
 
 

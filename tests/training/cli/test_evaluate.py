@@ -166,7 +166,7 @@ def test_it_tells_people_the_same(dqn, evaluate, capsys):
     command([str(run)])
     told = capsys.readouterr().out
     assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in told
-    assert f"{low} to {high}" in told and "seed 0, greedy" in told
+    assert f"[{low}, {high}]" in told and "seed 0, greedy" in told
 
 
 def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused):
@@ -177,7 +177,7 @@ def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused
     assert "[4] float32 in training and [6] float32 now" in line
     assert "Discrete(n=2) in training and Discrete(n=3) now" in line
     assert "stack" not in line
-    assert "4 of [4] float32 here" in refused(run, "--env", "frame_stack=4")
+    assert "4 of [4] float32 now" in refused(run, "--env", "frame_stack=4")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_damaged_policy_ends_with_3(dqn, tmp_path, refused):
     (broken / "manifest.json").write_text("{}")
     assert "is damaged" in refused(broken, code=3)
     (broken / "manifest.json").unlink()
-    assert "holds no manifest.json" in refused(broken, code=3)
+    assert "has no manifest.json" in refused(broken, code=3)
 
 
 HOLD = """
@@ -254,20 +254,20 @@ sys.stdin.read()
 
 
 def test_a_run_that_is_going_on_is_evaluated_and_said_to_be(dqn, tmp_path, refused, capsys):
-    going = tmp_path / "going"
-    (going / "policy-best").mkdir(parents=True)
-    (going / "config.yaml").touch()
-    command_line = [sys.executable, "-c", HOLD, str(going / ".lock")]
+    active = tmp_path / "going"
+    (active / "policy-best").mkdir(parents=True)
+    (active / "config.yaml").touch()
+    command_line = [sys.executable, "-c", HOLD, str(active / ".lock")]
     holder = subprocess.Popen(command_line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert holder.stdout.readline() == b"held\n"
-        (going / "policy-best").rmdir()
-        assert "has no policy yet" in refused(going)
-        (dqn[0] / "policy-best").rename(going / "policy-best")
+        (active / "policy-best").rmdir()
+        assert "no policy yet" in refused(active)
+        (dqn[0] / "policy-best").rename(active / "policy-best")
         try:
-            command([str(going)])
+            command([str(active)])
         finally:
-            (going / "policy-best").rename(dqn[0] / "policy-best")
+            (active / "policy-best").rename(dqn[0] / "policy-best")
     finally:
         holder.communicate()
     out, err = capsys.readouterr()

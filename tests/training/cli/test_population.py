@@ -24,7 +24,7 @@ from steadyrl.training.tuning.members import (
     Member,
     ancestors,
     draw_lineage,
-    in_the_end,
+    latest_of_each,
     read_members,
     train_generation,
 )
@@ -143,7 +143,7 @@ def test_a_member_that_lived_a_generation_twice_counts_once_as_it_was_last(tmp_p
         (place / "member.json").write_text(json.dumps(life.plain(tmp_path)))
         os.utime(place / "member.json", (at, at))
     assert read_members(tmp_path) == lives
-    assert {(m.name, m.score) for m in in_the_end(lives)} == {("a", 3.0), ("b", 2.0)}
+    assert {(m.name, m.score) for m in latest_of_each(lives)} == {("a", 3.0), ("b", 2.0)}
 
 
 class Lived:
@@ -157,8 +157,8 @@ class Lived:
 
 
 def test_a_population_that_was_moved_knows_its_members(tmp_path, monkeypatch):
-    monkeypatch.setattr(members, "Child", Lived)
-    monkeypatch.setattr(members, "branch", lambda source, target, config: 0)
+    monkeypatch.setattr(members, "RunProcess", Lived)
+    monkeypatch.setattr(members, "fork_checkpoint", lambda source, target, config: 0)
     there, here = tmp_path / "there", tmp_path / "here"
     first = train_generation(there, "a", 1, None, OWN, {"agent.gamma": 0.9}, 256)
     second = train_generation(there, "b", 2, first.run_dir, OWN, {"agent.gamma": 0.8}, 256)

@@ -44,14 +44,14 @@ def written(folder, /, **changes):
         ({"overrides": ["eval.every=0"]}, ["eval.every=0", "evaluations"]),
         ({"pruner": "sharp"}, ["pruner=sharp", "asha"]),
         ({"trials": "many"}, ["trials=many"]),
-        ({"name": "cartpole_ppo"}, ["name=cartpole_ppo", "preset already"]),
+        ({"name": "cartpole_ppo"}, ["name=cartpole_ppo", "existing preset"]),
         ({"name": "../x"}, ["name=../x", "letters"]),
         ({"name": ["a"]}, ["name=[a]", "must be text"]),
         ({"trials": True}, ["trials=true", "whole number"]),
         ({"trials": "4"}, ["trials=4", "without quotes"]),
         ({"overrides": "agent=ppo"}, ["overrides=agent=ppo", "must be a list"]),
-        ({"seeds": ["a"]}, ["seeds=[a]", "whole numbers"]),
-        ({"check_seeds": [-1]}, ["check_seeds=[-1]", "whole numbers"]),
+        ({"seeds": ["a"]}, ["seeds=[a]", "must be integers"]),
+        ({"check_seeds": [-1]}, ["check_seeds=[-1]", "must be integers"]),
         ({"storage": 3}, ["storage=3", "must be text"]),
         ({"folder": ["a"]}, ["folder=[a]", "must be text"]),
         ({"folder": "/dev/null/a"}, ["folder=/dev/null/a", "is a file"]),
@@ -222,5 +222,5 @@ def test_a_trial_whose_run_is_killed_goes_on_and_one_that_fails_has_failed(
     tune.run_trial(plan, study, Trial())
     assert study.told == [told]
     printed = capsys.readouterr().out
-    assert ("cut short" in printed) == (times != 1 or "143" in end)
+    assert ("was interrupted" in printed) == (times != 1 or "143" in end)
     assert ("trial 0 failed: " in printed) == (told == "FAIL")

@@ -22,7 +22,12 @@ from steadyrl.training.checkpoints.manifest import (
 )
 from steadyrl.training.cli.main import main
 from steadyrl.training.policies.find import find_policy, settings_of
-from steadyrl.training.policies.policy import deciding, network_of, read_policy, starting_weights
+from steadyrl.training.policies.policy import (
+    build_policy_module,
+    network_of,
+    read_policy,
+    starting_weights,
+)
 from steadyrl.training.run.job import compose_one
 
 FEW = ("total_steps=60", "agent.learning_starts=20", "eval.every=0", "checkpoint.every=20")
@@ -56,9 +61,9 @@ def test_what_does_not_fit_is_refused_by_naming_what_does(
 ) -> None:
     spec = EnvSpec("Some-v1", 1, shape, "uint8", 1, DiscreteActions(2))
     with pytest.raises(SettingError, match=f"agent.network.encoder={name}: .*{line}"):
-        replace(PLAIN, encoder=name).refuse_unfit(spec)
+        replace(PLAIN, encoder=name).validate_fit(spec)
     for fits in ("auto", *fitting(shape)):
-        replace(PLAIN, encoder=fits).refuse_unfit(spec)  # type: ignore[arg-type]
+        replace(PLAIN, encoder=fits).validate_fit(spec)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +102,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_network_it_began_with(run: Path, tmp_path: Path) -> None:
-    assert deciding(read_policy(run))[1].id == "CartPole-v1"
+    assert build_policy_module(read_policy(run))[1].id == "CartPole-v1"
     continued = job(tmp_path, f"resume={run}", "total_steps=90", quick=False)
     assert continued.settings.agent == settings_of(find_policy(run), []).agent
     assert continued.continues == ("total_steps=90 (was 60)",)

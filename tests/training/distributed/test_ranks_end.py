@@ -115,7 +115,7 @@ def test_another_number_of_ranks_reshards_the_state(tmp_path, old):
     again = (*SHORT, "resume=run", "total_steps=1400")
     codes, outputs = ended(start(tmp_path, new, *again))
     assert codes == [0] * new, outputs
-    assert f"saved by {old} rank" in outputs[0][0]
+    assert f"(saved on {old})" in outputs[0][0]
     after = summary(tmp_path)
     assert after["resumed_from_step"] == before["steps"]
     assert after["steps"] >= 1400
@@ -123,32 +123,32 @@ def test_another_number_of_ranks_reshards_the_state(tmp_path, old):
     assert after["updates"] - before["updates"] >= 20
 
 
-def beating(answers, timeouts, step_timeout=60.0):
+def beating(env_responses, timeouts, step_timeout=60.0):
     """Return the heartbeat of a single rank whose thread has ended, and its monitor."""
     store = SimpleNamespace(check=lambda keys: False, set=lambda key, value: None)
     heart = Heartbeat(store, 0, [(socket.gethostname(), os.getpid())], step_timeout)
     heart.close()
-    heart.follow(lambda: answers[0], timeouts)
+    heart.watch_envs(lambda: env_responses[0], timeouts)
     heart.beat()
     return heart
 
 
 @pytest.mark.parametrize(("timeouts", "late"), [(1, 61.0), (64, 64 * 60.0 + 1)])
 def test_the_step_timeout_is_per_environment(monkeypatch, timeouts, late):
-    now, answers = [1000.0], [0]
-    heart = beating(answers, timeouts)
+    now, env_responses = [1000.0], [0]
+    heart = beating(env_responses, timeouts)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     heart.beat()
     for _ in range(64):  # environments, one after the other in one row
         now[0] += 59.0
-        answers[0] += 1
-        heart.listen()
-        assert heart._silent(0.0) is None
+        env_responses[0] += 1
+        heart.poll_envs()
+        assert heart._find_timeout(0.0) is None
     now[0] += late
-    heart.listen()
-    lost = heart._silent(0.0)
+    heart.poll_envs()
+    lost = heart._find_timeout(0.0)
     times = "" if timeouts == 1 else "64 times "
-    assert f"takes longer than {times}env.step_timeout=60 seconds: an environment" in lost.reason
+    assert f"took longer than {times}env.step_timeout=60 seconds; an environment" in lost.reason
 
 
 @pytest.mark.slow

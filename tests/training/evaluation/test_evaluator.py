@@ -177,5 +177,7 @@ def test_a_run_says_once_that_it_scores_fewer_episodes_than_were_asked_for(tmp_p
     )
     with open_run(told) as (run, env, agent):
         loop(run, build_collector(run, env, agent))
-    [line] = [r for r in (tmp_path / "run/train.log").read_text().splitlines() if "plays no" in r]
+    [line] = [
+        r for r in (tmp_path / "run/train.log").read_text().splitlines() if "stops for good" in r
+    ]
     assert "2 of 3 episodes were played" in line

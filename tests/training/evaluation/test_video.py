@@ -16,7 +16,7 @@ from steadyrl.agents.base import Decision
 from steadyrl.envs.rendering.video import VideoWriter
 from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.evaluation import video as filming
-from steadyrl.training.evaluation.video import Filmer
+from steadyrl.training.evaluation.video import VideoRecorder
 
 FILMS = ("total_steps=600", "eval.every=0", "agent.learning_starts=100")
 
@@ -32,7 +32,7 @@ class Left:
         return Decision(torch.from_numpy(obs), torch.zeros(len(obs), dtype=torch.int64))
 
 
-def filmer(path, env_id="CartPole-v1", every=100, limit=1000, **changes):
+def video_recorder(path, env_id="CartPole-v1", every=100, limit=1000, **changes):
     values = dict(
         num_envs=2,
         backend="auto",
@@ -46,7 +46,7 @@ def filmer(path, env_id="CartPole-v1", every=100, limit=1000, **changes):
     )
     env = EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))
     evaluation = SimpleNamespace(video_every=every, max_episode_steps=limit)
-    return Filmer(SimpleNamespace(env=env, eval=evaluation), path, seed=0)
+    return VideoRecorder(SimpleNamespace(env=env, eval=evaluation), path, seed=0)
 
 
 @pytest.fixture
@@ -81,16 +81,16 @@ def test_a_run_is_filmed_and_is_the_run_it_would_have_been(tmp_path):
 
 def test_the_extra_that_is_missing_is_one_warning(tmp_path, said, monkeypatch):
     monkeypatch.setattr(filming, "video_encoder_missing", lambda: True)
-    shooting = filmer(tmp_path)
+    shooting = video_recorder(tmp_path)
     assert shooting.next is None
     for step in (100, 200):
-        shooting.shoot(Left(), step, lambda: False)
+        shooting.maybe_record(Left(), step, lambda: False)
     assert said() == [
         "eval.video_every=100: no videos will be recorded: needs av to write videos, install it "
         "with: "
         'pip install -e ".[video]"'
     ]
-    assert filmer(tmp_path, every=0).next is None and len(said()) == 1
+    assert video_recorder(tmp_path, every=0).next is None and len(said()) == 1
 
 
 @pytest.mark.parametrize(
@@ -103,30 +103,30 @@ def test_the_extra_that_is_missing_is_one_warning(tmp_path, said, monkeypatch):
 )
 def test_what_cannot_be_filmed_is_one_warning(tmp_path, said, monkeypatch, changes, reason):
     monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
-    shooting = filmer(tmp_path, **changes)
+    shooting = video_recorder(tmp_path, **changes)
     for step in (100, 150, 200):
-        shooting.shoot(Left(), step, lambda: False)
+        shooting.maybe_record(Left(), step, lambda: False)
     [warning] = said()
     assert warning.startswith("no video of step 100 (") and reason in warning
-    assert warning.endswith("training goes on")
+    assert warning.endswith("Training continues.")
 
 
 def test_a_full_disk_is_a_warning(tmp_path, said, monkeypatch):
     monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
     (tmp_path / "videos").touch()  # no directory can be made here
-    filmer(tmp_path).shoot(Left(), 100, lambda: False)
+    video_recorder(tmp_path).maybe_record(Left(), 100, lambda: False)
     [warning] = said()
     assert "FileExistsError" in warning
 
 
 def test_it_films_at_crossings_and_goes_on_where_a_run_does(tmp_path, monkeypatch):
     monkeypatch.setattr(filming, "video_encoder_missing", lambda: False)
-    shooting = filmer(tmp_path)
+    shooting = video_recorder(tmp_path)
     videos = tmp_path / "videos"
     videos.mkdir()
     monkeypatch.setattr(shooting, "_film", lambda agent, path, stopped: path.touch())
     for step in (99, 103, 198, 305):
-        shooting.shoot(Left(), step, lambda: False)
+        shooting.maybe_record(Left(), step, lambda: False)
     assert names(tmp_path) == ["step-000000000103.mp4", "step-000000000305.mp4"]
     # The checkpoint of step 103 was written before its film was, and may be all there is.
     for step, due in ((0, 100), (99, 100), (103, 100), (104, 200), (199, 200), (305, 300)):
@@ -148,7 +148,7 @@ def test_what_a_killed_run_had_begun_to_film_is_removed(tmp_path, monkeypatch, e
         path.touch()
     lives = (videos / ".unfinished-78-step-2.mp4").open("w")
     fcntl.flock(lives, fcntl.LOCK_EX)
-    filmer(tmp_path, every=every).continue_at(150)
+    video_recorder(tmp_path, every=every).continue_at(150)
     left = {path.name for path in videos.iterdir()}
     assert left == {".unfinished-78-step-2.mp4", *(path.name for path in kept)}
     lives.close()

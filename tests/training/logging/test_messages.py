@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from steadyrl.training.checkpoints.summary import Summary
-from steadyrl.training.cli.failures import holds_traceback
+from steadyrl.training.cli.failures import has_traceback
 from steadyrl.training.logging.logger import to_file
 from steadyrl.training.logging.screen import to_terminal
 
@@ -94,15 +94,15 @@ def test_a_summary_that_does_not_fit_leaves_nothing_half_written(tmp_path):
 def test_a_log_is_pointed_to_only_where_it_holds_the_traceback(tmp_path):
     path = tmp_path / "train.log"
     error = KeyError("reward")
-    assert not holds_traceback(path, error)
+    assert not has_traceback(path, error)
     with to_file(path):
         try:
             raise OSError("an environment broke, and was built anew")
         except OSError:
             log.debug("another story", exc_info=True)
-        assert not holds_traceback(path, error)
+        assert not has_traceback(path, error)
         try:
             raise error
         except KeyError:
             log.debug("the run failed", exc_info=True)
-        assert holds_traceback(path, error)
+        assert has_traceback(path, error)

@@ -116,7 +116,7 @@ def test_the_same_directory_is_the_same_run_and_another_is_another(tmp_path, mon
         fake = Fake()
         written(tmp_path / name, monkeypatch, fake) if name == "b" or not begun else None
         monkeypatch.setitem(sys.modules, "wandb", fake)
-        WandB(tmp_path / name, CARD)._begun()
+        WandB(tmp_path / name, CARD)._get_run()
         begun.append(fake.begun[-1]["id"])
     assert begun[0] == begun[1] != begun[2]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from logged_runs import Lines, opened, train
 from opened import job
-from told_runs import Lines, opened, train
 
 from steadyrl.training.setup import build
 

@@ -2,8 +2,8 @@
 
 import pytest
 from algorithms import NAMES, eager, small
+from logged_runs import Lines, in_two_parts, opened, train
 from opened import job
-from told_runs import Lines, in_two_parts, opened, train
 
 from steadyrl.core.clock import Interval, RateLimiter, Stopwatch
 from steadyrl.training.setup import build

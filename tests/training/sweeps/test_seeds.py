@@ -22,7 +22,7 @@ from steadyrl.core.errors import NonFiniteError, SettingError
 from steadyrl.training.cli.main import main
 from steadyrl.training.run.rank_info import NEEDED
 from steadyrl.training.setup import open_run
-from steadyrl.training.sweeps.seeds import one_graph
+from steadyrl.training.sweeps.seeds import compile_if_worthwhile
 from tests.test_cut_short import metrics
 
 SHORT = (*QUICK, "total_steps=300", "eval.every=200", "log.every=100", "threads=1",
@@ -204,8 +204,8 @@ def test_updates_are_compiled_where_that_pays_for_all_together(steps: int, becom
            "agent.updates_per_train=1", "agent.hidden=[4]")  # fmt: skip
     accepted = job(Path("nowhere"), *few, quick=False)
     begun = accepted._replace(continues=())
-    chosen, continued = one_graph([accepted, begun], 5)
+    chosen, continued = compile_if_worthwhile([accepted, begun], 5)
     assert chosen.settings.agent.compile == chosen.config["agent"]["compile"] == becomes
     assert continued is begun
-    assert one_graph([accepted], 1) == [accepted]
+    assert compile_if_worthwhile([accepted], 1) == [accepted]
     assert accepted.config["agent"]["compile"] == "auto"

@@ -12,12 +12,12 @@ from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.training.checkpoints.run_directory import SUMMARY
 from steadyrl.training.run.job import compose_one
 from steadyrl.training.sweeps import subprocess_run as children
-from steadyrl.training.sweeps.subprocess_run import Child, quoted
+from steadyrl.training.sweeps.subprocess_run import RunProcess, quoted
 from steadyrl.training.tuning.members import MemberError, train_generation
 
 
 def begun(directory, *overrides):
-    return Child([*QUICK, *overrides], directory, output=subprocess.DEVNULL)
+    return RunProcess([*QUICK, *overrides], directory, output=subprocess.DEVNULL)
 
 
 def test_a_score_is_that_of_this_attempt_whatever_clocks_say(tmp_path):
@@ -61,7 +61,7 @@ def test_a_process_that_ends_with_0_and_leaves_no_finished_run_has_failed(
     outcome = begun(tmp_path / "run").wait()
     assert (outcome.status, outcome.score) == ("failed", None)
     assert outcome.exit_code == EnvironmentFailedError.exit_code
-    assert "no summary.json" in outcome.error
+    assert "its summary.json does not say finished" in outcome.error
 
 
 def test_the_summary_of_an_earlier_attempt_finishes_nothing(program, tmp_path):
@@ -75,7 +75,7 @@ def test_the_summary_of_an_earlier_attempt_finishes_nothing(program, tmp_path):
 
 def test_a_member_that_ends_without_a_word_is_no_member(program, tmp_path):
     program(0)
-    with pytest.raises(MemberError, match="generation 1: failed: its process ended with 0"):
+    with pytest.raises(MemberError, match="generation 1: failed: its process exited with 0"):
         train_generation(tmp_path / "all", "a", 1, None, [], {}, 256)
 
 

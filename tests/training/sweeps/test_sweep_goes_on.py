@@ -140,7 +140,7 @@ def test_a_directory_of_another_version_is_refused(sweep, tmp_path, content):
 
 
 def test_a_launcher_that_is_not_installed_is_named_with_its_extra(sweep, monkeypatch):
-    monkeypatch.setattr("steadyrl.training.cli.arguments._is_there", lambda package: False)
+    monkeypatch.setattr("steadyrl.training.cli.arguments._is_installed", lambda package: False)
     _, code, printed = sweep({}, "hydra/launcher=joblib", "seed=0,1")
     assert code == 2
     assert printed == (
@@ -162,7 +162,7 @@ def test_a_job_that_ends_its_process_with_0_has_failed_and_the_others_go_on(swee
     ran, code, printed = sweep({0: SystemExit(0)}, "seed=0,1")
     assert ([seed for seed, _ in ran], code) == ([0, 1], 4)
     assert statuses(tmp_path) == {"seed=0": "failed", "seed=1": "finished"}
-    assert "its process ended with 0" in printed
+    assert "its process exited with 0" in printed
 
 
 def test_a_best_score_of_0_is_better_than_one_below():

@@ -1,4 +1,4 @@
-"""Runs that write to a list, as far as the loop is asked to go."""
+"""Runs that log to a list, trained to a given step."""
 
 from types import SimpleNamespace
 
@@ -22,14 +22,14 @@ class Lines(list):
 
 
 class Played:
-    """An evaluator whose score tells how much was learned."""
+    """Evaluator whose score depends on the number of updates."""
 
     def run(self, agent, stopped):
         return Evaluation((float(-agent.updates),) * 3, (9,) * 3)
 
 
 def opened(job, agent, lines):
-    """Return a run that writes to a list."""
+    """Return a run that logs to a list."""
     nothing = SimpleNamespace(
         on_update=lambda count: None,
         on_rollout=lambda: None,
@@ -46,7 +46,7 @@ def opened(job, agent, lines):
         finish=lambda step, score: None,
         next=None,
         profile=lambda blocks: None,
-        shoot=lambda agent, step, stopped: None,
+        maybe_record=lambda agent, step, stopped: None,
         continue_at=lambda step: None,
     )
     services = RunServices(nothing, lines, nothing, Played(), *[nothing] * 4)
@@ -54,33 +54,33 @@ def opened(job, agent, lines):
 
 
 def train(run, env, agent, until):
-    """Go on to some step."""
+    """Train until step `until`."""
     collector = build_collector(run, env, agent)
     collector.finish_pending_step()
     while run.steps < until:
         run.on_steps(collector.collect(until - run.steps))
 
 
-def in_one_and_in_two_parts(told, cut):
-    """Return both runs of 300 steps, and what was logged of each; the second was cut in two."""
+def in_one_and_in_two_parts(job, saved_at):
+    """Return a run of 300 steps, one resumed at `saved_at`, and the metrics of both."""
     whole, parts = Lines(), Lines()
-    with build(told) as (env, agent):
+    with build(job) as (env, agent):
         env.reset()
-        one = opened(told, agent, whole)
+        one = opened(job, agent, whole)
         train(one, env, agent, 300)
         one.complete()
-    return one, in_two_parts(told, cut, 300, parts), whole, parts
+    return one, in_two_parts(job, saved_at, 300, parts), whole, parts
 
 
-def in_two_parts(told, cut, until, lines):
-    """Return a run that was saved at a step, and continued by another one."""
-    with build(told) as (env, agent):
+def in_two_parts(job, saved_at, until, lines):
+    """Return a run that was saved at step `saved_at` and resumed by another."""
+    with build(job) as (env, agent):
         env.reset()
-        first = opened(told, agent, lines)
-        train(first, env, agent, cut)
+        first = opened(job, agent, lines)
+        train(first, env, agent, saved_at)
         states = [each.state_dict() for each in (first, agent, env)]
-    with build(told) as (env, agent):
-        second = opened(told, agent, lines)
+    with build(job) as (env, agent):
+        second = opened(job, agent, lines)
         for each, state in zip((second, agent, env), states, strict=True):
             each.load_state_dict(state)
         train(second, env, agent, until)
