@@ -166,7 +166,7 @@ def test_it_tells_people_the_same(dqn, evaluate, capsys):
     command([str(run)])
     told = capsys.readouterr().out
     assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in told
-    assert f"[{low}, {high}]" in told and "seed 0, greedy" in told
+    assert f"{low} to {high}" in told and "seed 0, greedy" in told
 
 
 def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused):
