@@ -28,27 +28,51 @@ def slopes(x, weight, bias, **how):
         return *torch.autograd.grad(loss, (weight, bias)), y.detach()
 
 
+SHAPES = ({}, {"channels": 1, "rows": 200}, {"board": (3, 9)}, {"rows": 1})
+
+
+def cases():
+    """Return the inputs of every shape, in both memory formats."""
+    found = []
+    for shape in SHAPES:
+        x, weight, bias = given(**shape)
+        found.append((x, weight, bias))
+        found.append((x.contiguous(memory_format=torch.channels_last), weight, bias))
+    return found
+
+
+def assert_exact(found, inputs):
+    exact = slopes(*(part.double() for part in inputs))
+    for mine, other in zip(found, exact, strict=True):
+        assert mine.shape == other.shape
+        torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-4)
+
+
 @needs_avx512
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize(
-    "shape", [{}, {"channels": 1, "rows": 200}, {"board": (3, 9)}, {"rows": 1}]
-)
+@pytest.mark.parametrize("inputs", cases())
 @pytest.mark.usefixtures("everywhere")
-def test_patch_products_equal_convolutions_forward_and_backward(shape, together):
-    x, weight, bias = given(**shape)
-    if together:
-        x = x.contiguous(memory_format=torch.channels_last)
-    graph, captured = trace(slopes, (x, weight, bias))
+def test_patch_products_equal_convolutions_forward_and_backward(inputs):
+    graph, captured = trace(slopes, inputs)
     assert captured == []
     assert not {CONVOLUTION, BACKWARD} & targets(graph)
     order = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     assert order.count(torch.ops.aten.as_strided.default) == 1  # patches are made once
-    run = host_code(graph, [x, weight, bias])
-    exact = slopes(x.double(), weight.double(), bias.double())
-    for found in (graph(x, weight, bias), run([x, weight, bias])):
-        for mine, other in zip(found, exact, strict=True):
-            assert mine.shape == other.shape
-            torch.testing.assert_close(mine.double(), other, rtol=1e-4, atol=1e-4)
+    assert_exact(graph(*inputs), inputs)
+
+
+@needs_avx512
+@pytest.mark.usefixtures("everywhere")
+def test_compiled_patch_products_equal_convolutions():
+    """All shapes in one graph, because each compilation takes seconds."""
+    flat = tuple(part for inputs in cases() for part in inputs)
+
+    def each(*parts):
+        return tuple(out for at in range(0, len(parts), 3) for out in slopes(*parts[at : at + 3]))
+
+    graph, _ = trace(each, flat)
+    found = host_code(graph, list(flat))(list(flat))
+    for at, inputs in enumerate(cases()):
+        assert_exact(found[3 * at : 3 * at + 3], inputs)
 
 
 @pytest.mark.parametrize("how", [{"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 2}])
