@@ -128,7 +128,7 @@ def reduced(graph: Graph) -> Graph:
     return {n: {t for t in ts if not any(t in reached(o) for o in ts)} for n, ts in graph.items()}
 
 
-def rows_of(floor: Floor) -> list[list[str]]:
+def stacked_wings(floor: Floor) -> list[list[str]]:
     """Return the wings in rows, the highest first, each near the middle of what it imports."""
     height = levels(floor.wings)
     rows: list[list[str]] = [[] for _ in range(max(height.values()) + 1)]
@@ -160,7 +160,7 @@ def drawn(floor: Floor, left: float, top: float, width: float) -> tuple[list[str
     """Return the elements of one floor, and how high it is."""
     flat = all(name.count(".") == 1 and not (ROOT / name.replace(".", "/")).is_dir()
                for name in floor.wings)  # fmt: skip
-    rows = [] if flat else rows_of(floor)
+    rows = [] if flat else stacked_wings(floor)
     height = HEAD + ROW * len(rows) + (MARGIN if rows else 22)
     out = [_rect(left, top, width, height, "floor")]
     out.append(_text(left + MARGIN, top + 20, f"{floor.name}/", "name"))
@@ -208,7 +208,7 @@ def picture() -> str:
     body.append(_text(MARGIN, 36, "imports all; a line leads down to what is imported", "says"))
     top += 44 + GAP
     for names in FLOORS:
-        most = [max(map(len, rows_of(found[name]))) + 1.0 for name in names]
+        most = [max(map(len, stacked_wings(found[name]))) + 1.0 for name in names]
         space, left, highest = WIDTH - GAP * (len(names) - 1), 0.0, 0.0
         for name, part in zip(names, most, strict=True):
             width = round(space * part / sum(most))

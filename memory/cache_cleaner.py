@@ -63,14 +63,14 @@ class CleaningCost:
         self._last = now - since
         self._seconds += self._last
         self.times += 1
-        share = self._seconds / max(now - self._start, 1e-9)
-        if self.times < _MIN_CLEANINGS or share <= _MAX_SHARE:
+        fraction = self._seconds / max(now - self._start, 1e-9)
+        if self.times < _MIN_CLEANINGS or fraction <= _MAX_SHARE:
             return
         if self._alarm.should_warn(self._seconds):
             log.warning(
                 "clearing caches took %.1f %% of the run so far (%d times): raise "
                 "memory.cache.every_updates or memory.cache.min_reclaimable_mb",
-                100 * share,
+                100 * fraction,
                 self.times,
             )
 

@@ -236,10 +236,10 @@ class RewardNormaliser(Stateful):
             *(self._count, self._mean, self._square),
         )
 
-    def decay(self, share: float) -> None:
+    def decay(self, factor: float) -> None:
         """Scale the weight of everything counted so far."""
-        self._count *= share
-        self._square *= share
+        self._count *= factor
+        self._square *= factor
 
     def merge_state(self, state: Mapping[str, Any]) -> None:
         """Merge the state of another rank's normaliser."""

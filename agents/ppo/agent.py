@@ -348,8 +348,8 @@ class PPO(Agent):
         rollout, parts, order = self._rollout, self._parts, self._shuffling
         if not self._comm.is_single or isinstance(rollout, SequenceRollout):
             return minibatches(rollout, parts, order, self._comm)
-        room = None if self._learner.padding is None else self._learner.padding.scratch
-        return zip(rollout.minibatches(parts, order, room), repeat(None))  # uniform weights
+        scratch = None if self._learner.padding is None else self._learner.padding.scratch
+        return zip(rollout.minibatches(parts, order, scratch), repeat(None))  # uniform weights
 
     def _learn(self) -> Metrics | None:
         """Run all epochs over the rollout."""

@@ -1,11 +1,11 @@
 """docs/ARCHITECTURE.svg is what docs/architecture.py draws, and that is what the imports say."""
 
-import importlib.util
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from page_script import page_script
 
 from tests.test_architecture import ALGORITHM_FOLDERS, ORDER, arrows, texts
 from tests.test_architecture import wing as wing_in_order
@@ -16,12 +16,7 @@ HOW = "run: python docs/architecture.py"
 
 @pytest.fixture(scope="module")
 def drawer():
-    """Import the script from its place, which is no package."""
-    place = ROOT / "docs" / "architecture.py"
-    spec = importlib.util.spec_from_file_location("architecture_page", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return page_script("architecture")
 
 
 def test_the_picture_is_as_it_would_be_drawn(drawer):

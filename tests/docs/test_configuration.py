@@ -1,9 +1,9 @@
 """docs/CONFIGURATION.md is what the code and the configuration say, and every key has a meaning."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from page_script import page_script
 
 ROOT = Path(__file__).parents[2]
 HOW = "run: python docs/configuration.py"
@@ -11,12 +11,7 @@ HOW = "run: python docs/configuration.py"
 
 @pytest.fixture(scope="module")
 def writer():
-    """Import the script from its place, which is no package."""
-    place = ROOT / "docs" / "configuration.py"
-    spec = importlib.util.spec_from_file_location("configuration_page", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return page_script("configuration")
 
 
 def test_the_page_is_as_it_would_be_written(writer):

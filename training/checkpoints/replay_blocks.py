@@ -94,12 +94,12 @@ class ReplaySave:
             self._written.wait_for(lambda: self._over or overwritten < self._safe)
 
 
-def saved_timesteps(path: Path, prefix: str, share: int, shares: int) -> Iterator[SavedTimestep]:
+def saved_timesteps(path: Path, prefix: str, part: int, parts: int) -> Iterator[SavedTimestep]:
     """Yield one of so many equal stretches of the rows that a saved replay holds."""
     metadata = read_part(path, prefix + METADATA)
     flags, row = metadata["timeline"]["flags"].numpy(), metadata["timeline"]["timestep"]
     size, oldest = metadata["block_rows"], max(0, row - len(flags) + 1)
-    begin, end = (oldest + (row + 1 - oldest) * part // shares for part in (share, share + 1))
+    begin, end = (oldest + (row + 1 - oldest) * each // parts for each in (part, part + 1))
     for number in range(begin // size, -(-end // size)):
         name = TAIL if number == row // size else block_name(number)
         held = {

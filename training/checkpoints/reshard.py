@@ -86,5 +86,5 @@ def _redistribute_replay(path: Path, before: int, comm: Comm, agent: Agent) -> N
     else:
         old = comm.rank % before
         parts = [(old, comm.rank // before, len(range(old, comm.size, before)))]
-    for old, share, shares in parts:
-        append_timesteps(agent.replay, saved_timesteps(path, prefix_of(old), share, shares))
+    for old, part, count in parts:
+        append_timesteps(agent.replay, saved_timesteps(path, prefix_of(old), part, count))

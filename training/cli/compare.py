@@ -102,7 +102,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def rows_of(
+def table_rows(
     found: Sequence[Group], threshold: float | None, say: Callable[[str], None]
 ) -> list[Row]:
     """Return the rows by environment; print notes on runs that were left out."""
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if args.threshold is not None and not math.isfinite(args.threshold):
             raise SettingError("--threshold", args.threshold, "must be finite")
         found, remarks = groups(args.runs, (*SCORES, TREE, RSS, SPEED), by)
-        rows = rows_of(found, args.threshold, remarks.append)
+        rows = table_rows(found, args.threshold, remarks.append)
         with safe_stdout():
             if args.json:
                 print(json.dumps([row._asdict() for row in rows], indent=2))

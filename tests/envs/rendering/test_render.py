@@ -5,30 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toy_environments
 
 from steadyrl.core.errors import SettingError
 from steadyrl.envs.backends.single_env import episode_seed
 from steadyrl.envs.factory import build_env, build_render_env
 from steadyrl.envs.rendering.atari import AtariGame
 from steadyrl.envs.rendering.video import PreviewWriter, VideoWriter, as_pixels
-from steadyrl.envs.settings import EnvSettings
 from steadyrl.envs.types import EnvironmentFailedError
 from steadyrl.memory.process import MB
 
 
 def settings(env_id="CartPole-v1", **changes):
-    values = dict(
-        num_envs=4,
-        backend="auto",
-        frame_stack=1,
-        kwargs={},
-        wrappers=(),
-        action_masks="false",
-        image_axes="auto",
-        image_range=None,
-        step_timeout=60.0,
-    )
-    return EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))
+    usual = {"num_envs": 4, "backend": "auto", "step_timeout": 60.0, "max_restarts": 3}
+    return toy_environments.settings(env_id, **(usual | changes))
 
 
 def shown(given, path=None, *, episodes=1, limit=1000):

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import toy_environments
 import warm
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from steadyrl.agents.base import Decision
 from steadyrl.envs.rendering.video import VideoWriter
-from steadyrl.envs.settings import EnvSettings
 from steadyrl.training.evaluation import video as filming
 from steadyrl.training.evaluation.video import VideoRecorder
 
@@ -33,18 +33,8 @@ class Left:
 
 
 def video_recorder(path, env_id="CartPole-v1", every=100, limit=1000, **changes):
-    values = dict(
-        num_envs=2,
-        backend="auto",
-        frame_stack=1,
-        kwargs={},
-        wrappers=(),
-        action_masks="false",
-        image_axes="auto",
-        image_range=None,
-        step_timeout=60.0,
-    )
-    env = EnvSettings(id=env_id, max_restarts=3, info_metrics=(), **(values | changes))
+    usual = {"num_envs": 2, "backend": "auto", "step_timeout": 60.0, "max_restarts": 3}
+    env = toy_environments.settings(env_id, **(usual | changes))
     evaluation = SimpleNamespace(video_every=every, max_episode_steps=limit)
     return VideoRecorder(SimpleNamespace(env=env, eval=evaluation), path, seed=0)
 
