@@ -60,8 +60,8 @@ def test_folders_of_our_names_disturb_nothing_and_own_modules_are_found(
 def test_evaluations_find_own_modules_too(tmp_path: Path) -> None:
     with_own_folders(tmp_path)
     started(tmp_path, ROOT / "train.py", "env.id=my_module:Mine-v0", *SHORT)
-    told = ["run", "--episodes=1", "--env", "id=my_module:Mine-v0", "--json"]
-    found = json.loads(started(tmp_path, ROOT / "scripts" / "evaluate.py", *told))
+    arguments = ["run", "--episodes=1", "--env", "id=my_module:Mine-v0", "--json"]
+    found = json.loads(started(tmp_path, ROOT / "scripts" / "evaluate.py", *arguments))
     assert found["episodes"] == 1
 
 

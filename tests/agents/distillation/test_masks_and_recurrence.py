@@ -24,14 +24,14 @@ MASKED = EnvSpec("Masked", 3, (5,), "float32", 1, DiscreteActions(3), (), 1)
 
 def stochastic(obs):
     """A stochastic teacher."""
-    likely = np.exp(obs[:, :3])
-    return likely / likely.sum(1, keepdims=True)
+    probs = np.exp(obs[:, :3])
+    return probs / probs.sum(1, keepdims=True)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=6))
 def test_teacher_targets_are_renormalised_over_allowed_actions(actions):
-    told, allowed = ([each[i] for each in actions] for i in (0, 1))
-    found = renormalize_allowed(torch.tensor([told]), torch.tensor([allowed]))[0].tolist()
+    teacher_probs, allowed = ([each[i] for each in actions] for i in (0, 1))
+    found = renormalize_allowed(torch.tensor([teacher_probs]), torch.tensor([allowed]))[0].tolist()
     kept = sum(np.float32(p) for p, ok in actions if ok)
     for p, (before, ok) in zip(found, actions, strict=True):
         if not ok:
@@ -120,8 +120,8 @@ def test_teachers_never_act_or_teach_forbidden_actions(kind, changes):
         asked.append(obs.shape[1])
         return stochastic(obs) if len(asked) % 2 else np.zeros(len(obs), np.int64)
 
-    told = {"teacher__acts": 0.9, "spec": MASKED, **changes}
-    agent = student(kind, forbidden_too, action=MASKED.action, total=10_000, **told)
+    settings = {"teacher__acts": 0.9, "spec": MASKED, **changes}
+    agent = student(kind, forbidden_too, action=MASKED.action, total=10_000, **settings)
     MaskedLoop(agent).play(5 * ROWS)
     assert agent.updates > 3
     assert set(asked) == {4}, "what it is shown ends in a mask"
@@ -137,8 +137,8 @@ def test_teachers_never_act_or_teach_forbidden_actions(kind, changes):
 
 @pytest.mark.parametrize(("kind", "pieces"), [("gru", 1), ("lstm", 2)])
 def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, pieces):
-    told = {"teacher__acts": 0.9, "grad_accumulation": pieces, **WHOLE}
-    agent = student(DistilledPPO, stochastic, total=200, recurrent__cell=kind, **told)
+    settings = {"teacher__acts": 0.9, "grad_accumulation": pieces, **WHOLE}
+    agent = student(DistilledPPO, stochastic, total=200, recurrent__cell=kind, **settings)
     loop = Loop(agent)
     loop.play(ROWS)
     loop.play(ROWS, learn=False)
@@ -165,8 +165,8 @@ def test_recurrent_distillation_equals_a_loop_from_stored_hidden_states(kind, pi
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recurrent_student_learns_from_its_teacher(kind):
-    told = {"learning_rate": 1e-2, "teacher__fraction": 1.0, "recurrent__cell": kind}
-    agent = student(DistilledPPO, total=3000, **told)
+    settings = {"learning_rate": 1e-2, "teacher__fraction": 1.0, "recurrent__cell": kind}
+    agent = student(DistilledPPO, total=3000, **settings)
     found = Loop(agent).play(12 * ROWS)
     first, *_, last = (each["train/teacher_loss"] for each in found)
     assert last < 0.5 * first

@@ -35,28 +35,28 @@ def head_of(kind):
         torch.set_default_dtype(torch.float32)
 
 
-def projected(goals, likely):
+def projected(targets, probs):
     """The algorithm of the paper, one atom at a time (Bellemare et al. 2017, algorithm 1)."""
     mass, step = np.zeros(ATOMS), (HIGH - LOW) / (ATOMS - 1)
-    for goal, share in zip(goals, likely, strict=True):
-        place = (min(max(goal, LOW), HIGH) - LOW) / step
+    for target, prob in zip(targets, probs, strict=True):
+        place = (min(max(target, LOW), HIGH) - LOW) / step
         lower, upper = math.floor(place), math.ceil(place)
         if lower == upper:
-            mass[lower] += share
+            mass[lower] += prob
         else:
-            mass[lower] += share * (upper - place)
-            mass[upper] += share * (place - lower)
+            mass[lower] += prob * (upper - place)
+            mass[upper] += prob * (place - lower)
     return mass
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-9, 9), min_size=1, max_size=9), st.integers(0, 2**32 - 1))
-def test_projection_equals_a_loop_including_clipping(goals, seed):
-    likely = np.random.default_rng(seed).dirichlet(np.ones(len(goals)))
+def test_projection_equals_a_loop_including_clipping(targets, seed):
+    probs = np.random.default_rng(seed).dirichlet(np.ones(len(targets)))
     got = project(
-        torch.tensor([goals], dtype=torch.float64), torch.tensor(likely[None]), LOW, HIGH, ATOMS
+        torch.tensor([targets], dtype=torch.float64), torch.tensor(probs[None]), LOW, HIGH, ATOMS
     )
-    np.testing.assert_allclose(got[0].numpy(), projected(goals, likely), atol=1e-12)
+    np.testing.assert_allclose(got[0].numpy(), projected(targets, probs), atol=1e-12)
     assert got.sum().item() == pytest.approx(1)
 
 
@@ -74,27 +74,27 @@ def test_the_target_of_a_termination_is_the_reward():
 def said(kind, outputs):
     """Atoms and probabilities [A, M] of the outputs of one state."""
     if kind == "c51":
-        likely = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
-        return np.tile(np.linspace(LOW, HIGH, ATOMS), (3, 1)), likely
+        probs = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+        return np.tile(np.linspace(LOW, HIGH, ATOMS), (3, 1)), probs
     outputs = outputs.reshape(3, -1)
     return outputs, np.full(outputs.shape, 1 / outputs.shape[1])
 
 
-def row_loss(kind, chosen, goals, likely):
+def row_loss(kind, chosen, targets, probs):
     """The loss of one sample in plain numbers."""
     if kind == "c51":
         log_p = chosen - np.log(np.exp(chosen).sum())
-        mass = projected(goals, likely)
+        mass = projected(targets, probs)
         return sum(m * (math.log(m) - lp) for m, lp in zip(mass, log_p, strict=True) if m > 0)
     if kind == "scalar":
-        error = abs(chosen - np.dot(goals, likely))
+        error = abs(chosen - np.dot(targets, probs))
         return 0.5 * error**2 if error < 1 else error - 0.5
     total = 0.0
     for i, theta in enumerate(chosen):
-        for goal, share in zip(goals, likely, strict=True):
-            delta = goal - theta
+        for target, prob in zip(targets, probs, strict=True):
+            delta = target - theta
             huber = 0.5 * delta**2 if abs(delta) < 1 else abs(delta) - 0.5
-            total += share * abs((i + 0.5) / len(chosen) - (delta < 0)) * huber
+            total += prob * abs((i + 0.5) / len(chosen) - (delta < 0)) * huber
     return total
 
 
@@ -121,20 +121,20 @@ def test_distributional_losses_equal_loops(kind, double, soft):
             )
         )
         values = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, judge))
-        returns, likely = said(kind, after)
+        returns, probs = said(kind, after)
         action, reward = int(data.action[i]), float(data.reward[i])
         if soft is None:
             best = int(values.argmax())
-            goals, shares = returns[best], likely[best]
+            targets, shares = returns[best], probs[best]
         else:
             own = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, before))
             certain = log_policy(own, soft.temperature)[action]
             reward += soft.alpha * min(0.0, max(soft.log_policy_min, certain))
             log_pi = log_policy(values, soft.temperature)
-            goals = (returns - log_pi[:, None]).reshape(-1)
-            shares = (np.exp(log_pi / soft.temperature)[:, None] * likely).reshape(-1)
-        goals = reward + float(data.discount[i]) * goals
-        loss = row_loss(kind, now[action], goals, shares)
+            targets = (returns - log_pi[:, None]).reshape(-1)
+            shares = (np.exp(log_pi / soft.temperature)[:, None] * probs).reshape(-1)
+        targets = reward + float(data.discount[i]) * targets
+        loss = row_loss(kind, now[action], targets, shares)
         assert got.loss[i].item() == pytest.approx(float(data.weight[i]) * loss, rel=1e-9)
         mean = (lambda pair: (pair[0] * pair[1]).sum(1))(said(kind, now))[action]
         assert got.metrics[1][i].item() == pytest.approx(mean, rel=1e-9)
@@ -143,17 +143,17 @@ def test_distributional_losses_equal_loops(kind, double, soft):
 def test_quantiles_converge_to_midpoints():
     head = QuantileHead(4, CPU)
     theta = torch.zeros(1, 4, requires_grad=True)
-    goals = torch.linspace(0, 100, 4001).unsqueeze(0)
+    targets = torch.linspace(0, 100, 4001).unsqueeze(0)
     for _ in range(3000):
-        (slope,) = torch.autograd.grad(head.loss(theta, goals, None)[0].sum(), theta)
-        theta = (theta - 20 * slope).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(head.loss(theta, targets, None)[0].sum(), theta)
+        theta = (theta - 20 * gradient).detach().requires_grad_()
     np.testing.assert_allclose(theta[0].detach().numpy(), [12.5, 37.5, 62.5, 87.5], atol=0.7)
 
 
 def test_the_priority_of_a_distribution_is_its_kl():
     head = CategoricalHead(3, 0.0, 2.0, CPU)
-    likely = torch.tensor([[0.2, 0.3, 0.5]])
-    loss, priority = head.loss(likely.log(), torch.tensor([[0.0, 1.0, 2.0]]), likely)
+    probs = torch.tensor([[0.2, 0.3, 0.5]])
+    loss, priority = head.loss(probs.log(), torch.tensor([[0.0, 1.0, 2.0]]), probs)
     assert loss.item() == pytest.approx(0, abs=1e-6)
     assert torch.equal(loss, priority)
 

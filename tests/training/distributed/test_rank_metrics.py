@@ -17,8 +17,8 @@ def test_memory_is_summed_over_ranks_and_the_replays_fill_is_not() -> None:
 
 def test_ranks_whose_clocks_differ_log_the_same_steps(tmp_path: Path) -> None:
     """Logging is collective: where one rank alone takes part, it waits for ever."""
-    told = ("env.id=skewed_clock:Skewed-v0", "env.num_envs=2", "log.every=20", "run_dir=run")
-    ranks = start(tmp_path, 2, *told, "eval.every=0", "total_steps=1000")
+    overrides = ("env.id=skewed_clock:Skewed-v0", "env.num_envs=2", "log.every=20", "run_dir=run")
+    ranks = start(tmp_path, 2, *overrides, "eval.every=0", "total_steps=1000")
     assert all(rank.is_over(within=120) for rank in ranks)
     assert [rank.wait() for rank in ranks] == [0, 0]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
