@@ -85,7 +85,6 @@ def build_network(settings: DQNSettings, spec: EnvSpec, device: torch.device = H
             settings.hidden,
             settings.dueling,
             build_head(settings).shape,
-            activation=settings.network.activation,
             network=settings.network,
             linear=noisy if settings.noisy.enabled else nn.Linear,
             masks=Masks.of(spec, device),

@@ -128,7 +128,6 @@ class ActorCritic(nn.Module):
         head: Head,
         *,
         hidden: Sequence[int],
-        activation: Activation,
         shared: bool | None,
         normalise: bool,
         log_std: float,
@@ -142,16 +141,16 @@ class ActorCritic(nn.Module):
 
         super().__init__()
         self.observation_shape = observation_shape
-        trunk, features = build_trunk(observation_shape, dtype, hidden, activation, network)
+        trunk, features = build_trunk(observation_shape, dtype, hidden, network)
         image = len(observation_shape) == 3
         if image if shared is None else shared:
             self.trunk: nn.Module = SharedTrunk(trunk)
         elif image:
-            second, _ = build_trunk(observation_shape, dtype, hidden, activation, network)
+            second, _ = build_trunk(observation_shape, dtype, hidden, network)
             self.trunk = SeparateTrunks(trunk, second)
         else:
             inputs, norm = math.prod(observation_shape), network.layer_norm
-            self.trunk = ParallelMLP(inputs, hidden, activation, layer_norm=norm)
+            self.trunk = ParallelMLP(inputs, hidden, network.activation, layer_norm=norm)
         self.masks = masks  # `observation_shape` is without them
         self.normaliser = ObservationNormaliser(observation_shape, masks) if normalise else None
         self.policy = head.layer(features, log_std)

@@ -149,7 +149,6 @@ def build_trunk(
     observation_shape: Sequence[int],
     dtype: str,
     hidden: Sequence[int],
-    activation: Activation = "relu",
     network: NetworkSettings = PLAIN,
     linear: Linear = nn.Linear,
 ) -> tuple[nn.Module, int]:
@@ -167,7 +166,9 @@ def build_trunk(
     if encoder != "mlp" and is_large_image(observation_shape):
         layers.insert(0, ChannelsLast())
     build = TRUNKS[network.trunk]
-    trunk = build(features, hidden, activation, layer_norm=network.layer_norm, linear=linear)
+    trunk = build(
+        features, hidden, network.activation, layer_norm=network.layer_norm, linear=linear
+    )
     return nn.Sequential(*layers, trunk) if layers else trunk, hidden[-1]
 
 

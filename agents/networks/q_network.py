@@ -13,7 +13,7 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.agents.networks.encoders import apply_linear, build_trunk
 from steadyrl.agents.networks.init import orthogonal_, uniform_
 from steadyrl.agents.networks.noisy import noise_sizes
-from steadyrl.agents.networks.settings import PLAIN, Activation, Init, NetworkSettings
+from steadyrl.agents.networks.settings import PLAIN, Init, NetworkSettings
 
 if TYPE_CHECKING:
     from steadyrl.agents.networks.encoders import Linear
@@ -31,7 +31,6 @@ class QNetwork(nn.Module):
         dueling: bool,
         shape: tuple[int, ...] = (),
         *,
-        activation: Activation = "relu",
         network: NetworkSettings = PLAIN,
         linear: Linear = nn.Linear,
         masks: Masks | None = None,
@@ -39,9 +38,7 @@ class QNetwork(nn.Module):
         super().__init__()
         self.observation_shape = tuple(observation_shape)
         self.masks = masks  # split from the observation first
-        self.trunk, features = build_trunk(
-            observation_shape, dtype, hidden, activation, network, linear
-        )
+        self.trunk, features = build_trunk(observation_shape, dtype, hidden, network, linear)
         size = math.prod(shape)
         self.advantage = linear(features, actions * size)
         self.value = linear(features, size) if dueling else None

@@ -51,7 +51,6 @@ def build_network(
             spec.dtype,
             head,
             hidden=settings.hidden,
-            activation=settings.network.activation,
             shared=settings.shared_trunk,
             normalise=settings.normalizes_obs(spec),
             log_std=settings.log_std_init,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,7 @@ class RNDNetwork(nn.Module):
         self.normaliser = ObservationNormaliser(tuple(shape), clip=CLIP)
         # One layer deeper than the target network.
         self.predictor = feature_network(shape, (*hidden, hidden[-1]), network)
-        trunk, size = build_trunk(shape, "float32", hidden, "relu", network)
+        trunk, size = build_trunk(shape, "float32", hidden, with_relu(network))
         self.value = nn.Sequential(trunk, nn.Linear(size, 1))
 
     def forward(self, obs: Tensor, next_obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,12 +70,14 @@ class RNDNetwork(nn.Module):
 def feature_network(
     shape: Sequence[int], hidden: Sequence[int], network: NetworkSettings
 ) -> nn.Module:
-    """Build a network with as many features as its last hidden layer.
-
-    It uses ReLU whatever the policy's activation: tanh saturates on distant observations.
-    """
-    trunk, size = build_trunk(shape, "float32", hidden, "relu", network)
+    """Build a network with as many features as its last hidden layer."""
+    trunk, size = build_trunk(shape, "float32", hidden, with_relu(network))
     return nn.Sequential(trunk, nn.Linear(size, size))
+
+
+def with_relu(network: NetworkSettings) -> NetworkSettings:
+    """Return the policy's settings with ReLU: tanh saturates on distant observations."""
+    return replace(network, activation="relu")
 
 
 def reset_parameters(module: nn.Module, generator: torch.Generator) -> None:

@@ -156,7 +156,7 @@ def test_distributional_heads_have_no_compiled_actor():
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_compiled_q_values_equal_the_network(activation):
-    options = {"activation": activation, "network": replace(PLAIN, layer_norm=True)}
+    options = {"network": replace(PLAIN, activation=activation, layer_norm=True)}
     network = QNetwork((4,), "float32", 3, (16, 8), dueling=False, **options)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(0))

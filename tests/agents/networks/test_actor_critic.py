@@ -1,5 +1,7 @@
 """The actor-critic network: its tanh, its parallel trunk and its initialisation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,10 +10,13 @@ from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.networks.activations import tanh
 from steadyrl.agents.networks.actor_critic import ActorCritic, ParallelLinear, ParallelMLP
 from steadyrl.agents.networks.distributions import BoxHead, DiscreteHead
+from steadyrl.agents.networks.settings import PLAIN
+
+TANH = replace(PLAIN, activation="tanh")
 
 
 def build(shape=(4,), dtype="float32", head=None, hidden=(64, 64), **changes):
-    options = {"activation": "tanh", "shared": False, "normalise": False, "log_std": -0.5}
+    options = {"network": TANH, "shared": False, "normalise": False, "log_std": -0.5}
     net = ActorCritic(shape, dtype, head or DiscreteHead(3), hidden=hidden, **options | changes)
     net.reset_parameters(torch.Generator().manual_seed(0))
     return net

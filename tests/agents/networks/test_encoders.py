@@ -1,6 +1,7 @@
 """Trunks are the published ones, compute what plain PyTorch does, and initialise as configured."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,7 +96,9 @@ NAIVE = {
     ],
 )
 def test_trunks_equal_naive_implementations(trunk, shape, dtype, layer_norm, activation):
-    module, features = build_trunk(shape, dtype, (12, 9), activation, network(trunk, layer_norm))
+    module, features = build_trunk(
+        shape, dtype, (12, 9), replace(network(trunk, layer_norm), activation=activation)
+    )
     g = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.1, generator=g)
@@ -163,7 +166,7 @@ def test_auto_selects_the_trunk_by_observation():
 
 
 def both(shape, dtype, chosen, activation="relu"):
-    options = {"activation": activation, "network": chosen}
+    options = {"network": replace(chosen, activation=activation)}
     yield QNetwork(shape, dtype, 3, (8, 6), dueling=True, **options)
     for shared in (False, True):
         more = {"shared": shared, "normalise": False, "log_std": 0.0}

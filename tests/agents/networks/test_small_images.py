@@ -1,12 +1,14 @@
 """Every image size, from one pixel up, has a trunk that supports it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import DiscreteHead
 from steadyrl.agents.networks.q_network import QNetwork
-from steadyrl.agents.networks.settings import NATURE_MIN_SIDE
+from steadyrl.agents.networks.settings import NATURE_MIN_SIDE, PLAIN
 
 SIZES = [(h, w) for h in range(1, 13) for w in range(1, 13)]
 SIZES += [(h, w) for side in range(13, 49, 3) for h, w in ((side, side), (1, side), (side, 2))]
@@ -20,7 +22,7 @@ def networks(shape, dtype):
             dtype,
             DiscreteHead(3),
             hidden=(8,),
-            activation="tanh",
+            network=replace(PLAIN, activation="tanh"),
             shared=shared,
             normalise=False,
             log_std=0.0,

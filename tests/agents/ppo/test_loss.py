@@ -74,7 +74,7 @@ def setting(box=False, rows=24, seed=0, **changes):
     head = BoxHead(2) if box else DiscreteHead(3)
     s = changed(SETTINGS, hidden=(5,), max_grad_norm=0.0, **changes)
     net = ActorCritic(
-        (4,), "float32", head, hidden=s.hidden, activation="tanh", shared=False, normalise=False,
+        (4,), "float32", head, hidden=s.hidden, network=s.network, shared=False, normalise=False,
         log_std=-0.3,
     )  # fmt: skip
     net.reset_parameters(generator)

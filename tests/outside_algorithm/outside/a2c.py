@@ -1,5 +1,6 @@
 """A2C (Mnih et al. 2016): collect a few rows, take one step on them, forget them."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
 from steadyrl.agents.learner.schedules import linear
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import build_head
+from steadyrl.agents.networks.settings import PLAIN
 from steadyrl.agents.ppo.loss import normalize_advantages
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
@@ -35,7 +37,7 @@ def build(settings, spec, device):
             spec.dtype,
             head,
             hidden=settings.hidden,
-            activation="tanh",
+            network=replace(PLAIN, activation="tanh"),
             **shape,
         )
     return head, network
