@@ -24,7 +24,7 @@ CASES = {
     "agent=ppo agent.learning_rate=1e4": ["agent.learning_rate=10000", "at most 1,000"],
     "agent=ppo agent.epochs=1e9": ["agent.epochs=1000000000", "at most 1,000"],
     "agent=ppo agent.log_std_init=-50": ["agent.log_std_init=-50", "between -20 and 20"],
-    "agent=ppo agent.minibatches=1e9": ["agent.minibatches=", "a rollout has 512 rows"],
+    "agent=ppo agent.minibatches=1e9": ["agent.minibatches=", "a rollout has 512 samples"],
     "agent=ppo agent.grad_accumulation=1e9": ["agent.grad_accumulation=", "at most"],
     "agent=ppo agent.hidden=[1e9]": ["agent.hidden=", "at most"],
     "agent.updates_per_train=1e9": ["agent.updates_per_train=", "at most"],

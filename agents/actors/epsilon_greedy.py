@@ -52,7 +52,7 @@ class EpsilonGreedyActor(Actor):
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Return ε-greedy actions for observations [N, …]."""
-        uniforms, random_actions = self._row(len(obs))
+        uniforms, random_actions = self._next_draws(len(obs))
         if self.on_host is not None:
             if self._greedy.sync_weights is not None:
                 self._greedy.sync_weights()
@@ -69,13 +69,13 @@ class EpsilonGreedyActor(Actor):
         chosen = np.where(random, random_actions, best.env_action.numpy(force=True))
         return best._replace(env_action=torch.from_numpy(chosen))
 
-    def _row(self, num_envs: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def _next_draws(self, num_envs: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return the uniforms and random actions [N] of the next timestep."""
         if self.next == 0 or self._needs_redraw or self.uniforms.shape[1] != num_envs:
             self._draw(num_envs)
-        row = self.next
-        self.next = (row + 1) % TIMESTEPS_DRAWN
-        return self.uniforms[row], self.random_actions[row]
+        timestep = self.next
+        self.next = (timestep + 1) % TIMESTEPS_DRAWN
+        return self.uniforms[timestep], self.random_actions[timestep]
 
     def _draw(self, num_envs: int) -> None:
         shape = (TIMESTEPS_DRAWN, num_envs)

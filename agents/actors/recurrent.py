@@ -31,13 +31,13 @@ class RecurrentSamplingActor(SamplingActor):
         network: RecurrentActorCritic,
         head: Head,
         *,
-        rows: int,
+        timesteps: int,
         num_envs: int,
         device: torch.device,
         seed: int,
     ) -> None:
         super().__init__(
-            network, head, None, rows=rows, num_envs=num_envs, device=device, seed=seed
+            network, head, None, timesteps=timesteps, num_envs=num_envs, device=device, seed=seed
         )
         self._recurrent_network = network
         self.hidden_state = torch.zeros((num_envs, *network.cell.hidden_shape), device=device)
@@ -50,7 +50,7 @@ class RecurrentSamplingActor(SamplingActor):
     @override
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Sample actions for observations [N, …]; the decision holds the hidden state before."""
-        noise = self._row()
+        noise = self._next_noise()
         observed, continues = obs_and_continues(obs, ~episode_starts, self._device)
         self._preview_statistics(observed)
         with torch.inference_mode():

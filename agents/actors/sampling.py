@@ -61,7 +61,7 @@ class SamplingActor(Actor):
         head: Head,
         on_host: HostPolicy | None,
         *,
-        rows: int,
+        timesteps: int,
         num_envs: int,
         device: torch.device,
         seed: int,
@@ -83,7 +83,7 @@ class SamplingActor(Actor):
         self._device = device if on_host is None else HOST  # where actions are computed
         self.in_first_rollout = in_first_rollout
         self._generator = torch.Generator().manual_seed(seed)
-        self.noise = torch.zeros((rows, num_envs, *head.noise_shape))
+        self.noise = torch.zeros((timesteps, num_envs, *head.noise_shape))
         self._there: Any = None  # noise on that device, or an array for compiled code
         self._action_dtype = torch.empty(0, dtype=head.action_dtype).numpy().dtype
         self.next = 0
@@ -100,7 +100,7 @@ class SamplingActor(Actor):
 
     def act(self, obs: Observations, episode_starts: NDArray[np.bool_]) -> Decision:
         """Sample actions for observations [N, …]."""
-        noise = self._row()
+        noise = self._next_noise()
         observed = obs_to_device(obs, self._device)
         self._preview_statistics(observed)
         if self._sync_weights is not None:
@@ -141,7 +141,7 @@ class SamplingActor(Actor):
         )
         return Decision(observed, torch.from_numpy(sent), raw_action=torch.from_numpy(chosen))
 
-    def _row(self) -> Any:
+    def _next_noise(self) -> Any:
         """Return the noise of the next timestep [N, *noise_shape]."""
         if self.next == 0:
             self._head.draw_(self.noise, self._generator)
@@ -151,9 +151,9 @@ class SamplingActor(Actor):
             self._there = (
                 obs_to_device(noise, self._device) if self.policy_arrays is None else noise
             )
-        row = self._there[self.next]
+        noise = self._there[self.next]
         self.next = (self.next + 1) % len(self.noise)
-        return row
+        return noise
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

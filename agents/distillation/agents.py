@@ -164,13 +164,13 @@ class DistilledPPO(Distilled, PPO):
         self._init_teacher(teacher, self._head, spec, seed, total_steps)
 
     @override
-    def _build_loss_spec(self, rows: int) -> LossSpec:
+    def _build_loss_spec(self, max_batch_size: int) -> LossSpec:
         switches: Any = {
             "loss": distilled_ppo_loss,
             "batch": DistilledBatch,
             "gathers_in_graph": self._gathers_in_graph,
         }
-        base_spec = build_loss_spec(self._settings, self._head, rows, **switches)
+        base_spec = build_loss_spec(self._settings, self._head, max_batch_size, **switches)
         return add_teacher_loss(base_spec, base_spec.loss)
 
     @override
@@ -186,7 +186,7 @@ class DistilledPPO(Distilled, PPO):
             device,
             copies=copies,
             kinds=(DistilledRollout, DistilledSequenceRollout),
-            row_extra=math.prod(shape) * dtype.itemsize + 1,
+            extra_sample_bytes=math.prod(shape) * dtype.itemsize + 1,
             teacher_target_shape=shape,
             teacher_target_dtype=dtype,
         )
@@ -232,4 +232,6 @@ class DistilledPPO(Distilled, PPO):
                 self._evaluator(rollout)
         if not stores_normalised_obs and self.teacher_coef > 0:
             obs, teacher_target = rollout.obs.flatten(0, 1), rollout.teacher_target.flatten(0, 1)
-            self._teacher_guide.write_targets_chunked_(obs, teacher_target, self._evaluator.rows)
+            self._teacher_guide.write_targets_chunked_(
+                obs, teacher_target, self._evaluator.max_batch_size
+            )

@@ -51,11 +51,11 @@ class DistilledRollout(RolloutBuffer):
         *,
         teacher_target_shape: tuple[int, ...],
         teacher_target_dtype: torch.dtype,
-        **rows: Any,
+        **arguments: Any,
     ) -> None:
         """Allocate the teacher targets; their bytes are included in `beside`."""
-        super().__init__(**rows)
-        every, device = tuple(self.reward.shape), rows["device"]
+        super().__init__(**arguments)
+        every, device = tuple(self.reward.shape), arguments["device"]
         self.teacher_target = prefaulted(
             (*every, *teacher_target_shape), teacher_target_dtype, device
         )

@@ -105,31 +105,35 @@ class ObjectTeacher(Teacher):
             self._refuse("returned NaN or infinite numbers")
         return outputs
 
-    def _probabilities(self, outputs: NDArray[Any], rows: int) -> NDArray[np.float32]:
+    def _probabilities(self, outputs: NDArray[Any], batch_size: int) -> NDArray[np.float32]:
         assert isinstance(self._action, DiscreteActions)
         n = self._action.n
-        if outputs.shape == (rows,):
+        if outputs.shape == (batch_size,):
             if outputs.dtype.kind not in "iu" or not ((outputs >= 0) & (outputs < n)).all():
                 self._refuse(f"returned actions that are not integers from 0 to {n - 1}")
-            action = np.zeros((rows, n), np.float32)
-            action[np.arange(rows), outputs] = 1
+            action = np.zeros((batch_size, n), np.float32)
+            action[np.arange(batch_size), outputs] = 1
             return action
-        self._expect(outputs, (rows, n), f"actions [{rows}] or a distribution [{rows}, {n}]")
+        self._expect(
+            outputs,
+            (batch_size, n),
+            f"actions [{batch_size}] or a distribution [{batch_size}, {n}]",
+        )
         sums = outputs.sum(1)
         if outputs.min() < 0 or np.abs(sums - 1).max() > LARGEST_DEVIATION:
             self._refuse("returned probabilities that are negative or do not sum to 1")
-        shares: NDArray[np.float32] = (outputs / sums[:, None]).astype(np.float32)
-        return shares
+        probabilities: NDArray[np.float32] = (outputs / sums[:, None]).astype(np.float32)
+        return probabilities
 
-    def _actions(self, outputs: NDArray[Any], rows: int) -> NDArray[Any]:
+    def _actions(self, outputs: NDArray[Any], batch_size: int) -> NDArray[Any]:
         action = self._action
         if isinstance(action, BoxActions):
-            shape = (rows, len(action.low))
+            shape = (batch_size, len(action.low))
             self._expect(outputs, shape, f"actions {list(shape)}")
             return outputs.astype(np.float32)
         many = isinstance(action, MultiDiscreteActions)
         most = np.array(action.nvec if isinstance(action, MultiDiscreteActions) else [2] * action.n)
-        self._expect(outputs, (rows, len(most)), f"actions {[rows, len(most)]}")
+        self._expect(outputs, (batch_size, len(most)), f"actions {[batch_size, len(most)]}")
         if not ((outputs >= 0) & (outputs < most) & (outputs == np.floor(outputs))).all():
             self._refuse("returned actions outside of the environment's action space")
         return outputs.astype(np.int64 if many else np.int8)
@@ -266,7 +270,7 @@ def teacher_target_spec(head: Head) -> tuple[tuple[int, ...], torch.dtype]:
     return head.action_shape, head.action_dtype
 
 
-def allocate_teacher_target(head: Head, rows: int, device: torch.device) -> Tensor:
-    """Allocate teacher targets for `rows` samples."""
+def allocate_teacher_target(head: Head, batch_size: int, device: torch.device) -> Tensor:
+    """Allocate teacher targets for `batch_size` samples."""
     shape, dtype = teacher_target_spec(head)
-    return prefaulted((rows, *shape), dtype, device)
+    return prefaulted((batch_size, *shape), dtype, device)

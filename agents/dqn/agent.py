@@ -242,9 +242,9 @@ class DQN(Agent):
         # With nothing to sample, updates are skipped: that is decided at every timestep.
         filled = len(self._replay) and self._replay.never_empties
         until = min(steps, learns - self._steps) if filled else 1
-        rows = self._fused_rollout(run, self._steps, until)
-        self._steps += rows.steps
-        return rows
+        block = self._fused_rollout(run, self._steps, until)
+        self._steps += block.steps
+        return block
 
     def update(self) -> Metrics | None:
         """Do what is due at each step since the last call: train, update the target network."""

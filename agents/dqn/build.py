@@ -139,8 +139,8 @@ def loss_bytes(settings: DQNSettings, spec: EnvSpec) -> int:
     atoms = settings.distribution.atoms
     targets = atoms * (spec.action.n if settings.munchausen.enabled else 1)
     # Differences, losses, weights and products, and as much for their gradients.
-    rows = -(-settings.batch_size // settings.grad_accumulation)  # per microbatch
-    return 8 * 4 * rows * atoms * targets
+    samples = -(-settings.batch_size // settings.grad_accumulation)  # per microbatch
+    return 8 * 4 * samples * atoms * targets
 
 
 def build_greedy_actor(
@@ -185,8 +185,10 @@ def build_online_greedy_actor(
     host_weights = None
     if not network.noise_size and settings.teacher.policy is None:  # both run on its device
         obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
-        rows = settings.train_every / spec.num_envs
-        host_weights = build_host_weights(online, updates, (q_on_host, network), obs, rows=rows)
+        interval = settings.train_every / spec.num_envs
+        host_weights = build_host_weights(
+            online, updates, (q_on_host, network), obs, copy_interval=interval
+        )
     return build_greedy_actor(settings, network, device, host_weights, mode)
 
 

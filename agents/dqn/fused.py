@@ -47,9 +47,12 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         call(advance, (context,))
         if counters[NON_FINITE]:
             return
-        row, obs = context.outcomes[counters[STEP_SLOT]], context.observations[counters[OBS_SLOT]]
-        append_timestep(ring, row, context.flat_action, obs, arrays.clip_reward)
-        for valid in row.valid:
+        outcome, obs = (
+            context.outcomes[counters[STEP_SLOT]],
+            context.observations[counters[OBS_SLOT]],
+        )
+        append_timestep(ring, outcome, context.flat_action, obs, arrays.clip_reward)
+        for valid in outcome.valid:
             cursors[STEPS] += valid
         drawn = cursors[DRAWN]
         if ring.counters[ERROR] or counters[STOP] or drawn == len(arrays.uniforms):
@@ -107,10 +110,10 @@ class FusedRollout:
             self._boxed = box(self._arrays, ring)
         cursors[:] = now, actor.next or len(actor.uniforms)
         self._replay.begin_append(ring)
-        rows = run(run_steps, steps, self._boxed)
+        block = run(run_steps, steps, self._boxed)
         self._replay.end_append(ring)
         actor.next = int(cursors[DRAWN]) % len(actor.uniforms)
-        return rows
+        return block
 
 
 def build_fused_rollout(

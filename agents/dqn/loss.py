@@ -41,8 +41,8 @@ class Munchausen:
         atoms, probs = head.atoms_and_probs(outputs)
         log_policy = self.log_policy(values).unsqueeze(2)
         policy = (log_policy / self.temperature).exp()
-        shares = policy / atoms.shape[2] if probs is None else policy * probs
-        return (atoms - log_policy).flatten(1), shares.expand_as(atoms).flatten(1)
+        weights = policy / atoms.shape[2] if probs is None else policy * probs
+        return (atoms - log_policy).flatten(1), weights.expand_as(atoms).flatten(1)
 
     def bonus(self, values: Tensor, action: Tensor) -> Tensor:
         """Return α τ ln π(a|s) [B], clipped from below."""

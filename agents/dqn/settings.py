@@ -218,7 +218,7 @@ class DQNSettings(DistillationSettings):
         """Return one rank's settings: batch and replay are divided among the ranks."""
         self.validate_single_process()
         if self.batch_size < size:
-            reason = f"leaves nothing for some of {size} ranks, which share it"
+            reason = f"leaves nothing for some of {size} ranks, which it is divided among"
             raise SettingError("agent.batch_size", self.batch_size, reason)
         batch = self.batch_size // size + (rank < self.batch_size % size)
         replay = replace(self.replay, capacity=-(-self.replay.capacity // size))

@@ -50,8 +50,8 @@ class AllReduceStep:
         stop = self._stop()
         packed = torch.cat((gradient, values, values.new_full((1,), float(stop.local))))
         self._comm.all_reduce_(packed)
-        rows = len(gradient), len(values), 1
-        gradient, values, stop_requested = (part.clone() for part in packed.split(rows))
+        sizes = len(gradient), len(values), 1
+        gradient, values, stop_requested = (part.clone() for part in packed.split(sizes))
         if host_sees(stop_requested) and stop_requested.item():
             stop.commit()
         return self._apply_gradients(weights[0], gradient, adam, scalars[0], values), *aux

@@ -16,33 +16,35 @@ class Padding:
     Padding repeats the first sample with weight 0, so it adds no value that the batch lacks.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._size = rows
+    def __init__(self, max_batch_size: int) -> None:
+        self._size = max_batch_size
         self._batch: Any = None
         self._views: dict[int, Any] = {}  # batch size → view of the first samples
         self._sample_weight = torch.empty(0)
 
-    def scratch(self, like: Any, rows: int) -> Any:
-        """Return buffers for `rows` samples like these; batches built there need no copy."""
+    def scratch(self, like: Any, batch_size: int) -> Any:
+        """Return buffers for `batch_size` samples like these; batches built there need no copy."""
         if self._batch is None:
             self._batch = type(like)(*(t.new_empty((self._size, *t.shape[1:])) for t in like))
             self._sample_weight = torch.empty(self._size, device=like[0].device)
-        if rows not in self._views:
-            self._views[rows] = type(like)(*(tensor[:rows] for tensor in self._batch))
-        return self._views[rows]
+        if batch_size not in self._views:
+            self._views[batch_size] = type(like)(*(tensor[:batch_size] for tensor in self._batch))
+        return self._views[batch_size]
 
     def __call__(self, batch: Any, sample_weight: float | None = None) -> tuple[Any, Tensor]:
         """Return the padded tensors, the same at every call, and their sample weights."""
-        rows = len(batch[0])
-        scratch = self.scratch(batch, rows)
+        batch_size = len(batch[0])
+        scratch = self.scratch(batch, batch_size)
         if batch is not scratch:
             for view, tensor in zip(scratch, batch, strict=True):
                 view.copy_(tensor)
-        if rows < self._size:
+        if batch_size < self._size:
             for padded in self._batch:
-                padded[rows:] = padded[0]
-        self._sample_weight[:rows] = 1 / rows if sample_weight is None else sample_weight
-        self._sample_weight[rows:] = 0
+                padded[batch_size:] = padded[0]
+        self._sample_weight[:batch_size] = (
+            1 / batch_size if sample_weight is None else sample_weight
+        )
+        self._sample_weight[batch_size:] = 0
         return self._batch, self._sample_weight
 
 
@@ -61,9 +63,9 @@ def index_batches(
     there, sample_weights = index.numpy(), sample_weight.numpy()
     for order in orders:
         parts = np.array_split(order.numpy(), min(count, len(order))) if len(order) else []
-        for part, rows in enumerate(parts):
-            many = len(rows)
-            there[part, :many], there[part, many:] = rows, rows[0]
+        for part, indices in enumerate(parts):
+            many = len(indices)
+            there[part, :many], there[part, many:] = indices, indices[0]
             sample_weights[part, :many], sample_weights[part, many:] = 1 / many, 0
         yield from batches[: len(parts)]
 

@@ -58,9 +58,9 @@ def noise_sizes(network: nn.Module) -> tuple[int, ...]:
     return tuple(each.noise_size for each in network.modules() if isinstance(each, NoisyLinear))
 
 
-def draw_noise(rows: int, size: int, generator: torch.Generator) -> Tensor:
-    """Draw f(ε) = sign(ε) √|ε| [rows, size], ε ~ N(0, 1)."""
-    noise = torch.randn((rows, size), generator=generator)
+def draw_noise(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Draw f(ε) = sign(ε) √|ε| [count, size], ε ~ N(0, 1)."""
+    noise = torch.randn((count, size), generator=generator)
     return noise.abs().sqrt_().copysign_(noise)
 
 

@@ -104,25 +104,27 @@ class ObservationNormaliser(Statistics):
         self.update_chunked(lambda: (obs,))
 
     @torch.no_grad()
-    def update_chunked(self, pieces: Callable[[], Iterable[Tensor]]) -> None:
-        """Count observations given in chunks [B, …]; `pieces()` may be iterated several times.
+    def update_chunked(self, chunks: Callable[[], Iterable[Tensor]]) -> None:
+        """Count observations given in chunks [B, …]; `chunks()` may be iterated several times.
 
         Collective: each rank may have any number of chunks.
         """
         if self.comm.is_single:
-            for obs in pieces():
+            for obs in chunks():
                 if len(obs):
                     self._set_statistics(self._merged_with(obs))
         else:
-            self._set_statistics(self._merged(*self._statistics_of_all_ranks(pieces)))
+            self._set_statistics(self._merged(*self._statistics_of_all_ranks(chunks)))
         self.freeze_()
 
-    def update_from(self, obs: Tensor, rows: Tensor | None, piece: int) -> None:
-        """Count rows [M] of observations [R, …], `piece` at a time, if given; then freeze."""
-        if rows is None:
+    def update_from(self, obs: Tensor, indices: Tensor | None, chunk_size: int) -> None:
+        """Count the observations [R, …] at `indices` [M] in chunks, if given; then freeze."""
+        if indices is None:
             self.freeze_()
             return
-        self.update_chunked(lambda: (obs.index_select(0, some) for some in rows.split(piece)))
+        self.update_chunked(
+            lambda: (obs.index_select(0, part) for part in indices.split(chunk_size))
+        )
 
     def set_identity_(self) -> None:
         """Make the layer the identity, for observations that are normalised already."""
@@ -143,9 +145,9 @@ class ObservationNormaliser(Statistics):
         return self.count, self.mean, self.square
 
     def _merged_with(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return count, mean and Σ(x − mean)² including these rows (Chan et al. 1979, in float64).
+        """Return count, mean and Σ(x − mean)² including these observations.
 
-        Collective: including those of all ranks.
+        Chan et al. 1979, in float64. Collective: including those of all ranks.
         """
         if not self.comm.is_single:
             return self._merged(*self._statistics_of_all_ranks(lambda: (obs,)))
@@ -160,30 +162,30 @@ class ObservationNormaliser(Statistics):
         for mine, new in zip(self._statistics(), statistics, strict=True):
             mine.copy_(new)
 
-    def _merged(self, rows: int, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the statistics merged with `rows` rows of this mean and Σ(x − mean)²."""
-        if not rows:
+    def _merged(self, count: int, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the statistics merged with `count` observations of this mean and Σ(x − mean)²."""
+        if not count:
             return self._statistics()
         delta = mean - self.mean
-        total = self.count + rows
-        share = rows / total
-        square = squares + delta.square() * (self.count * share)
-        return total, self.mean + delta * share, self.square + square
+        total = self.count + count
+        weight = count / total
+        square = squares + delta.square() * (self.count * weight)
+        return total, self.mean + delta * weight, self.square + square
 
     def _statistics_of_all_ranks(
-        self, pieces: Callable[[], Iterable[Tensor]]
+        self, chunks: Callable[[], Iterable[Tensor]]
     ) -> tuple[int, Tensor, Tensor]:
         """Return count, mean and Σ(x − mean)² of all ranks' chunks."""
         sums, squares = self.mean.new_zeros(1 + self.mean.numel()), torch.zeros_like(self.mean)
-        for x in map(self._numbers, pieces()):
+        for x in map(self._numbers, chunks()):
             sums[0] += len(x)
             sums[1:] += x.sum(0).flatten()
         count, total = self.comm.all_reduce_(sums).split((1, self.mean.numel()))
-        rows = int(count.item())
-        mean = total.view_as(self.mean) / max(rows, 1)
-        for x in map(self._numbers, pieces()):
+        samples = int(count.item())
+        mean = total.view_as(self.mean) / max(samples, 1)
+        for x in map(self._numbers, chunks()):
             squares += (x - mean).square().sum(0)
-        return rows, mean, self.comm.all_reduce_(squares)
+        return samples, mean, self.comm.all_reduce_(squares)
 
     def _freeze(self, count: Tensor, mean: Tensor, square: Tensor) -> None:
         std = (square / count.clamp(min=1)).sqrt()
@@ -229,9 +231,9 @@ class RewardNormaliser(Stateful):
 
     def add(self, reward: NDArray[np.float32], valid: NDArray[np.bool_]) -> None:
         """Count the rewards of a timestep [N], or of several [R, N] in order."""
-        rows = (part.reshape(-1, len(self._return)) for part in (reward, valid))
+        timesteps = (part.reshape(-1, len(self._return)) for part in (reward, valid))
         self._count, self._mean, self._square = update_discounted_returns(
-            *rows,
+            *timesteps,
             *(self._gamma, self._episodic, self._return),
             *(self._count, self._mean, self._square),
         )
@@ -264,11 +266,11 @@ def update_discounted_returns(  # type: ignore[no-untyped-def]
 
     Return count, mean and Σ(G − mean)² including them (Chan et al. 1979).
     """
-    for row in range(len(reward)):
+    for t in range(len(reward)):
         new, total = 0, 0.0
         for env in range(len(returns)):
-            if valid[row, env]:
-                returns[env] = returns[env] * gamma + reward[row, env]
+            if valid[t, env]:
+                returns[env] = returns[env] * gamma + reward[t, env]
                 new += 1
                 total += returns[env]
             elif episodic:
@@ -277,7 +279,7 @@ def update_discounted_returns(  # type: ignore[no-untyped-def]
             continue
         own, spread = total / new, 0.0
         for env in range(len(returns)):
-            if valid[row, env]:
+            if valid[t, env]:
                 spread += (returns[env] - own) ** 2
         delta = own - mean
         square += spread + delta**2 * count * new / (count + new)
@@ -303,8 +305,8 @@ class PopArt(Statistics):
 
     @override
     def check_ranges(self) -> None:
-        share, _, second = self.moments.tolist()
-        if not (0 <= share <= 1 and second >= 0):
+        mass, _, second = self.moments.tolist()
+        if not (0 <= mass <= 1 and second >= 0):
             raise ValueError(f"popart.moments: are {self.moments.tolist()}, which no returns have")
 
     def reset_parameters(self) -> None:
@@ -314,11 +316,11 @@ class PopArt(Statistics):
     @property
     def mean_and_std(self) -> tuple[Tensor, Tensor]:
         """μ and σ [] of V = μ + σV̂; 0 and 1 before any return."""
-        share, first, second = self.moments.unbind()
-        known = share > 0
-        share = torch.where(known, share, 1.0)
-        mean = first / share
-        std = (second / share - mean.square()).clamp(min=SMALLEST**2).sqrt()
+        mass, first, second = self.moments.unbind()
+        known = mass > 0
+        mass = torch.where(known, mass, 1.0)
+        mean = first / mass
+        std = (second / mass - mean.square()).clamp(min=SMALLEST**2).sqrt()
         return mean, torch.where(known, std, 1.0)
 
     def update(self, returns: Tensor, comm: Comm) -> None:

@@ -73,11 +73,11 @@ class PPO(Agent):
         settings.validate_fit(spec, total_steps)
         seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._settings = settings
-        rows = settings.rollout_steps * spec.num_envs
+        samples = settings.rollout_steps * spec.num_envs
         self._total_steps = total_steps
         self._parts, largest_minibatch_size = (
-            settings.minibatches_of(rows),
-            settings.largest_minibatch(rows),
+            settings.minibatches_of(samples),
+            settings.largest_minibatch(samples),
         )
         self._head = build_head(spec.action, device, scaled=settings.scale_actions)
         mode = update_mode(settings, spec, device, total_steps)
@@ -110,10 +110,10 @@ class PPO(Agent):
         )
         self._frozen_hparams: tuple[int, tuple[float, ...]] | None = None  # see `_freeze_hparams`
 
-    def _build_loss_spec(self, rows: int) -> LossSpec:
-        """Return the loss spec for minibatches of `rows` samples; subclasses extend its loss."""
+    def _build_loss_spec(self, max_batch_size: int) -> LossSpec:
+        """Return the loss spec; subclasses extend its loss."""
         return build_loss_spec(
-            self._settings, self._head, rows, gathers_in_graph=self._gathers_in_graph
+            self._settings, self._head, max_batch_size, gathers_in_graph=self._gathers_in_graph
         )
 
     def _init_rollout(
@@ -158,20 +158,20 @@ class PPO(Agent):
             if steps and not np.array_equal(self._next_obs, obs):
                 raise ValueError("agent.next_obs: differs from the environments' observations")
             return
-        decision, rows = pending[0], len(self._next_obs)
+        decision, num_envs = pending[0], len(self._next_obs)
         action = rollout.action
-        tensor(decision.raw_action, (rows, *action.shape[2:]), action.dtype, limits)
+        tensor(decision.raw_action, (num_envs, *action.shape[2:]), action.dtype, limits)
         for numbers in (decision.log_prob, decision.value):
             if numbers is not None or self._actor.stores_log_prob:
-                tensor(numbers, (rows,), torch.float32)
+                tensor(numbers, (num_envs,), torch.float32)
         if isinstance(self._actor, RecurrentSamplingActor):
             tensor(decision.hidden_state, tuple(self._actor.hidden_state.shape), torch.float32)
 
     @property
     @override
     def syncs_this_step(self) -> bool:
-        rows = self._rollout.position + 1
-        return rows % SYNC_EVERY == 0 or rows == self._settings.rollout_steps
+        timesteps = self._rollout.position + 1
+        return timesteps % SYNC_EVERY == 0 or timesteps == self._settings.rollout_steps
 
     @property
     def learning_rate(self) -> float:
@@ -273,9 +273,9 @@ class PPO(Agent):
         ):
             return None
         self._freeze_hparams()
-        rows = self._fused_rollout(decision, run, steps)
-        self._steps += rows.steps
-        return rows
+        block = self._fused_rollout(decision, run, steps)
+        self._steps += block.steps
+        return block
 
     def update(self) -> Metrics | None:
         """Update once the rollout is full: compute advantages, learn for some epochs, clear it.
@@ -283,8 +283,8 @@ class PPO(Agent):
         It is a transaction: if a stop request interrupts it, everything is restored, and the whole
         update is due again after resuming.
         """
-        rows, stop = self._settings.rollout_steps, self._learner.stop
-        if self._rollout.position < rows or stop.confirmed:
+        timesteps, stop = self._settings.rollout_steps, self._learner.stop
+        if self._rollout.position < timesteps or stop.confirmed:
             return None
         shuffling = self._shuffling.get_state()
         try:
@@ -297,7 +297,7 @@ class PPO(Agent):
                 self._rollout.valid_indices if self._steps_at_rollout_start else None
             )  # the first rollout's are counted already
             self._obs_normaliser.update_from(
-                self._rollout.obs.flatten(0, 1), valid, self._evaluator.rows
+                self._rollout.obs.flatten(0, 1), valid, self._evaluator.max_batch_size
             )
         self._rollout.clear()
         self._steps_at_rollout_start = self._steps
@@ -306,8 +306,8 @@ class PPO(Agent):
     def _update_in_transaction(self) -> Metrics | None:
         with self._learner.transaction(self._rollout.reward, self._rollout.value):
             self._compute_advantages()
-            rows = len(self._rollout.valid_indices)
-            some = rows if self._comm.is_single else sum(self._comm.all_gather(rows))
+            samples = len(self._rollout.valid_indices)
+            some = samples if self._comm.is_single else sum(self._comm.all_gather(samples))
             return self._learn() if some else None
 
     def _compute_advantages(self) -> None:
@@ -342,7 +342,9 @@ class PPO(Agent):
         if not (self._gathers_in_graph and self._comm.is_single):
             return chain.from_iterable(self._epoch() for _ in range(epochs))
         orders = (self._rollout.shuffled(self._shuffling) for _ in range(epochs))
-        return index_batches(self._rollout.flat(), orders, self._parts, self._evaluator.rows)
+        return index_batches(
+            self._rollout.flat(), orders, self._parts, self._evaluator.max_batch_size
+        )
 
     def _epoch(self) -> Iterator[tuple[Any, Any]]:
         rollout, parts, order = self._rollout, self._parts, self._shuffling

@@ -86,16 +86,18 @@ def gathers_in_graph(settings: PPOSettings, mode: Mode, device: torch.device) ->
 def build_loss_spec(
     settings: PPOSettings,
     head: Head,
-    rows: int,
+    max_batch_size: int,
     *,
     gathers_in_graph: bool,
     loss: Callable[..., PerSampleLoss] = ppo_loss,
     batch: type[Any] = RolloutBatch,
 ) -> LossSpec:
-    """Return the loss spec of `loss` for minibatches of at most `rows` samples."""
+    """Return the loss spec of `loss` for minibatches of at most `max_batch_size` samples."""
     if settings.recurrent.cell != "none":
-        return sequence_loss_spec(settings, head, rows, loss)
-    return sample_loss_spec(settings, head, rows, loss, batch if gathers_in_graph else None)
+        return sequence_loss_spec(settings, head, max_batch_size, loss)
+    return sample_loss_spec(
+        settings, head, max_batch_size, loss, batch if gathers_in_graph else None
+    )
 
 
 def init_rollout(
@@ -107,28 +109,28 @@ def init_rollout(
     *,
     copies: int,
     kinds: tuple[type[RolloutBuffer], type[SequenceRollout]] = (RolloutBuffer, SequenceRollout),
-    row_extra: int = 0,
+    extra_sample_bytes: int = 0,
     **extra: Any,
 ) -> RolloutBuffer:
     """Build the rollout buffer, after checking that all of PPO's parts fit in memory.
 
     Counted are `copies` of its samples, the noise, weights, gradient, optimiser state and
     temporaries. The second of `kinds` is for recurrent policies. A subclass that stores
-    `row_extra` more bytes per sample gets `extra` as arguments.
+    `extra_sample_bytes` more bytes per sample gets `extra` as arguments.
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    row = math.prod(spec.observation_shape) * dtype.itemsize
-    row += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
-    rows = settings.rollout_steps * spec.num_envs
-    noise = 4 * rows * math.prod(head.noise_shape)
+    sample_bytes = math.prod(spec.observation_shape) * dtype.itemsize
+    sample_bytes += math.prod(head.action_shape) * head.action_dtype.itemsize + 5 * 4
+    samples = settings.rollout_steps * spec.num_envs
+    noise = 4 * samples * math.prod(head.noise_shape)
     networks = 7 * sum(parameter.nbytes for parameter in network.parameters())
-    extra_bytes = copies * row + noise + networks + (rows + copies) * row_extra
+    extra_bytes = copies * sample_bytes + noise + networks + (samples + copies) * extra_sample_bytes
     kind = kinds[0]
     if isinstance(network, RecurrentActorCritic):
         length, hidden_state = settings.length, network.cell.hidden_shape
         size = 4 * math.prod(hidden_state)
         extra_bytes += sequence_bytes(settings.rollout_steps, spec.num_envs, length, size)
-        sequences_per_batch = settings.largest_minibatch(rows) // length
+        sequences_per_batch = settings.largest_minibatch(samples) // length
         kind = kinds[1]
         extra |= {
             "length": length,
@@ -200,7 +202,7 @@ def build_host_copy(
         return None
     obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
     kinds = policy_on_host, network.policy_params
-    host_copy = build_host_weights(flat, updates, kinds, obs, rows=settings.rollout_steps)
+    host_copy = build_host_weights(flat, updates, kinds, obs, copy_interval=settings.rollout_steps)
     if host_copy is None:
         return None
     assert isinstance(host_copy.module, ActorCritic)
@@ -212,14 +214,14 @@ def build_sampling_actor(
     network: ActorCritic,
     head: Head,
     device: torch.device,
-    rows: int,
+    timesteps: int,
     num_envs: int,
     seed: int,
     host_copy: HostCopy | None = None,
     mode: Mode = "eager",
 ) -> SamplingActor:
-    """Return a sampling actor, with noise for `rows` timesteps drawn at once."""
-    size: Any = {"rows": rows, "num_envs": num_envs, "device": device, "seed": seed}
+    """Return a sampling actor, with noise for `timesteps` timesteps drawn at once."""
+    size: Any = {"timesteps": timesteps, "num_envs": num_envs, "device": device, "seed": seed}
     if isinstance(network, RecurrentActorCritic):
         return RecurrentSamplingActor(network, head, **size)
     if host_copy is None:

@@ -19,13 +19,13 @@ LogProbsAndValues = tuple[Tensor, Tensor]  # log-probabilities and values [B]
 
 
 class RolloutEvaluator:
-    """Compute log-probabilities and values of rollouts, `rows` samples at a time.
+    """Compute log-probabilities and values of rollouts, `max_batch_size` samples at a time.
 
     If the learner is compiled, so is this.
     """
 
-    def __init__(self, learner: Learner, head: Head, rows: int, mode: Mode) -> None:
-        self.rows = rows
+    def __init__(self, learner: Learner, head: Head, max_batch_size: int, mode: Mode) -> None:
+        self.max_batch_size = max_batch_size
         self._learner, self._head = learner, head
         graph = CompiledGraph(
             self._evaluate_functional, lambda _, *read: self._evaluate_eager(*read), "the network"
@@ -49,7 +49,7 @@ class RolloutEvaluator:
         if isinstance(rollout, SequenceRollout):
             self._evaluate_sequences(rollout, *flat[2:])
             return
-        pieces = (tensor.split(self.rows) for tensor in flat)
+        pieces = (tensor.split(self.max_batch_size) for tensor in flat)
         for obs, action, *outputs in zip(*pieces, strict=True):
             for output, scores in zip(outputs, self._evaluate(obs, action), strict=True):
                 output.copy_(scores)
@@ -70,7 +70,7 @@ class RolloutEvaluator:
     def _evaluate(self, obs: Tensor, action: Tensor) -> LogProbsAndValues:
         """Return log-probabilities and values [B]."""
         graph, learner = self._graph, self._learner
-        if graph is None or learner.uses_autocast or len(obs) != self.rows:
+        if graph is None or learner.uses_autocast or len(obs) != self.max_batch_size:
             return self._evaluate_eager(obs, action)
         arguments = learner.network.weights, obs, action
         if not graph.built:

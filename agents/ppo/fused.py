@@ -46,13 +46,13 @@ def run_steps(advance: int, boxed_context: Any, boxed: Any) -> None:
         if counters[NON_FINITE]:
             return
         _copy(arrays.raw_action, arrays.action[t])
-        row = context.outcomes[counters[STEP_SLOT]]
-        for env in range(len(row.reward)):
-            reward = row.reward[env]
+        outcome = context.outcomes[counters[STEP_SLOT]]
+        for env in range(len(outcome.reward)):
+            reward = outcome.reward[env]
             arrays.reward[t, env] = min(max(reward, -1), 1) if arrays.clip_reward else reward
-            arrays.flags[0, t, env] = row.terminated[env]
-            arrays.flags[1, t, env] = row.truncated[env]
-            arrays.flags[2, t, env] = row.valid[env]
+            arrays.flags[0, t, env] = outcome.terminated[env]
+            arrays.flags[1, t, env] = outcome.truncated[env]
+            arrays.flags[2, t, env] = outcome.valid[env]
         obs = context.observations[counters[OBS_SLOT]]
         cursors[POSITION] = t + 1
         if counters[STOP] or t + 1 == len(arrays.reward) or cursors[NOISE] == len(arrays.noise):
@@ -103,12 +103,12 @@ class FusedRollout:
         arrays.raw_action[...] = decision.raw_action.numpy().reshape(arrays.raw_action.shape)
         begin = rollout.position
         arrays.cursors[:] = begin, self._actor.next or many
-        rows = run(run_steps, steps, self._boxed)
+        block = run(run_steps, steps, self._boxed)
         rollout.position, used = arrays.cursors.tolist()
         self._actor.next = used % many
         if self._rewards is not None:
             self._rewards.add(*rollout.rewards_since(begin))
-        return rows
+        return block
 
 
 def build_fused_rollout(

@@ -42,11 +42,11 @@ ROUNDING = 1e-6**2  # squared rounding error of float32 sums: a smaller relative
 def sample_loss_spec(
     settings: PPOSettings,
     head: Head,
-    rows: int,
+    max_batch_size: int,
     loss: Callable[..., PerSampleLoss] | None = None,
     gathers_in_graph: type[Any] | None = None,
 ) -> LossSpec:
-    """Return PPO's loss spec for minibatches of at most `rows` samples.
+    """Return PPO's loss spec for minibatches of at most `max_batch_size` samples.
 
     `loss` replaces `ppo_loss`. With `gathers_in_graph`, a batch is the samples' indices and all
     fields of the rollout: gathering them inside the graph is cheaper.
@@ -67,18 +67,18 @@ def sample_loss_spec(
         if gathers_in_graph is None
         else partial(gather_minibatch, kind=gathers_in_graph),
         limit=None if target is None else ("train/approx_kl", KL_TOLERANCE * target),
-        max_batch_size=rows,
+        max_batch_size=max_batch_size,
     )
 
 
 def sequence_loss_spec(
-    settings: PPOSettings, head: Head, rows: int, loss: Callable[..., PerSampleLoss]
+    settings: PPOSettings, head: Head, max_batch_size: int, loss: Callable[..., PerSampleLoss]
 ) -> LossSpec:
-    """Return PPO's loss spec for `rows` samples in sequences, which are preprocessed already."""
+    """Return PPO's loss spec for sequences with `max_batch_size` samples, already preprocessed."""
     loss = partial(loss, evaluate=evaluate_sequences)
-    pieces = min(settings.grad_accumulation, rows // settings.length)
-    how = sample_loss_spec(settings, head, rows, loss)
-    return replace(how, preprocess_batch=None, max_batch_size=None, grad_accumulation=pieces)
+    microbatches = min(settings.grad_accumulation, max_batch_size // settings.length)
+    how = sample_loss_spec(settings, head, max_batch_size, loss)
+    return replace(how, preprocess_batch=None, max_batch_size=None, grad_accumulation=microbatches)
 
 
 class PolicyEvaluation(NamedTuple):
@@ -145,8 +145,8 @@ def normalize_advantages(batch: RolloutBatch, sample_weight: Tensor) -> RolloutB
 
 def gather_minibatch(whole: tuple[Tensor, ...], sample_weight: Tensor, kind: type[Any]) -> Any:
     """Gather the minibatch with these indices [B], the first tensor; normalise its advantages."""
-    rows, *fields = whole
-    batch = kind(*(field.index_select(0, rows) for field in fields))
+    indices, *fields = whole
+    batch = kind(*(field.index_select(0, indices) for field in fields))
     return normalize_advantages(batch, sample_weight)
 
 

@@ -38,15 +38,17 @@ def minibatches(
         )
         return
     order, flat = rollout.shuffled(generator).tensor_split(count), rollout.flat()
-    moments = torch.stack([count_sum_sumsq(flat.advantage.index_select(0, rows)) for rows in order])
-    for rows, (total, first, second) in zip(order, comm.all_reduce_(moments).tolist(), strict=True):
+    moments = torch.stack([count_sum_sumsq(flat.advantage.index_select(0, part)) for part in order])
+    for indices, (total, first, second) in zip(
+        order, comm.all_reduce_(moments).tolist(), strict=True
+    ):
         if not total:
             continue
         mean = first / total
         std = max(0.0, second / total - mean**2) ** 0.5
-        batch = gather_minibatch(flat, rows if len(rows) else rows.new_zeros(1))
+        batch = gather_minibatch(flat, indices if len(indices) else indices.new_zeros(1))
         normal = (batch.advantage - mean) / (std + 1e-8)
-        yield Minibatch(batch._replace(advantage=normal), 1 / total if len(rows) else 0.0)
+        yield Minibatch(batch._replace(advantage=normal), 1 / total if len(indices) else 0.0)
 
 
 def sequence_minibatches(

@@ -134,8 +134,8 @@ class PPOSettings(DistillationSettings):
 
     def expected_updates(self, spec: EnvSpec, total_steps: int) -> int:
         """Return the updates of a run; on sequences, weighted by their length up to `SOONER`."""
-        rows = self.rollout_steps * spec.num_envs
-        updates = total_steps // rows * self.epochs * self.minibatches_of(rows)
+        samples = self.rollout_steps * spec.num_envs
+        updates = total_steps // samples * self.epochs * self.minibatches_of(samples)
         return updates * min(self.length, SOONER) if self.length <= LONGEST_GRAPH else 0
 
     def update_batch(self, spec: EnvSpec) -> int:
@@ -153,37 +153,36 @@ class PPOSettings(DistillationSettings):
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
         """Refuse environments and run lengths that these settings do not fit."""
         self.network.validate_fit(spec)
-        rows = self.rollout_steps * spec.num_envs
+        samples = self.rollout_steps * spec.num_envs
         if -(-total_steps // spec.num_envs) < self.rollout_steps:
             raise SettingError(
                 "total_steps",
                 total_steps,
-                f"is shorter than one rollout of {rows:,} steps, nothing would be learned: raise "
-                "it, or lower agent.rollout_steps or env.num_envs",
+                f"is shorter than one rollout of {samples:,} steps, nothing would be learned: "
+                "raise it, or lower agent.rollout_steps or env.num_envs",
             )
         name = "minibatches" if self.batch_size is None else "batch_size"
-        if getattr(self, name) > rows:
+        if getattr(self, name) > samples:
             raise SettingError(
                 f"agent.{name}",
                 getattr(self, name),
-                f"a rollout has {rows:,} rows (agent.rollout_steps × env.num_envs)",
+                f"a rollout has {samples:,} samples (agent.rollout_steps × env.num_envs)",
             )
-        self._validate_whole_sequences(rows)
+        self._validate_whole_sequences(samples)
         if self.normalize_obs and spec.dtype == "uint8":
             reason = "is for vectors; images are scaled to [0, 1] by the network itself"
             raise SettingError("agent.normalize_obs", True, reason)
 
-    def _validate_whole_sequences(self, rows: int) -> None:
+    def _validate_whole_sequences(self, samples: int) -> None:
         if self.recurrent.cell == "none":
             return
-        sequences = self._sequences(rows)
+        sequences = self._sequences(samples)
         if self.batch_size is not None and self.batch_size < self.length:
-            reason = (
-                f"is less than a sequence of {self.length} rows (agent.recurrent.sequence_length)"
-            )
+            timesteps = f"{self.length} timesteps (agent.recurrent.sequence_length)"
+            reason = f"is less than a sequence of {timesteps}"
             raise SettingError("agent.batch_size", self.batch_size, reason)
         if self.batch_size is None and self.minibatches > sequences:
-            reason = f"a rollout has {sequences:,} sequences of {self.length} rows"
+            reason = f"a rollout has {sequences:,} sequences of {self.length} timesteps"
             raise SettingError(
                 "agent.minibatches", self.minibatches, f"{reason} (agent.recurrent.sequence_length)"
             )
@@ -215,24 +214,24 @@ class PPOSettings(DistillationSettings):
         alone = self.recurrent.cell == "none"
         return 1 if alone else min(self.recurrent.sequence_length, self.rollout_steps)
 
-    def minibatches_of(self, rows: int) -> int:
-        """Return the number of minibatches of a rollout with `rows` samples."""
+    def minibatches_of(self, samples: int) -> int:
+        """Return the number of minibatches of a rollout with `samples` samples."""
         if self.recurrent.cell == "none":
-            return self.minibatches if self.batch_size is None else -(-rows // self.batch_size)
-        sequences = self._sequences(rows)
+            return self.minibatches if self.batch_size is None else -(-samples // self.batch_size)
+        sequences = self._sequences(samples)
         if self.batch_size is None:
             return self.minibatches
         return -(-sequences // (self.batch_size // self.length))
 
-    def largest_minibatch(self, rows: int) -> int:
+    def largest_minibatch(self, samples: int) -> int:
         """Return the size of the largest minibatch; those of sequences are padded to one size."""
-        parts = self.minibatches_of(rows)
+        parts = self.minibatches_of(samples)
         if self.recurrent.cell == "none":
-            return -(-rows // parts)
-        sequences = -(-self._sequences(rows) // parts)
+            return -(-samples // parts)
+        sequences = -(-self._sequences(samples) // parts)
         pieces = min(self.grad_accumulation, sequences)
         return -(-sequences // pieces) * pieces * self.length
 
-    def _sequences(self, rows: int) -> int:
-        """Return the number of sequences of a rollout with `rows` samples."""
-        return -(-self.rollout_steps // self.length) * (rows // self.rollout_steps)
+    def _sequences(self, samples: int) -> int:
+        """Return the number of sequences of a rollout with `samples` samples."""
+        return -(-self.rollout_steps // self.length) * (samples // self.rollout_steps)

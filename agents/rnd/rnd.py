@@ -150,13 +150,13 @@ class RND(Stateful):
     def __init__(
         self, settings: PPOSettings, spec: EnvSpec, device: torch.device, mode: Mode, seed: int
     ) -> None:
-        rows = settings.rollout_steps * spec.num_envs
+        samples = settings.rollout_steps * spec.num_envs
         self._settings = settings
         self._masks = Masks.of(spec, device)
         self._comm: Comm = SINGLE_PROCESS
         self._has_statistics = False  # whether observations have statistics
-        self._minibatch_count = settings.minibatches_of(rows)
-        self._minibatch_size = -(-rows // self._minibatch_count)
+        self._minibatch_count = settings.minibatches_of(samples)
+        self._minibatch_size = -(-samples // self._minibatch_count)
         with torch.device("meta"):
             trained = RNDNetwork(spec.unmasked_shape, settings.hidden, settings.network)
             fixed = feature_network(spec.unmasked_shape, settings.hidden, settings.network)
@@ -243,11 +243,11 @@ class RND(Stateful):
         """Collective: train on every sample of the rollout once."""
         if not self._has_statistics:
             return None
-        for rows, sample_weight in self._minibatches(rollout, generator):
+        for indices, sample_weight in self._minibatches(rollout, generator):
             if self.learner.stop.confirmed:
                 raise Interrupted
             self.learner.sample_weight = sample_weight
-            self.learner.step(self._batch(rollout, rows), rate)
+            self.learner.step(self._batch(rollout, indices), rate)
         return self.learner.means()
 
     def update_statistics(
@@ -262,17 +262,19 @@ class RND(Stateful):
             self._statistics.copy_statistics_(known)
             return
         obs, valid = rollout.obs.flatten(0, 1), rollout.valid_indices
-        pieces = valid.split(self._minibatch_size)
+        chunks = valid.split(self._minibatch_size)
         self._statistics.update_chunked(
-            lambda: (self._features(obs.index_select(0, rows)) for rows in pieces)
+            lambda: (self._features(obs.index_select(0, part)) for part in chunks)
         )
 
-    def _evaluate(self, obs: Tensor, rows: slice) -> None:
+    def _evaluate(self, obs: Tensor, timesteps: slice) -> None:
         """Write the outputs for these timesteps, given their observations [M, …]."""
         whole = self._outputs
-        parts = (part[rows].flatten(0, 1) for part in (whole.features, whole.error, whole.value))
-        pieces = (part.split(self._minibatch_size) for part in (obs, *parts))
-        for some, outputs, error, value in zip(*pieces, strict=True):
+        parts = (
+            part[timesteps].flatten(0, 1) for part in (whole.features, whole.error, whole.value)
+        )
+        chunks = (part.split(self._minibatch_size) for part in (obs, *parts))
+        for some, outputs, error, value in zip(*chunks, strict=True):
             normal = self._statistics(self._features(some))
             values, predicted = self._module(normal, normal)
             outputs.copy_(self._target.module(normal))
@@ -288,25 +290,26 @@ class RND(Stateful):
         """
         parts = rollout.shuffled(generator).tensor_split(self._minibatch_count)
         if self._comm.is_single:
-            yield from ((rows, None) for rows in parts if len(rows))
+            yield from ((part, None) for part in parts if len(part))
             return
-        counts = self._outputs.value.new_tensor([len(rows) for rows in parts], dtype=torch.float64)
-        for rows, total in zip(parts, self._comm.all_reduce_(counts).tolist(), strict=True):
+        counts = self._outputs.value.new_tensor([len(part) for part in parts], dtype=torch.float64)
+        for part, total in zip(parts, self._comm.all_reduce_(counts).tolist(), strict=True):
             if total:
-                yield (rows, 1 / total) if len(rows) else (rows.new_zeros(1), 0.0)
+                yield (part, 1 / total) if len(part) else (part.new_zeros(1), 0.0)
 
     @torch.no_grad()
-    def _batch(self, rollout: RolloutBuffer, rows: Tensor) -> RNDBatch:
+    def _batch(self, rollout: RolloutBuffer, indices: Tensor) -> RNDBatch:
         outputs, obs = self._outputs, rollout.obs.flatten(0, 1)
-        after = rows + len(outputs.last)
+        after = indices + len(outputs.last)
         inside = (after < len(obs)).view(-1, *(1 for _ in obs.shape[1:]))
         later = obs.index_select(0, after.clamp(max=len(obs) - 1))
-        next_obs = torch.where(inside, later, outputs.last[rows % len(outputs.last)])
+        next_obs = torch.where(inside, later, outputs.last[indices % len(outputs.last)])
         now, then = (
-            self._statistics(self._features(each)) for each in (obs.index_select(0, rows), next_obs)
+            self._statistics(self._features(each))
+            for each in (obs.index_select(0, indices), next_obs)
         )
         features = outputs.features.flatten(0, 1).index_select(0, after)
-        return RNDBatch(now, then, features, outputs.return_.flatten().index_select(0, rows))
+        return RNDBatch(now, then, features, outputs.return_.flatten().index_select(0, indices))
 
     def _features(self, obs: Tensor) -> Tensor:
         return obs if self._masks is None else self._masks.features(obs)
@@ -320,8 +323,8 @@ def _require_memory(
     minibatch_size: int,
 ) -> None:
     """Refuse what does not fit: networks, a rollout's outputs, and float minibatches."""
-    rows = (settings.rollout_steps + 1) * spec.num_envs
-    outputs = 4 * rows * (settings.hidden[-1] + 3)
+    timesteps = (settings.rollout_steps + 1) * spec.num_envs
+    outputs = 4 * timesteps * (settings.hidden[-1] + 3)
     batch = 4 * minibatch_size * (6 * math.prod(spec.unmasked_shape) + settings.hidden[-1])
     networks = 9 * sum(parameter.nbytes for parameter in trained.parameters())
     where = device if device.type == "cuda" else None

@@ -169,27 +169,29 @@ class KernelVectorEnv(VectorEnv):
         except BaseException as error:
             self._sync_from_block(before)
             self._faults.give_up(self.spec.id, error)
-        made, rows = self._sync_from_block(before)
-        seconds = (time.perf_counter() - begun) / max(1, made)
+        timesteps, block = self._sync_from_block(before)
+        seconds = (time.perf_counter() - begun) / max(1, timesteps)
         self._max_timesteps = max(
             1, min(2 * self._max_timesteps, int(MAX_SECONDS / max(seconds, 1e-9)))
         )
-        return rows
+        return block
 
     def _sync_from_block(self, before: int) -> tuple[int, BlockResult]:
         """Update this object after a block; return its number of timesteps, and its result."""
-        observations, self._slot, _, broken, rows, _, steps, _, episodes = self._counters.tolist()
+        observations, self._slot, _, broken, timesteps, _, steps, _, episodes = (
+            self._counters.tolist()
+        )
         self._awaiting_receive = False
         if self._stack is not None:
             self._stack.slot = observations
-        self._statistics.timesteps = rows
-        self._faults.step += rows - before
+        self._statistics.timesteps = timesteps
+        self._faults.step += timesteps - before
         if broken:
             self._handle_non_finite(self._buffers[self._slot])
-        self._check_pixels(self._buffers[self._slot], rows - before)
+        self._check_pixels(self._buffers[self._slot], timesteps - before)
         ended = self._ended[:episodes].tolist() if episodes else ()
         found = tuple((int(at), Episode(int(env), score, int(n))) for at, env, score, n in ended)
-        return rows - before, BlockResult(steps, found)
+        return timesteps - before, BlockResult(steps, found)
 
     def _build_context(self) -> None:
         kernel = self._kernel

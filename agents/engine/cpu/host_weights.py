@@ -64,13 +64,13 @@ def is_faster_on_host(
     on_host: Callable[[], object],
     on_device: Callable[[], object],
     *,
-    rows: float,
+    copy_interval: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """Measure where acting is faster, with a copy of the weights every `rows` timesteps."""
+    """Measure where acting is faster, copying weights every `copy_interval` timesteps."""
     if torch.are_deterministic_algorithms_enabled():
         return True  # results must not depend on timings
-    here = seconds(on_host, clock) + seconds(host_weights.copy, clock) / max(rows, 1.0)
+    here = seconds(on_host, clock) + seconds(host_weights.copy, clock) / max(copy_interval, 1.0)
     there = seconds(on_device, clock)
     log.info(
         "acting on the %s: a step takes %.0f µs on the host, %.0f µs on the device",
@@ -99,12 +99,12 @@ def build_host_weights(
     builders: tuple[Callable[[Any], Callable[[Any], object] | None], Callable[[Any], Tensor]],
     obs: NDArray[Any],
     *,
-    rows: float,
+    copy_interval: float,
 ) -> HostWeights | None:
     """Return host weights if acting on observations like obs [N, …] is faster on the host.
 
     `builders` build the function that acts on the host from the copy (None: not supported),
-    and the one on the device. Weights are copied every `rows` timesteps.
+    and the one on the device. Weights are copied every `copy_interval` timesteps.
     """
     if host_sees(network.weights):
         return None
@@ -120,6 +120,6 @@ def build_host_weights(
 
     return (
         host_weights
-        if is_faster_on_host(host_weights, lambda: on_host(obs), there, rows=rows)
+        if is_faster_on_host(host_weights, lambda: on_host(obs), there, copy_interval=copy_interval)
         else None
     )

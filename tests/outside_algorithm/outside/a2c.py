@@ -1,4 +1,4 @@
-"""A2C (Mnih et al. 2016): collect a few rows, take one step on them, forget them."""
+"""A2C (Mnih et al. 2016): collect a few timesteps, take one step on them, forget them."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
 def a2c_loss(network, batch, *, head, entropy_coef):
-    """Return −A log π(a given o) + ½(V − R)² − c·H of every row."""
+    """Return −A log π(a given o) + ½(V − R)² − c·H per sample."""
     parameters, value = network(batch.obs)
     log_prob, entropy = head.evaluate(parameters, batch.action)
     policy, squares = -batch.advantage * log_prob, 0.5 * (value - batch.return_).square()
@@ -44,7 +44,7 @@ def build(settings, spec, device):
 
 
 class A2C(Agent):
-    """Learns from T rows of N environments at a time."""
+    """Learns from T timesteps of N environments at a time."""
 
     state_names = ("_learner", "_actor", "_rollout", "_order", "_next_obs", "_steps")
 
@@ -53,15 +53,15 @@ class A2C(Agent):
         self._head, network = build(settings, spec, device)
         network.to_empty(device="cpu").reset_parameters(torch.Generator().manual_seed(seed))
         flat = FlatNetwork(network, device)
-        rows = {"num_envs": spec.num_envs, "device": device}
+        size = {"num_envs": spec.num_envs, "device": device}
         self._actor = SamplingActor(
             network,
             self._head,
             None,
-            rows=settings.rollout_steps,
+            timesteps=settings.rollout_steps,
             seed=seed + 1,
             in_first_rollout=bool,
-            **rows,
+            **size,
         )
         self._rollout = RolloutBuffer(
             steps=settings.rollout_steps,
@@ -69,7 +69,7 @@ class A2C(Agent):
             observation_dtype=getattr(torch, spec.dtype),
             action_shape=self._head.action_shape,
             action_dtype=self._head.action_dtype,
-            **rows,
+            **size,
         )
         loss_spec = LossSpec(
             loss=partial(a2c_loss, head=self._head, entropy_coef=settings.entropy_coef),
@@ -81,7 +81,7 @@ class A2C(Agent):
         )
         self._learner = Learner(loss_spec, flat, "eager")
         self._next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
-        self._order = torch.Generator(device).manual_seed(seed)  # of the rows in a batch
+        self._order = torch.Generator(device).manual_seed(seed)  # of the samples in a batch
         self._steps = 0
 
     @classmethod
@@ -97,7 +97,7 @@ class A2C(Agent):
         return self._actor if explore else greedy_policy_actor(network, self._head, self._device)
 
     def observe(self, decision, step):
-        """Store the row."""
+        """Store the timestep."""
         made = (decision.obs, decision.raw_action, decision.log_prob, decision.value)
         self._rollout.add(*made, step.reward, step.terminated, step.truncated, step.valid)
         np.copyto(self._next_obs, step.obs)

@@ -159,7 +159,7 @@ def test_the_faster_side_is_measured_including_weight_copies(here, copy, rows, t
             self.copy = clock.takes(copy)
 
     found = is_faster_on_host(
-        Copied(), clock.takes(here), clock.takes(there), rows=rows, clock=clock
+        Copied(), clock.takes(here), clock.takes(there), copy_interval=rows, clock=clock
     )
     assert found is host
 
@@ -167,7 +167,7 @@ def test_the_faster_side_is_measured_including_weight_copies(here, copy, rows, t
 def test_deterministic_runs_do_not_depend_on_timings(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert is_faster_on_host(None, clock.takes(9.0), clock.takes(1.0), rows=1, clock=clock)
+    assert is_faster_on_host(None, clock.takes(9.0), clock.takes(1.0), copy_interval=1, clock=clock)
     assert clock.now == 0
 
 
