@@ -13,7 +13,7 @@ from tests.agents.dqn.test_agent import Chain
 from tests.agents.dqn.test_agent import build as build_dqn
 
 ROOT = str(Path(__file__).parents[2] / "steadyrl") + "/"
-# An environment within the checkout lies below the root too, and is not ours.
+# A virtual environment may lie within the checkout: its files are not ours.
 FLOORS = ("agents/", "buffers/", "core/", "envs/", "memory/", "training/")
 
 
@@ -40,15 +40,17 @@ def trip(call, *arguments):
     return files
 
 
-def test_site_packages_within_the_checkout_are_not_counted(monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", "/checkout/steadyrl/")
+def test_site_packages_within_the_checkout_are_not_counted():
+    """Neither beside the package nor below it."""
+    checkout = Path(__file__).parents[2]
     for file, ours in (
-        ("/checkout/steadyrl/agents/dqn/agent.py", ["agents/dqn/agent.py"]),
-        ("/checkout/.venv/lib/python3/site-packages/torch/nn.py", []),
-        ("/checkout/env/agents/dqn.py", []),
+        ("steadyrl/agents/dqn/agent.py", ["agents/dqn/agent.py"]),
+        (".venv/lib/python3/site-packages/torch/nn.py", []),
+        ("env/agents/dqn.py", []),
+        ("steadyrl/.venv/lib/python3/site-packages/torch/nn.py", []),
     ):
         made = {}
-        exec(compile("def step(): pass", file, "exec"), made)
+        exec(compile("def step(): pass", str(checkout / file), "exec"), made)
         assert trip(made["step"]) == ours
 
 
