@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import cgutils, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from steadyrl.core.gates.numba_private import NUMBA, cgutils
 from steadyrl.core.jit import Boxed, jit
 
 CACHE_LINE = 64  # bytes
@@ -33,6 +34,8 @@ def prefaulted_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
 
 def _declare(typing_context: Any, array: Any, place: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not NUMBA.offers("prefetch"):
+            return context.get_dummy_value()
         kind = signature.args[0]
         struct = context.make_array(kind)(context, builder, arguments[0])
         address = cgutils.get_item_pointer(

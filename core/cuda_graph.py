@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from steadyrl.core.errors import describe
+from steadyrl.core.gates.torch_private import release_pool
 
 log = logging.getLogger("steadyrl")
 
@@ -57,11 +57,7 @@ def _release(pool: Any) -> None:
     Otherwise torch would keep allocating into the capture's pool and never free it.
     """
     device = torch.cuda.current_device()
-    found = vars(torch._C)
-    end = found.get("_cuda_endAllocateToPool") or found["_cuda_endAllocateCurrentStreamToPool"]
-    with suppress(RuntimeError):  # no allocation was in progress: the capture itself ended cleanly
-        end(device, pool)
-        found["_cuda_releasePool"](device, pool)
+    release_pool(device, pool)
     generator = torch.cuda.default_generators[device]
     generator.graphsafe_set_state(generator.clone_state())
 

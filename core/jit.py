@@ -8,36 +8,24 @@ compiling 40 MB more, so it is imported only where needed.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from llvmlite.binding import add_symbol  # type: ignore[import-untyped]
-from numba import njit, typeof, types
-from numba.core import cgutils
-from numba.core import config as numba_config
-from numba.core.dispatcher import Dispatcher
-from numba.core.runtime._nrt_python import c_helpers as refcount_helpers
+from numba import carray, config, njit, typeof, types  # type: ignore[attr-defined]
 from numba.experimental import structref
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
+from numba.extending import intrinsic, is_jitted
 
 from steadyrl.core.errors import SettingError
-from steadyrl.core.private_directories import (
-    OTHERS_WRITE,
-    cache_directory,
-    is_private,
-    make_private,
-)
+from steadyrl.core.gates.numba_private import NUMBA, cgutils, guard_cache, pointer_to
+from steadyrl.core.private_directories import cache_directory, make_private
 
-settings: Any = numba_config
+settings: Any = config
 CONSTANTS = (bool, int, float, str, tuple, np.generic)
 
 
@@ -68,11 +56,12 @@ def _cached_jit(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         place, private = str(own), make_private(own)
     if not private:
         return None
-    # RuntimeError: Numba found no writable directory. AttributeError: this Numba version has other
-    # internals than those guarded below, so its cache might load outdated code.
+    if not NUMBA.offers("cache"):  # what cannot be guarded might load outdated code
+        return None
+    # RuntimeError: Numba found no writable directory. AttributeError: its cache cannot be guarded.
     with suppress(RuntimeError, AttributeError, OSError), _cache_in(place):
         dispatcher: Any = njit(cache=True, **options)(function)
-        _guard(dispatcher._cache, _dependencies(function))
+        guard_cache(dispatcher, _dependencies(function))
         return dispatcher
     return None
 
@@ -92,90 +81,6 @@ def _cache_in(folder: str) -> Iterator[None]:
         yield
     finally:
         settings.CACHE_DIR = chosen
-
-
-def _guard(cache: Any, dependencies: tuple[str, ...]) -> None:
-    """Patch a Numba cache to load only up-to-date files that only this user can write.
-
-    AttributeError: this Numba version has other internals.
-    """
-    kept, place = cache._cache_file, Path(cache.cache_path)
-    if not is_private(place):  # created just now with the default mode
-        place.chmod(0o700)
-        if not is_private(place):
-            raise PermissionError(f"{place}: others than this user can write to it")
-    index = kept._index_path
-    # Numba checks the function's own file only, but the code of functions it calls is inlined.
-    kept._source_stamp = (kept._source_stamp, dependencies)
-    kept._load_index = _with_fallback(_read_if_private(kept._load_index, lambda: index), dict)
-    kept._load_data = _read_if_private(kept._load_data, kept._data_path)
-    kept.load = _with_fallback(kept.load, _nothing)
-    kept._save_index = _write_private(kept._save_index, lambda _: index)
-    kept._save_data = _write_private(kept._save_data, lambda name, _: kept._data_path(name))
-    cache.load_overload = _load_without_compiler(cache)
-
-
-def _read_if_private(read: Callable[..., Any], path_of: Callable[..., str]) -> Callable[..., Any]:
-    """Wrap a reader of code files: PermissionError if other users can write the file."""
-
-    def reads(*arguments: Any) -> Any:
-        path = Path(path_of(*arguments))
-        if path.exists() and not is_private(path):
-            raise PermissionError(f"{path}: others than this user can write to it")
-        return read(*arguments)
-
-    return reads
-
-
-def _write_private(write: Callable[..., None], path_of: Callable[..., str]) -> Callable[..., None]:
-    """Wrap a writer: remove other users' write permission from the file."""
-
-    def writes(*arguments: Any) -> None:
-        write(*arguments)
-        path = Path(path_of(*arguments))
-        with suppress(OSError):  # then `_read_if_private` rejects it
-            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~OTHERS_WRITE)
-
-    return writes
-
-
-def _nothing() -> None:
-    """Return None: nothing is cached."""
-
-
-def _with_fallback(read: Callable[..., Any], without: Callable[[], Any]) -> Callable[..., Any]:
-    """Wrap a reader: an unreadable cache file (truncated, other version) counts as missing."""
-
-    def reads(*arguments: Any) -> Any:
-        try:
-            return read(*arguments)
-        except Exception:  # a corrupt file may raise anything
-            return without()
-
-    return reads
-
-
-def _load_without_compiler(cache: Any) -> Callable[..., Any]:
-    """Load cached machine code without initialising Numba's compiler: saves 40 MB.
-
-    The only symbols that cached code needs and that are missing then are the reference counters.
-    """
-    prepared, kept = cache.load_overload, cache._load_overload
-    guard = cache._guard_against_spurious_io_errors
-
-    def load(signature: Any, context: Any) -> Any:
-        _register_refcount_symbols()
-        with guard():
-            found = kept(signature, context)
-        return prepared(signature, context) if found is None else found
-
-    return load
-
-
-@cache
-def _register_refcount_symbols() -> None:
-    for name, address in refcount_helpers.items():
-        add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
 def _dependencies(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -199,20 +104,18 @@ def _dependencies(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def address_of(function: Callable[..., Any], *arguments: Any) -> int | None:
     """Compile `function` for these argument types; return its address, None if not possible."""
-    if not isinstance(function, Dispatcher):
+    if not is_jitted(function) or not NUMBA.offers("call"):
         return None
     signature = tuple(typeof(argument) for argument in arguments)
-    function.compile(signature)
-    dispatcher: Any = function.overloads[signature]
-    if dispatcher.signature.return_type is not types.none:
-        return None
-    address: int = dispatcher.library.get_pointer_to_function(dispatcher.fndesc.llvm_func_name)
-    return address
+    dispatcher: Any = function
+    dispatcher.compile(signature)
+    return pointer_to(dispatcher, signature)
 
 
 def is_cached(function: Callable[..., Any]) -> bool:
     """Return whether the machine code of `function` is cached on disk."""
-    return isinstance(function, Dispatcher) and function.stats.cache_path is not None
+    dispatcher: Any = function
+    return is_jitted(function) and dispatcher.stats.cache_path is not None
 
 
 def _declare_call(typing_context: Any, address: Any, arguments: Any) -> Any:

@@ -29,7 +29,7 @@ WINGS = {
     "envs": "settings types faults step_clock arithmetic descendants wrappers registration "
     "encoding vector kernels rendering backends factory",
     "buffers": "memory_layout replay rollout",
-    "agents": "engine learner networks settings base engine.cpu actors "
+    "agents": "learner networks settings engine learner.learner base engine.cpu actors "
     f"{ONE_EACH} distillation rnd registry update_cost",
     "training": "config logging,checkpoints policies evaluation run distributed setup analysis "
     "sweeps tuning cli",
@@ -183,6 +183,8 @@ def test_no_folder_is_crowded_and_no_file_or_function_long():
         ("agents.learner.learner", "agents.engine.engine", False),
         ("agents.learner.learner", "agents.engine.cpu.network", True),
         ("agents.engine.graphs.trace", "agents.engine.cpu.network", True),
+        ("agents.engine.direct", "agents.learner.adam", False),
+        ("agents.networks.activations", "agents.engine.graphs.trace", True),
         ("agents.dqn.build", "agents.distillation.loss", True),
         ("agents.base", "training.run.run", True),
         ("training.run.run", "agents.base", False),

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from steadyrl.agents.engine.graphs.compile_directory import in_private_directory
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.core.cuda_graph import flatten
 from steadyrl.core.errors import describe, one_line
+from steadyrl.core.gates.gate import Unsupported
+from steadyrl.core.gates.torch_private import COMPILER, TORCH
 
 log = logging.getLogger("steadyrl")
 
@@ -66,6 +67,9 @@ class CompiledGraph:
         try:
             self._run = self._compile(args)
             log.info("compiled in %.1f s", time.perf_counter() - begin)
+        except Unsupported as missing:
+            TORCH.log_once(missing)
+            self._failed = True
         # Of the compiler, or of the function, which then fails eagerly too.
         except Exception as error:
             why = reason(error)
@@ -73,6 +77,9 @@ class CompiledGraph:
             self._failed = True
 
     def _compile(self, args: tuple[Any, ...]) -> Callable[[list[Tensor]], Any]:
+        TORCH.require("trace")
+        from steadyrl.agents.engine.graphs.trace import trace  # built on private names
+
         single = False
 
         def function(*inputs: Any) -> tuple[Any, ...]:
@@ -98,8 +105,7 @@ def reason(error: Exception) -> str:
 def device_code(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
     """Return a compiled `graph` for tensors like these on a device."""
     with in_private_directory():
-        from torch._inductor import compile as compile_graph  # slow to import
-
+        compile_graph = TORCH[f"{COMPILER}.compile"]
         run: Callable[..., Any] = compile_graph(graph, list(inputs))
         # Compilation happens at the first call: make it here, on copies.
         run(*(tensor.clone() for tensor in inputs))

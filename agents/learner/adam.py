@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 
 def once(number: Tensor) -> Tensor:
@@ -42,16 +43,14 @@ def adam_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
     """Take one step in place (Kingma & Ba 2015, algorithm 1)."""
-    # The operator behind torch.optim.Adam(fused=True), called directly: grouping tensors by
-    # device and dtype costs more than the step itself.
-    state.step.add_(1)
-    torch._fused_adam_(
+    adam(
         [weights],
         [gradient],
         [state.exp_avg],
         [state.exp_avg_sq],
         [],
         [state.step],
+        fused=True,
         lr=learning_rate,
         beta1=BETA1,
         beta2=BETA2,
@@ -65,7 +64,7 @@ def adam_(
 def adam_traceable_(
     weights: Tensor, gradient: Tensor, state: AdamState, learning_rate: Tensor, *, epsilon: float
 ) -> None:
-    """Compute the same step in plain operations, which Inductor fuses; `_fused_adam_` is opaque."""
+    """Compute the same step in plain operations, which Inductor fuses; the fused one is opaque."""
     state.step.add_(1)
     state.exp_avg.lerp_(gradient, 1 - BETA1)
     state.exp_avg_sq.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)

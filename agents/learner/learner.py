@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from steadyrl.agents.engine.all_reduce import AllReduceStep
+from steadyrl.agents.engine.direct import direct_adam, direct_backward
 from steadyrl.agents.engine.engine import Mode, compile_for_mode
 from steadyrl.agents.engine.inductor import CompiledGraph
 from steadyrl.agents.learner.adam import (
     MOST_COUNTED,
     AdamState,
-    adam_,
     adam_state,
     adam_traceable_,
     clip_grad_norm_,
 )
-from steadyrl.agents.learner.all_reduce import AllReduceStep
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.interrupt import Interrupted, Stop
@@ -164,6 +164,7 @@ class Learner(Stateful):
         self._forwards = [n.module.forward for n in self._networks]
         self.forward: Forward = self._forwards[0]  # as updates compute it (bf16 with autocast)
         self._on_host = host_sees(network.weights)
+        self._backward, self._adam = direct_backward(), direct_adam()
         names = ("train/loss", *loss_spec.metrics, "train/grad_norm")
         self.means = MetricMeans(names, device, fresh=mode != "cudagraph")
         self._inputs = StepInputs(device, loss_spec.max_batch_size, fixed=mode != "eager")
@@ -292,9 +293,7 @@ class Learner(Stateful):
         results = []
         for microbatch, weight in self._microbatches(batch, sample_weight):
             losses = self._loss_spec.loss(*self._forwards, microbatch, *scalars[1:])
-            # What `Tensor.backward` calls in the end; its checks take 5 % of a small update.
-            engine = torch.autograd.Variable._execution_engine
-            engine.run_backward((losses.loss,), (weight,), False, False, (), True, True)
+            self._backward(losses.loss, weight)
             results.append(weighted_means(losses, weight))
         return gradient, *(results[0] if len(results) == 1 else merge(results))
 
@@ -342,7 +341,7 @@ class Learner(Stateful):
             return metrics
         undoable = () if read_on_host or limit is None else (weights, *adam)
         before = [(tensor, tensor.clone()) for tensor in undoable]
-        step_ = adam_traceable_ if in_graph else adam_
+        step_ = adam_traceable_ if in_graph else self._adam
         step_(weights, gradient, adam, rate, epsilon=self._loss_spec.epsilon)
         for now, then in before:  # undo without synchronising
             now.copy_(torch.where(within, now, then))

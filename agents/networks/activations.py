@@ -5,21 +5,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from steadyrl.agents.engine.graphs.trace import Tracer
 from steadyrl.agents.networks.settings import Activation
 
+_tracing: ContextVar[bool] = ContextVar("_tracing", default=False)
 
-def is_tracing() -> bool:
-    """Return whether a graph is being traced."""
-    return isinstance(_get_current_dispatch_mode(), Tracer)
+is_tracing = _tracing.get  # whether this thread traces a graph
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Mark that this thread traces a graph: compilers want plain operations."""
+    before = _tracing.set(True)
+    try:
+        yield
+    finally:
+        _tracing.reset(before)
 
 
 class FastTanh(torch.autograd.Function):

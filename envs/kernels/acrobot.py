@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numba.core import types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.buffers.memory_layout import send
 from steadyrl.core.cuda_graph import host_sees
+from steadyrl.core.gates.torch_private import versions
 
 log = logging.getLogger("steadyrl")
 HOST = torch.device("cpu")
@@ -35,7 +36,8 @@ class HostWeights:
         self._network, self._updates = network, updates
         self._copy = FlatNetwork(deepcopy(network.module), HOST)
         self.module = self._copy.module
-        self._seen: tuple[int, ...] = ()
+        self._seen: tuple[object, ...] = ()
+        self._versions = versions()
         self.sync_weights()
 
     @torch.no_grad()
@@ -43,9 +45,9 @@ class HostWeights:
         """Copy the weights if they changed since the last call; that synchronises the device."""
         there, here = self._network, self._copy
         buffers = there.buffers
-        # Graphs and collectives do not increase `_version`: updates and broadcasts are counted.
+        # Graphs and collectives do not increase versions: updates and broadcasts are counted.
         tensors = (there.weights, *buffers.values())
-        now = (self._updates(), there.broadcasts, *(tensor._version for tensor in tensors))
+        now = (self._updates(), there.broadcasts, *self._versions(tensors))
         if now == self._seen:
             return
         self._seen = now

@@ -30,6 +30,7 @@ from steadyrl.agents.networks.encoders import MLP, PixelScale
 from steadyrl.agents.networks.normalizers import CLIP
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
+from steadyrl.core.gates.numba_private import NUMBA
 from steadyrl.core.jit import jit
 
 LIMIT = np.float32(CLIP)
@@ -185,7 +186,9 @@ def q_policy_arrays(network: HostNetwork) -> PolicyArrays:
 
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a host network whose largest output is the greedy action, or None."""
-    if network.shape != () or network.masks is not None:  # (): scalar Q-values
+    if (
+        not NUMBA.offers("products") or network.shape != () or network.masks is not None
+    ):  # (): scalar Q-values
         return None
     # The value stream of a dueling network does not change the argmax.
     return _network(network.trunk, network.advantage, network.observation_shape)
@@ -207,7 +210,7 @@ def value_on_host(network: ActorCritic) -> HostValue | None:
 def _branch(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | None:
     """Return the trunk and head of the policy (0) or the value (1)."""
     trunk = network.trunk
-    if network.masks is not None:
+    if not NUMBA.offers("products") or network.masks is not None:
         return None
     if isinstance(trunk, ParallelMLP):
         hidden = (

@@ -11,8 +11,9 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from steadyrl.core.gates.numba_private import cgutils
 
 LANES, MANY, ROWS_AT_ONCE = 8, 64, 4
 FLOAT, SIZE = ir.FloatType(), 4  # bytes

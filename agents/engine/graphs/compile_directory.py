@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from steadyrl.agents.engine.graphs.plain_paths import plain_path, torch_by_plain_paths
+from steadyrl.core.gates.torch_private import COMPILER, TORCH
 from steadyrl.core.private_directories import make_private, temporary_folder
 
 log = logging.getLogger("steadyrl")
@@ -61,8 +62,7 @@ def in_private_directory() -> Iterator[Path]:
 
 @contextmanager
 def _headers_in(folder: Path) -> Iterator[None]:
-    from torch._inductor import codecache, config  # slow to import
-
+    codecache, config = (TORCH[f"{COMPILER}.{name}"] for name in ("codecache", "config"))
     before = {name: getattr(codecache, name, None) for name in HEADERS}
     if None in before.values():  # this version of torch has no such directories
         keys = ("cpp_cache_precompile_headers", "aot_inductor.precompile_headers")

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from steadyrl.agents.engine.graphs.compile_directory import CHOICE, in_private_directory
 from steadyrl.agents.engine.graphs.wide_products import CODE, faster_here, operator
+from steadyrl.core.gates.torch_private import COMPILER, RUNNER, TORCH
 from steadyrl.core.private_directories import cache_directory, is_private, make_private
 
 
@@ -31,9 +32,8 @@ def lowering_products() -> Iterator[None]:
     if not faster_here():  # the operator is not used: leave the compiler unchanged
         yield
         return
-    from torch._inductor import config  # slow to import
-    from torch._inductor.lowering import lowerings
-
+    TORCH.require("products")
+    config, lowerings = TORCH[f"{COMPILER}.config"], TORCH[f"{COMPILER}.lowering.lowerings"]
     from steadyrl.agents.engine.graphs.product_template import lower_product
 
     lowerings[operator()] = lower_product
@@ -56,6 +56,8 @@ def host_code(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
 
     Outputs are new tensors; inputs that the graph mutates are mutated.
     """
+    TORCH.require_proven("host_code")
+    _runner()  # before anything is compiled
     library = folder() / f"{fingerprint(graph, inputs)}.so"
     private = make_private(library.parent)
     if private and is_private(library):
@@ -111,15 +113,19 @@ def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Path:
     for node in graph.graph.nodes:
         node.meta.clear()  # shapes recorded by tracing confuse this compiler
     with in_private_directory(), lowering_products(), warnings.catch_warnings():
-        from torch._inductor import aot_compile  # slow to import
-
+        aot_compile = TORCH[f"{COMPILER}.aot_compile"]
         warnings.simplefilter("ignore", FutureWarning)  # in torch itself
         return Path(str(aot_compile(graph, tuple(inputs))))
 
 
 def _load(library: Path) -> Callable[[Any], Any]:
-    run: Callable[[Any], Any] = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1).run
+    run: Callable[[Any], Any] = _runner()(str(library), 1).run
     return run
+
+
+def _runner() -> Callable[[str, int], Any]:
+    found: Callable[[str, int], Any] = TORCH[RUNNER]
+    return found
 
 
 def _store(built: Path, library: Path) -> None:

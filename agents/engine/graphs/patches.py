@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from steadyrl.agents.engine.graphs.wide_products import is_supported, product
+from steadyrl.core.gates.torch_private import BY_TENSOR, TORCH
 
 MOST_BYTES = 16_000_000  # of patches; more do not fit into caches
 
@@ -23,7 +23,7 @@ class Patches:
     """Patches [B · h · w, tall · wide · C] of a graph's boards [B, C, H, W]."""
 
     def __init__(self) -> None:
-        self._of: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+        self._of: MutableMapping[Tensor, Tensor] = TORCH[BY_TENSOR]()
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
         """Replace aten.convolution, or return NotImplemented where it is faster."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._inductor.codegen.cpp_template import CppTemplate
-from torch._inductor.ir import ExternKernel, FixedLayout
-from torch._inductor.utils import parallel_num_threads
 from typing_extensions import override
 
 from steadyrl.agents.engine.graphs.wide_products import CODE
+from steadyrl.core.gates.torch_private import COMPILER, TORCH
+
+CppTemplate: Any = TORCH[f"{COMPILER}.codegen.cpp_template.CppTemplate"]
+ExternKernel, FixedLayout, parallel_num_threads = (
+    TORCH[f"{COMPILER}.{name}"]
+    for name in ("ir.ExternKernel", "ir.FixedLayout", "utils.parallel_num_threads")
+)
 
 CALL = """
 extern "C" {head}
@@ -27,10 +31,10 @@ def lower_product(left: Any, right: Any) -> Any:
     return Product(given, layout).generate().output_node()
 
 
-class Product(CppTemplate):
+class Product(CppTemplate):  # type: ignore[misc]
     """The generated code of one product."""
 
-    def __init__(self, given: list[Any], layout: FixedLayout) -> None:
+    def __init__(self, given: list[Any], layout: Any) -> None:
         super().__init__("product", given, layout, parallel_num_threads())
 
     @override

@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from steadyrl.agents.engine.graphs.patches import Patches
 from steadyrl.agents.engine.graphs.wide_products import is_supported, product
+from steadyrl.agents.networks.activations import tracing
 from steadyrl.core.cuda_graph import flatten
+from steadyrl.core.gates.torch_private import BY_TENSOR, MODE, TORCH
+
+TorchDispatchMode: Any = TORCH[MODE]
 
 
 def rebuild(leaves: tuple[Any, ...], like: tuple[Any, ...]) -> list[Any]:
@@ -55,12 +57,12 @@ def trace(
         leaves = [leaf.detach() for leaf in flatten((arg,))]
         copies += leaves if number in only_read else [leaf.clone() for leaf in leaves]
     tracer = Tracer(copies, rewritten)
-    with tracer:
+    with tracing(), tracer:
         found = function(*rebuild(tuple(copies), args))
     return tracer.build_graph(found), tracer.captured
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[misc]
     """Record every tensor operation while it is entered."""
 
     def __init__(self, inputs: list[Tensor], rewritten: Mapping[Any, Callable[..., Any]]) -> None:
@@ -69,7 +71,7 @@ class Tracer(TorchDispatchMode):
         self._graph = torch.fx.Graph()
         self._rewritten = rewritten
         # Weak keys: a further reference would make autograd copy a tensor instead of viewing it.
-        self._nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
+        self._nodes: MutableMapping[Tensor, torch.fx.Node] = TORCH[BY_TENSOR]()
         self._last: torch.fx.Node | None = None
         for place, tensor in enumerate(inputs):
             self._add_placeholder(f"arg{place}", tensor)

@@ -1,0 +1,1 @@
+"""Private names of torch and Numba, one module per library. Read `gate.py` first."""

@@ -1,0 +1,104 @@
+"""The private names of torch that are used, and nothing else of torch that is private."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadyrl.core.gates.gate import Feature, Gate
+
+# Whether compiled updates equal eager ones is tested with a version before it is named here.
+NEWEST = "2.15"
+
+SLOWER_UPDATES = "eager updates take torch's public operations"
+EAGER = "updates run eagerly"
+KEPT = "what a failed capture of a CUDA graph allocated is kept"
+END = "torch._C._cuda_endAllocateToPool"
+OLD_END = "torch._C._cuda_endAllocateCurrentStreamToPool"
+RELEASE = "torch._C._cuda_releasePool"
+COMPILER = "torch._inductor"
+RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
+MODE = "torch.utils._python_dispatch.TorchDispatchMode"
+BY_TENSOR = "torch.utils.weak.WeakTensorKeyDictionary"
+
+TORCH = Gate(
+    "torch",
+    {
+        "fused_adam": Feature(("torch._fused_adam_",), SLOWER_UPDATES),
+        "run_backward": Feature(
+            ("torch.autograd.Variable._execution_engine.run_backward",), SLOWER_UPDATES
+        ),
+        "trace": Feature((MODE, BY_TENSOR), EAGER, NEWEST),
+        "host_code": Feature(
+            (
+                f"{COMPILER}.aot_compile",
+                f"{COMPILER}.config",
+                f"{COMPILER}.codecache",
+                RUNNER,
+            ),
+            EAGER,
+            NEWEST,
+        ),
+        "device_code": Feature((f"{COMPILER}.compile", f"{COMPILER}.config"), EAGER, NEWEST),
+        "products": Feature(
+            (
+                f"{COMPILER}.lowering.lowerings",
+                f"{COMPILER}.codegen.cpp_template.CppTemplate",
+                f"{COMPILER}.ir.ExternKernel",
+                f"{COMPILER}.ir.FixedLayout",
+                f"{COMPILER}.utils.parallel_num_threads",
+            ),
+            EAGER,
+            NEWEST,
+        ),
+        "release_pool": Feature((RELEASE,), KEPT),
+        "end_allocation": Feature((END,), KEPT),
+        "end_allocation_before_2.7": Feature((OLD_END,), KEPT),
+        "versions": Feature(
+            ("torch.Tensor._version",), "the host's copy of the weights is made anew at each action"
+        ),
+    },
+)
+
+
+def run_backward() -> Callable[[Tensor, Tensor], None] | None:
+    """Return what `Tensor.backward` calls in the end; its checks take 5 % of a small update."""
+    if not TORCH.offers("run_backward"):
+        return None
+    run = TORCH["torch.autograd.Variable._execution_engine.run_backward"]
+
+    def backward(loss: Tensor, weight: Tensor) -> None:
+        run((loss,), (weight,), False, False, (), True, True)
+
+    return backward
+
+
+def fused_adam() -> Callable[..., None] | None:
+    """Return the operator behind torch.optim.Adam(fused=True).
+
+    Grouping tensors by device and dtype, as the optimiser does, costs more than the step itself.
+    """
+    return TORCH["torch._fused_adam_"] if TORCH.offers("fused_adam") else None
+
+
+def release_pool(device: int, pool: Any) -> None:
+    """End the allocation to the pool of a failed capture, and free it."""
+    end = "end_allocation"
+    if not hasattr(torch._C, END.rpartition(".")[2]):
+        end = "end_allocation_before_2.7"
+    if not (TORCH.offers("release_pool") and TORCH.offers(end)):
+        return
+    with suppress(RuntimeError):  # no allocation was in progress: the capture itself ended cleanly
+        TORCH[TORCH.features[end].names[0]](device, pool)
+        TORCH[RELEASE](device, pool)
+
+
+def versions() -> Callable[[Sequence[Tensor]], tuple[object, ...]]:
+    """Return a function of tensors that returns other values whenever one may have changed."""
+    if not TORCH.offers("versions"):
+        return lambda tensors: (object(),)  # equal to nothing else
+    return lambda tensors: tuple(tensor._version for tensor in tensors)
