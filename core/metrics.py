@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from steadyrl.core.errors import NonFiniteError
-from steadyrl.core.saved_state import Saved
+from steadyrl.core.saved_state import COUNT, Limits, Saved
 from steadyrl.core.state import Stateful
 
 
@@ -36,6 +36,46 @@ def record(names: Sequence[str], *tensors: Tensor) -> Metrics:
     # float32: half-precision sums would lose digits.
     values = torch.stack([tensor.detach().reshape(()).float() for tensor in tensors])
     return Metrics(tuple(names), values)
+
+
+class MetricMeans(Stateful):
+    """Sums of the metrics of steps, and their means over the steps since the last call."""
+
+    state_names = ("sums", "summed")
+    state_limits: ClassVar[Mapping[str, Limits]] = {"summed": COUNT}
+
+    def __init__(self, names: tuple[str, ...], device: torch.device) -> None:
+        self.names, self.summed = names, 0
+        self.sums = torch.zeros(len(names), device=device)
+        # NumPy adds a few numbers faster than torch.
+        self._on_host: Any = self.sums.numpy() if self.sums.is_cpu else None
+
+    def add(self, values: Tensor) -> bool:
+        """Add the metrics [K] of a step; return False if the loss is known not to be finite.
+
+        Only the host is checked: reading a number of a device would synchronise it.
+        """
+        self.summed += 1
+        sums: Any = self.sums
+        given: Any = values
+        if self._on_host is not None:
+            sums, given = self._on_host, values.numpy()
+        if self.summed == 1:
+            sums[:] = given
+        else:
+            sums += given
+        return self._on_host is None or math.isfinite(sums[0])
+
+    def __call__(self, others: Mapping[str, Tensor] | None = None) -> Metrics | None:
+        """Return the means since the last call and `others` []; None if there are neither."""
+        if not self.summed:
+            return Metrics(tuple(others), torch.stack(list(others.values()))) if others else None
+        names, values = self.names, self.sums / self.summed
+        if others:
+            names = (*names, *others)
+            values = torch.cat((values, torch.stack(list(others.values()))))
+        self.summed = 0
+        return Metrics(names, values)
 
 
 @dataclass(slots=True)

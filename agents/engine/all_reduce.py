@@ -8,34 +8,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steadyrl.agents.engine.inductor import CompiledGraph
 from steadyrl.agents.learner.adam import AdamState
 from steadyrl.agents.learner.comm import Comm
 from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.core.cuda_graph import host_sees
 
 
+def all_reduce_gradient(
+    gradient: Tensor, means: Tensor, comm: Comm, stop: Stop
+) -> tuple[Tensor, Tensor]:
+    """Collective: return gradient [P] and metrics [K] summed over all ranks.
+
+    On the host, every rank's stop request is reduced with them, so that all ranks stop after the
+    same step.
+    """
+    packed = torch.cat((gradient, means, means.new_full((1,), float(stop.local))))
+    comm.all_reduce_(packed)
+    sizes = len(gradient), len(means), 1
+    gradient, means, stop_requested = (part.clone() for part in packed.split(sizes))
+    if host_sees(stop_requested) and stop_requested.item():
+        stop.commit()
+    return gradient, means
+
+
 class AllReduceStep:
-    """Replace the whole-step graph by two graphs with the all-reduce between them.
+    """Two functions, which may be graphs, with the all-reduce between them.
 
     The collective stays outside of graphs: a rank that is interrupted or fails inside one would
-    leave the others waiting in the same replay. Metrics are reduced with the gradient and, on the
-    host, so is every rank's stop request, so that all ranks stop after the same step.
+    leave the others waiting in the same replay.
     """
 
     def __init__(
         self,
-        gradient_function: Callable[..., Any],
-        apply_gradients: Callable[..., Any],
+        gradient: Callable[..., Any],
+        update: Callable[..., Any],
         comm: Comm,
         stop: Callable[[], Stop],
     ) -> None:
-        self._gradient_function, self._apply_gradients, self._comm, self._stop = (
-            gradient_function,
-            apply_gradients,
-            comm,
-            stop,
-        )
+        self.gradient, self.update = gradient, update
+        self._comm, self._stop = comm, stop
 
     def __call__(
         self,
@@ -46,26 +57,6 @@ class AllReduceStep:
         sample_weight: Tensor,
     ) -> tuple[Tensor, ...]:
         """Take the step; return the metrics [K] over all ranks and this rank's aux outputs [B]."""
-        gradient, values, *aux = self._gradient_function(weights, scalars, batch, sample_weight)
-        stop = self._stop()
-        packed = torch.cat((gradient, values, values.new_full((1,), float(stop.local))))
-        self._comm.all_reduce_(packed)
-        sizes = len(gradient), len(values), 1
-        gradient, values, stop_requested = (part.clone() for part in packed.split(sizes))
-        if host_sees(stop_requested) and stop_requested.item():
-            stop.commit()
-        return self._apply_gradients(weights[0], gradient, adam, scalars[0], values), *aux
-
-    def build(self, args: tuple[Any, ...]) -> None:
-        """Compile both halves for inputs of these shapes; the inputs are not changed."""
-        weights, adam, scalars, batch, sample_weight = args
-        with self._comm.long_operation():
-            if isinstance(self._gradient_function, CompiledGraph):
-                self._gradient_function.build((weights, scalars, batch, sample_weight))
-            if isinstance(self._apply_gradients, CompiledGraph):
-                # Only shapes matter: the gradient of copies of the weights will do.
-                copies = tuple(network.clone() for network in weights)
-                gradient, values, *_ = self._gradient_function(
-                    copies, scalars, batch, sample_weight
-                )
-                self._apply_gradients.build((weights[0], gradient, adam, scalars[0], values))
+        gradient, means, *aux = self.gradient(weights, scalars, batch, sample_weight)
+        gradient, means = all_reduce_gradient(gradient, means, self._comm, self._stop())
+        return self.update(weights[0], gradient, adam, scalars[0], means), *aux

@@ -1,15 +1,26 @@
-"""How an update runs: eagerly, as one compiled graph, or as a CUDA graph."""
+"""What an engine is, and which one a run uses.
+
+An algorithm is a loss in plain torch. How a step on it runs (eagerly, as one compiled graph, as a
+CUDA graph) is the engine's business: nothing above this folder knows. `eager.py` is the reference.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-from steadyrl.agents.engine.inductor import CompiledGraph
-from steadyrl.core.cuda_graph import CudaGraphed
+from steadyrl.agents.learner.adam import AdamState
+from steadyrl.agents.learner.comm import Comm
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.agents.learner.loss_spec import LossSpec, Tensors
+from steadyrl.agents.learner.minibatch import Padding
+from steadyrl.core.errors import SettingError
 
 log = logging.getLogger("steadyrl")
 
@@ -21,6 +32,65 @@ Setting = Literal["false", "true", "cudagraph", "auto"]
 # network: runs with fewer updates are faster without it.
 WORTHWHILE_UPDATES = 50_000
 
+SWITCH = "STEADYRL_ENGINE"
+
+
+class StepParts(NamedTuple):
+    """What a learning step reads and changes."""
+
+    spec: LossSpec
+    networks: Sequence[FlatNetwork]  # that which learns, then the frozen ones
+    adam: AdamState
+    comm: Comm  # of several ranks: gradients are summed over them
+    stop: Callable[[], Stop]
+
+
+class StepResult(NamedTuple):
+    """What a step returns; the next step may overwrite both."""
+
+    metrics: Tensor  # [K] loss, the spec's metrics and the norm of the gradient
+    aux: Tensors  # [B] each; longer than the batch if it was padded
+
+
+class TrainStep(Protocol):
+    """One gradient step: gradient, clipping, Adam, metrics."""
+
+    ready: bool  # whether the next step begins at once; else call `prepare` first
+    padding: Padding | None  # buffers in which batches may be built, so that none is copied
+
+    def prepare(
+        self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
+    ) -> None:
+        """Compile for inputs of these shapes, which do not change; may be interrupted."""
+
+    def __call__(
+        self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
+    ) -> StepResult:
+        """Step on `batch`; `weight`: of each sample [B] or of all in their mean, None: 1/B."""
+
+
+Evaluator = Callable[..., Any]
+
+
+class Engine(Protocol):
+    """How learning steps run; whatever it cannot do runs eagerly, and the log says so."""
+
+    def train_step(self, parts: StepParts) -> TrainStep:
+        """Return the learning step of these parts."""
+
+    def evaluator(
+        self, function: Callable[..., Any], network: FlatNetwork, stop: Callable[[], Stop]
+    ) -> Evaluator | None:
+        """Return a faster `function` of weights [P] and a batch of a fixed size, or None."""
+
+
+def reference_only() -> bool:
+    """Return whether all runs by the reference alone: no compiler, no machine code for acting."""
+    chosen = os.environ.get(SWITCH, "")
+    if chosen not in ("", "auto", "eager"):
+        raise SettingError(SWITCH, chosen, "must be eager, or auto as it is by default")
+    return chosen == "eager"
+
 
 def compile_mode(
     setting: Setting, device: torch.device, expected_updates: int, *, large_images: bool = False
@@ -29,6 +99,8 @@ def compile_mode(
 
     On the host, convolutions of large images dominate, and Inductor does not speed them up.
     """
+    if reference_only():
+        return "eager"
     if setting == "cudagraph":
         if device.type == "cuda":
             return "cudagraph"
@@ -42,18 +114,3 @@ def compile_mode(
         pays = expected_updates >= WORTHWHILE_UPDATES and not large_images
         return "compiled" if pays else "eager"
     return "compiled" if setting == "true" else "eager"
-
-
-def compile_for_mode(
-    function: Callable[..., Any],
-    mode: Mode,
-    eager: Callable[..., Any],
-    *,
-    only_read: Sequence[int] = (),
-) -> Callable[..., Any]:
-    """Return `function` compiled, `eager` captured as a CUDA graph, or `eager` itself."""
-    if mode == "eager":
-        return eager
-    if mode == "cudagraph":
-        return CudaGraphed(eager)
-    return CompiledGraph(function, eager, only_read=only_read)

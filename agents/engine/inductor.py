@@ -9,15 +9,119 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from steadyrl.agents.engine.all_reduce import AllReduceStep
+from steadyrl.agents.engine.direct import DirectEngine, DirectStep, undone_unless
+from steadyrl.agents.engine.engine import Evaluator, StepParts, TrainStep
 from steadyrl.agents.engine.graphs.compile_directory import in_private_directory
 from steadyrl.agents.engine.graphs.graph_cache import host_code
-from steadyrl.core.cuda_graph import flatten
+from steadyrl.agents.learner.adam import AdamState, adam_traceable_, clip_grad_norm_
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.agents.learner.loss_spec import Tensors
+from steadyrl.agents.learner.minibatch import merge, microbatches, weighted_means
+from steadyrl.core.cuda_graph import flatten, host_sees
 from steadyrl.core.errors import describe, one_line
 from steadyrl.core.gates.gate import Unsupported
 from steadyrl.core.gates.torch_private import COMPILER, TORCH
 
 log = logging.getLogger("steadyrl")
+
+
+class InductorEngine(DirectEngine):
+    """Run steps as graphs that Inductor compiles."""
+
+    @override
+    def train_step(self, parts: StepParts) -> TrainStep:
+        return InductorStep(parts)
+
+    @override
+    def evaluator(
+        self, function: Callable[..., Any], network: FlatNetwork, stop: Callable[[], Stop]
+    ) -> Evaluator | None:
+        if not host_sees(network.weights):  # on devices it has not been measured
+            return None
+        graph = CompiledGraph(function, function, "the network")
+
+        def run(*arguments: Any) -> Any:
+            if not graph.built:
+                with stop().interruptible(), torch.inference_mode(False):
+                    graph.build(arguments)
+            return graph(*arguments)
+
+        return run
+
+
+class InductorStep(DirectStep):
+    """A step that is one compiled graph; with several ranks two, and the all-reduce between."""
+
+    fixed_inputs = True
+    ready = False  # the next step compiles first
+
+    @override
+    def build_run(self) -> Callable[..., Tensors]:
+        # Batches are only read: with `index_batches` it is a whole rollout, too large to copy.
+        if self.comm.is_single:
+            return CompiledGraph(self.pure, self.whole, only_read=(3,))
+        gradient = CompiledGraph(self.pure_gradient, self.gradient, only_read=(2,))
+        update = CompiledGraph(self.pure_update, self.update)
+        return AllReduceStep(gradient, update, self.comm, self.stop)
+
+    @override
+    def prepare(self, *inputs: Any) -> None:
+        arguments = self.arguments(*inputs)
+        if isinstance(self.run, CompiledGraph):
+            self.run.build(arguments)
+        elif isinstance(self.run, AllReduceStep):
+            with self.comm.long_operation():
+                build_halves(self.run, arguments)
+
+    def pure(
+        self, weights: Tensors, adam: AdamState, scalars: Tensors, batch: Any, weight: Tensor
+    ) -> Tensors:
+        """Compute the gradient and apply it, as one pure function of tensors."""
+        gradient, means, *aux = self.pure_gradient(weights, scalars, batch, weight)
+        return self.pure_update(weights[0], gradient, adam, scalars[0], means), *aux
+
+    def pure_gradient(
+        self, weights: Tensors, scalars: Tensors, batch: Any, weight: Tensor
+    ) -> Tensors:
+        """Return gradient [P], metrics [K] and aux outputs [B] of these weights."""
+        online, *frozen = weights
+        gradients: list[Tensor] = []
+        results = []
+        for microbatch, part in microbatches(self.spec, batch, weight):
+            leaf = online.detach().requires_grad_()
+            pairs = zip(self.networks, (leaf, *frozen), strict=True)
+            networks = [network.function(values) for network, values in pairs]
+            with torch.enable_grad():
+                losses = self.spec.loss(*networks, microbatch, *scalars[1:])
+                gradients += torch.autograd.grad(torch.dot(losses.loss, part), leaf)
+            results.append(weighted_means(losses, part))
+        return sum(gradients[1:], gradients[0]), *merge(results)
+
+    @torch.no_grad()
+    def pure_update(
+        self, weights: Tensor, gradient: Tensor, adam: AdamState, rate: Tensor, means: Tensor
+    ) -> Tensor:
+        """Do what `update` does in operations that fuse."""
+        norm = clip_grad_norm_(gradient, self.spec.max_grad_norm, read_on_host=False)
+        metrics = torch.cat((means, norm.unsqueeze(0)))
+        with undone_unless(self.spec.is_within_limit(means), weights, *adam):
+            adam_traceable_(weights, gradient, adam, rate, epsilon=self.spec.epsilon)
+        return metrics
+
+
+def build_halves(step: AllReduceStep, arguments: tuple[Any, ...]) -> None:
+    """Compile both graphs for inputs of these shapes; the inputs are not changed."""
+    weights, adam, scalars, batch, sample_weight = arguments
+    assert isinstance(step.gradient, CompiledGraph) and isinstance(step.update, CompiledGraph)
+    step.gradient.build((weights, scalars, batch, sample_weight))
+    # Only shapes matter: the gradient of copies of the weights will do.
+    copies = tuple(network.clone() for network in weights)
+    gradient, means, *_ = step.gradient(copies, scalars, batch, sample_weight)
+    step.update.build((weights[0], gradient, adam, scalars[0], means))
 
 
 class CompiledGraph:

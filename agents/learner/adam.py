@@ -34,6 +34,22 @@ def adam_state(weights: Tensor) -> AdamState:
     )
 
 
+def check_adam_state(state: AdamState, updates: int, *, skips: bool) -> None:
+    """Raise ValueError if the state is impossible after `updates` updates.
+
+    `skips`: some steps may not have counted.
+    """
+    steps, most = state.step.item(), min(updates, MOST_COUNTED)
+    if not (0 <= steps <= most and steps % 1 == 0 and (skips or steps == most)):
+        raise ValueError(f"adam.step: is {steps:g} after {updates} updates")
+    if (state.exp_avg_sq < 0).any() or (state.exp_avg_sq > LARGEST_SQUARE).any():
+        raise ValueError(f"adam.exp_avg_sq: holds a number outside 0 to {LARGEST_SQUARE:g}")
+    # For any gradients, by Cauchy–Schwarz: (Σ b₁^k g)² ≤ 53 · Σ b₂^k g².
+    if (state.exp_avg.square() > 60 * state.exp_avg_sq + SMALLEST_SQUARE).any():
+        raise ValueError("adam.exp_avg: is larger than adam.exp_avg_sq allows")
+
+
+LARGEST_SQUARE, SMALLEST_SQUARE = 1e30, 1e-30  # of gradients; smaller ones vanish in float32
 BETA1, BETA2 = 0.9, 0.999
 
 MOST_COUNTED = 2**24  # largest step that float32 can count

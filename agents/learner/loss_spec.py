@@ -35,3 +35,12 @@ class LossSpec:
     # (metric, maximum): a step whose metric exceeds it is undone.
     limit: tuple[str, float] | None = None
     max_batch_size: int | None = None  # batches of other sizes are padded to it
+
+    def limited(self, metrics: Tensor) -> Tensor:
+        """Return the metric [] with a limit, from the loss and the metrics [1 + K]."""
+        assert self.limit is not None
+        return metrics[1 + self.metrics.index(self.limit[0])]
+
+    def is_within_limit(self, metrics: Tensor) -> Tensor | bool:
+        """Return whether a step counts; a tensor [] if there is a limit."""
+        return self.limit is None or self.limited(metrics) <= self.limit[1]

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steadyrl.agents.learner.loss_spec import LossSpec, PerSampleLoss
+
 
 class Padding:
     """Pad batches to a fixed size, as a graph needs it.
@@ -76,8 +78,32 @@ def split(batch: Any, sample_weight: Tensor, count: int) -> list[tuple[Any, Tens
     return [(type(batch)(*fields), part) for *fields, part in chunks]
 
 
+def microbatches(spec: LossSpec, batch: Any, sample_weight: Tensor) -> list[tuple[Any, Tensor]]:
+    """Preprocess the whole batch, then split it into microbatches with their sample weights."""
+    if spec.preprocess_batch is not None:
+        batch = spec.preprocess_batch(batch, sample_weight)
+    count = spec.grad_accumulation
+    return [(batch, sample_weight)] if count == 1 else split(batch, sample_weight, count)
+
+
+def sample_weights(batch: Any, weight: float | Tensor | None) -> Tensor:
+    """Return the weights of samples [B] in their mean: given, or the same for all (None: 1/B)."""
+    if isinstance(weight, Tensor):
+        return weight
+    samples = len(batch[0])
+    return torch.full((samples,), 1 / samples if weight is None else weight, device=batch[0].device)
+
+
+@torch.no_grad()
+def weighted_means(losses: PerSampleLoss, sample_weight: Tensor) -> tuple[Tensor, ...]:
+    """Return the weighted means [K] of loss and metrics over the batch, and the aux outputs [B]."""
+    return torch.mv(torch.stack((losses.loss, *losses.metrics)), sample_weight), *losses.aux
+
+
 @torch.no_grad()
 def merge(microbatches: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return the metrics [K] summed over microbatches, and their aux outputs [B] concatenated."""
+    if len(microbatches) == 1:
+        return microbatches[0]
     values, *aux = zip(*microbatches, strict=True)
     return torch.stack(values).sum(0), *(torch.cat(each) for each in aux)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from steadyrl.agents.engine.choice import engine_of
 from steadyrl.agents.engine.cpu.policy import value_on_host
 from steadyrl.agents.engine.engine import Mode
-from steadyrl.agents.engine.inductor import CompiledGraph
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.actor_critic import ActorCritic
 from steadyrl.agents.networks.distributions import Head
 from steadyrl.buffers.rollout.buffer import RolloutBuffer
 from steadyrl.buffers.rollout.sequences import SequenceRollout
-from steadyrl.core.cuda_graph import host_sees
 
 LogProbsAndValues = tuple[Tensor, Tensor]  # log-probabilities and values [B]
 
@@ -27,16 +25,13 @@ class RolloutEvaluator:
     def __init__(self, learner: Learner, head: Head, max_batch_size: int, mode: Mode) -> None:
         self.max_batch_size = max_batch_size
         self._learner, self._head = learner, head
-        graph = CompiledGraph(
-            self._evaluate_functional, lambda _, *read: self._evaluate_eager(*read), "the network"
+        self._graph = engine_of(mode).evaluator(
+            self._evaluate_functional, learner.network, lambda: learner.stop
         )
-        # On the host only: on devices it has not been measured.
-        is_supported = mode == "compiled" and host_sees(learner.network.weights)
-        self._graph = graph if is_supported else None
         # V(obs[T]) on the host: N observations are too few for a graph of a fixed size. None for
         # subclasses of ActorCritic, which may compute values differently (recurrent).
-        module = learner.network.module
-        self.value = value_on_host(module) if is_supported and type(module) is ActorCritic else None
+        module = learner.network.module if self._graph is not None else None
+        self.value = value_on_host(module) if type(module) is ActorCritic else None
 
     def __call__(self, rollout: RolloutBuffer) -> None:
         """Fill in the rollout's log-probabilities and values.
@@ -69,14 +64,10 @@ class RolloutEvaluator:
 
     def _evaluate(self, obs: Tensor, action: Tensor) -> LogProbsAndValues:
         """Return log-probabilities and values [B]."""
-        graph, learner = self._graph, self._learner
-        if graph is None or learner.uses_autocast or len(obs) != self.max_batch_size:
+        learner = self._learner
+        if self._graph is None or learner.uses_autocast or len(obs) != self.max_batch_size:
             return self._evaluate_eager(obs, action)
-        arguments = learner.network.weights, obs, action
-        if not graph.built:
-            with learner.stop.interruptible(), torch.inference_mode(False):
-                graph.build(arguments)
-        log_prob, value = graph(*arguments)
+        log_prob, value = self._graph(learner.network.weights, obs, action)
         return log_prob, value
 
     def _evaluate_eager(self, obs: Tensor, action: Tensor) -> LogProbsAndValues:

@@ -20,6 +20,7 @@ KEPT = "what a failed capture of a CUDA graph allocated is kept"
 END = "torch._C._cuda_endAllocateToPool"
 OLD_END = "torch._C._cuda_endAllocateCurrentStreamToPool"
 RELEASE = "torch._C._cuda_releasePool"
+RUN_BACKWARD = "torch.autograd.Variable._execution_engine.run_backward"
 COMPILER = "torch._inductor"
 RUNNER = "torch._C._aoti.AOTIModelContainerRunnerCpu"
 MODE = "torch.utils._python_dispatch.TorchDispatchMode"
@@ -29,9 +30,7 @@ TORCH = Gate(
     "torch",
     {
         "fused_adam": Feature(("torch._fused_adam_",), SLOWER_UPDATES),
-        "run_backward": Feature(
-            ("torch.autograd.Variable._execution_engine.run_backward",), SLOWER_UPDATES
-        ),
+        "run_backward": Feature((RUN_BACKWARD,), SLOWER_UPDATES),
         "trace": Feature((MODE, BY_TENSOR), EAGER, NEWEST),
         "host_code": Feature(
             (
@@ -65,16 +64,13 @@ TORCH = Gate(
 )
 
 
-def run_backward() -> Callable[[Tensor, Tensor], None] | None:
-    """Return what `Tensor.backward` calls in the end; its checks take 5 % of a small update."""
-    if not TORCH.offers("run_backward"):
-        return None
-    run = TORCH["torch.autograd.Variable._execution_engine.run_backward"]
+def run_backward() -> Callable[..., Any] | None:
+    """Return what `Tensor.backward` calls in the end; its checks take 5 % of a small update.
 
-    def backward(loss: Tensor, weight: Tensor) -> None:
-        run((loss,), (weight,), False, False, (), True, True)
-
-    return backward
+    Arguments: tensors, their gradients, keep the graph, create one, inputs (none: all leaves),
+    allow unreachable ones, accumulate.
+    """
+    return TORCH[RUN_BACKWARD] if TORCH.offers("run_backward") else None
 
 
 def fused_adam() -> Callable[..., None] | None:

@@ -279,7 +279,7 @@ def test_microbatches_split_the_same_batch(pieces, changes):
         )
         learner, cut = agent._learner, []
         loss = learner._loss_spec.loss
-        learner._loss_spec = replace(
+        learner.train_step.spec = replace(
             learner._loss_spec,
             loss=lambda *given, loss=loss, cut=cut: cut.append(len(given[2].obs)) or loss(*given),
         )

@@ -13,8 +13,8 @@ from torch._inductor.exc import CppCompileError
 
 from steadyrl.agents.dqn.build import build_loss_spec, init_network
 from steadyrl.agents.engine import inductor
-from steadyrl.agents.engine.engine import WORTHWHILE_UPDATES, compile_for_mode, compile_mode
-from steadyrl.agents.engine.inductor import reason
+from steadyrl.agents.engine.engine import WORTHWHILE_UPDATES, compile_mode
+from steadyrl.agents.engine.inductor import CompiledGraph, reason
 from steadyrl.agents.learner.learner import Learner
 from steadyrl.agents.networks.noisy import UpdateNoise
 from steadyrl.buffers.replay.buffer import ReplayBatch
@@ -156,7 +156,7 @@ def test_captured_tensors_are_graph_inputs():
         total.add_(1)
         return x + shift, total.clone()
 
-    graph = compile_for_mode(add, "compiled", add)
+    graph = CompiledGraph(add, add)
     x, total = torch.ones(3), torch.zeros(())
     assert [t.tolist() for t in graph(x, total)] == [[1.0] * 3, 1.0]
     shift.fill_(2)
@@ -165,7 +165,7 @@ def test_captured_tensors_are_graph_inputs():
 
 
 def test_a_function_of_one_output_returns_one_compiled(caplog):
-    run = compile_for_mode(lambda x, total: x * 2 + total, "compiled", eager=pytest.fail)
+    run = CompiledGraph(lambda x, total: x * 2 + total, pytest.fail)
     x, total = torch.linspace(-1, 1, 3), torch.ones(())
     for _ in range(2):
         assert torch.equal(run(x, total), x * 2 + total)
@@ -180,7 +180,7 @@ def test_any_compiler_error_falls_back_to_eager_with_one_warning(error, monkeypa
         raise error("of its private parts\nand more")
 
     monkeypatch.setattr(inductor, "host_code", fails)
-    run = compile_for_mode(lambda x: x + 2, "compiled", torch.exp)
+    run = CompiledGraph(lambda x: x + 2, torch.exp)
     for _ in range(2):
         assert torch.equal(run(torch.zeros(3)), torch.ones(3))
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
@@ -191,7 +191,7 @@ def test_untraceable_functions_run_eagerly(caplog):
     def scaled(x):
         return torch.addmm(torch.ones(3), x, x, alpha=2.0)
 
-    run = compile_for_mode(scaled, "compiled", scaled)
+    run = CompiledGraph(scaled, scaled)
     x = torch.arange(9.0).reshape(3, 3)
     for _ in range(2):
         torch.testing.assert_close(run(x), scaled(x))
@@ -202,7 +202,7 @@ def test_an_error_in_the_function_is_raised_eagerly(caplog):
     def wrong(x):
         return x.no_such_thing()
 
-    run = compile_for_mode(wrong, "compiled", wrong)
+    run = CompiledGraph(wrong, wrong)
     for _ in range(2):
         with pytest.raises(AttributeError, match="no_such_thing"):
             run(torch.zeros(3))

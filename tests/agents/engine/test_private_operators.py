@@ -36,7 +36,7 @@ def test_the_autograd_engine_accumulates_like_backward():
     weights.square().backward(share)
     expected = weights.grad + 1
     weights.grad = torch.ones(5)
-    backward(weights.square(), share)
+    backward((weights.square(),), (share,), False, False, (), True, True)
     assert torch.equal(weights.grad, expected)
 
 

@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -82,15 +81,16 @@ def points(rows, seed=0):
 
 def as_traced(learner):
     """Let the learner run the traced graph that the compiler would get, uncompiled."""
-    made, only_read = [], getattr(learner._run, "_only_read", ())
+    step, made = learner.train_step, []
+    learner.ready = True
 
     def run(*args):
         if not made:
-            made.extend(trace(partial(learner._train_step, True), args, only_read))
+            made.extend(trace(step.pure, args, only_read=(3,)))
         graph, captured = made
         return graph(*flatten(args), *captured)
 
-    learner._run = run
+    step.run = run
     return learner
 
 
@@ -223,7 +223,7 @@ def test_metrics_survive_graphs_that_reuse_their_output():
         calls.append(None)
         return static.fill_(10 ** len(calls)), torch.zeros(4)
 
-    learner._run = replayed
+    learner.train_step.run = replayed
     for _ in range(3):
         learner.step(points(4), 0.0)
     assert learner.means().values.tolist() == [370.0] * 3  # of 10, 100 and 1,000

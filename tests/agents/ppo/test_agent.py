@@ -18,16 +18,15 @@ from steadyrl.envs.types import BoxActions, DiscreteActions, EnvSpec, Step
 def spy(agent):
     """Record every minibatch that the agent learns from, and its step's metrics."""
     seen, learner = [], agent._learner
-    run = learner._run
+    step = learner.train_step
 
-    def record(*args):
-        values, *reports = run(*args)
-        *_, numbers, batch, _ = args
-        metrics = dict(zip(learner.means.names, values.tolist(), strict=True))
+    def record(batch, weight, *numbers):
+        result = step(batch, weight, *numbers)
+        metrics = dict(zip(learner.means.names, result.metrics.tolist(), strict=True))
         seen.append((batch, metrics, numbers))
-        return values, *reports
+        return result
 
-    learner._run = record
+    learner.train_step = record
     return seen
 
 

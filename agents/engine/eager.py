@@ -1,0 +1,83 @@
+"""The reference: a learning step in public torch, which all other engines are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steadyrl.agents.engine.all_reduce import all_reduce_gradient
+from steadyrl.agents.engine.engine import Evaluator, StepParts, StepResult, TrainStep
+from steadyrl.agents.learner.adam import adam_, clip_grad_norm_
+from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.interrupt import Stop
+from steadyrl.agents.learner.loss_spec import Tensors
+from steadyrl.agents.learner.minibatch import (
+    Padding,
+    merge,
+    microbatches,
+    sample_weights,
+    weighted_means,
+)
+
+
+class EagerEngine:
+    """Run everything operation by operation."""
+
+    def train_step(self, parts: StepParts) -> TrainStep:
+        """Return the reference's step."""
+        return EagerStep(parts)
+
+    def evaluator(
+        self, function: Callable[..., Any], network: FlatNetwork, stop: Callable[[], Stop]
+    ) -> Evaluator | None:
+        """Return None: nothing is faster."""
+        return None
+
+
+class EagerStep:
+    """Gradient of the weighted mean loss, clipping, Adam."""
+
+    ready = True
+    padding: Padding | None = None
+
+    def __init__(self, parts: StepParts) -> None:
+        self.spec, self.networks, self.adam, self.comm, self.stop = parts
+        # `forward` itself: nothing registers hooks on these modules, and `__call__` costs time.
+        self.forwards = [network.module.forward for network in self.networks]
+        self.rate = torch.zeros((), device=self.networks[0].weights.device)
+
+    def prepare(self, *inputs: Any) -> None:
+        """Do nothing: nothing is compiled."""
+
+    def __call__(
+        self, batch: Any, weight: float | Tensor | None, rate: float, *scalars: float | Tensor
+    ) -> StepResult:
+        """Step on `batch`, undone if a metric exceeds the limit."""
+        gradient, means, *aux = self.gradient(batch, sample_weights(batch, weight), scalars)
+        if not self.comm.is_single:
+            gradient, means = all_reduce_gradient(gradient, means, self.comm, self.stop())
+        return StepResult(self.apply(gradient, means, self.rate.fill_(rate)), tuple(aux))
+
+    @torch.enable_grad()  # an environment in this process may have disabled it
+    def gradient(self, batch: Any, weight: Tensor, scalars: tuple[Any, ...]) -> Tensors:
+        """Return gradient [P], metrics [K] and aux outputs [B]."""
+        # `parameter.grad` are views of this tensor: backward passes accumulate into it.
+        gradient = self.networks[0].gradient.zero_()
+        results = []
+        for microbatch, part in microbatches(self.spec, batch, weight):
+            losses = self.spec.loss(*self.forwards, microbatch, *scalars)
+            losses.loss.backward(part)
+            results.append(weighted_means(losses, part))
+        return gradient, *merge(results)
+
+    @torch.no_grad()
+    def apply(self, gradient: Tensor, means: Tensor, rate: Tensor) -> Tensor:
+        """Clip the gradient and step, unless the limit is exceeded; return all metrics."""
+        norm = clip_grad_norm_(gradient, self.spec.max_grad_norm)
+        if self.spec.is_within_limit(means):
+            weights = self.networks[0].weights
+            adam_(weights, gradient, self.adam, rate, epsilon=self.spec.epsilon)
+        return torch.cat((means, norm.unsqueeze(0)))
