@@ -36,6 +36,19 @@ LONGEST = (
     "test_evaluate.py",
 )
 
+# Files about what STEADYRL_ENGINE=eager switches off; single tests have the marker `machinery`.
+MACHINERY = (
+    "/agents/engine/cpu/",
+    "/agents/engine/graphs/",
+    "/agents/engine/test_cuda_graph.py",
+    "/agents/engine/test_device_budgets.py",
+    "/agents/engine/test_inductor.py",
+    "/agents/actors/test_acting_on_the_host.py",
+    "/core/gates/",
+    "/training/run/test_fused_rollouts.py",
+    "/tests/agents/test_trips.py",
+)
+
 # Far more than any test takes on a busy machine.
 LIMIT_SECONDS, SLOW_LIMIT_SECONDS = 900.0, 6 * 3600.0
 TERMINAL = pytest.StashKey[int]()
@@ -59,8 +72,20 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with what takes longest."""
+    """Begin with what takes longest; leave out what is about machinery that is switched off."""
     items.sort(key=lambda item: place_of(item.path.as_posix()))
+    if os.environ.get("STEADYRL_ENGINE") == "eager":
+        skip = pytest.mark.skip(reason="STEADYRL_ENGINE=eager: it is about machinery for speed")
+        for item in items:
+            if is_about_machinery(item):
+                item.add_marker(skip)
+
+
+def is_about_machinery(item):
+    """Return whether a test is about compiled graphs, machine code for acting or their speed."""
+    if item.get_closest_marker("machinery") is not None:
+        return True
+    return any(part in item.path.as_posix() for part in MACHINERY)
 
 
 def place_of(path):

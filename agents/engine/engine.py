@@ -86,9 +86,9 @@ class Engine(Protocol):
 
 def reference_only() -> bool:
     """Return whether all runs by the reference alone: no compiler, no machine code for acting."""
-    chosen = os.environ.get(SWITCH, "")
-    if chosen not in ("", "auto", "eager"):
-        raise SettingError(SWITCH, chosen, "must be eager, or auto as it is by default")
+    chosen = os.environ.get(SWITCH, "auto")
+    if chosen not in ("auto", "eager"):
+        raise SettingError(SWITCH, chosen, "must be eager, or auto as it is where it is unset")
     return chosen == "eager"
 
 
@@ -100,6 +100,7 @@ def compile_mode(
     On the host, convolutions of large images dominate, and Inductor does not speed them up.
     """
     if reference_only():
+        log.info("%s=eager: updates and actions run by the reference alone", SWITCH)
         return "eager"
     if setting == "cudagraph":
         if device.type == "cuda":

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from steadyrl.agents.engine.choice import acts_in_machine_code
 from steadyrl.agents.engine.cpu.network import (
     OUTPUTS,
     Convolution,
@@ -30,7 +31,6 @@ from steadyrl.agents.networks.encoders import MLP, PixelScale
 from steadyrl.agents.networks.normalizers import CLIP
 from steadyrl.agents.networks.q_network import QNetwork
 from steadyrl.agents.networks.settings import is_large_image
-from steadyrl.core.gates.numba_private import NUMBA
 from steadyrl.core.jit import jit
 
 LIMIT = np.float32(CLIP)
@@ -187,7 +187,7 @@ def q_policy_arrays(network: HostNetwork) -> PolicyArrays:
 def q_on_host(network: QNetwork) -> HostNetwork | None:
     """Return a host network whose largest output is the greedy action, or None."""
     if (
-        not NUMBA.offers("products") or network.shape != () or network.masks is not None
+        network.shape != () or network.masks is not None or not acts_in_machine_code()
     ):  # (): scalar Q-values
         return None
     # The value stream of a dueling network does not change the argmax.
@@ -210,7 +210,7 @@ def value_on_host(network: ActorCritic) -> HostValue | None:
 def _branch(network: ActorCritic, which: int, last: nn.Module) -> HostNetwork | None:
     """Return the trunk and head of the policy (0) or the value (1)."""
     trunk = network.trunk
-    if not NUMBA.offers("products") or network.masks is not None:
+    if network.masks is not None or not acts_in_machine_code():
         return None
     if isinstance(trunk, ParallelMLP):
         hidden = (

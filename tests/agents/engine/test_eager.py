@@ -6,12 +6,22 @@ from changed import changed
 
 from steadyrl.agents.dqn.build import build_loss_spec
 from steadyrl.agents.engine.choice import engine_of
+from steadyrl.agents.engine.cpu.policy import policy_on_host, q_on_host, value_on_host
 from steadyrl.agents.engine.direct import DirectEngine
 from steadyrl.agents.engine.eager import EagerEngine
+from steadyrl.agents.engine.engine import compile_mode
 from steadyrl.agents.learner.flat import FlatNetwork
+from steadyrl.agents.learner.interrupt import Stop
 from steadyrl.agents.learner.learner import Learner
+from steadyrl.agents.networks.actor_critic import ActorCritic
+from steadyrl.agents.networks.distributions import build_head
+from steadyrl.agents.networks.settings import PLAIN
+from steadyrl.core.errors import SettingError
+from steadyrl.core.gates.torch_private import TORCH
+from steadyrl.envs.types import DiscreteActions
 from tests.agents.dqn.test_agent import SETTINGS
 from tests.agents.learner.test_learner import as_traced, q_network, replay_batch
+from tests.core.gates.test_gates import run as run_small
 
 CPU = torch.device("cpu")
 
@@ -53,7 +63,41 @@ def test_samples_weigh_as_much_in_every_engine(weight):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_an_engine_is_chosen_by_its_mode_or_handed_in():
+def test_an_engine_is_chosen_by_its_mode_or_handed_in(monkeypatch):
+    monkeypatch.delenv("STEADYRL_ENGINE", raising=False)
     given = EagerEngine()
     assert engine_of(given) is given
     assert type(engine_of("eager")) is DirectEngine
+
+
+@pytest.mark.parametrize("setting", ["false", "true", "cudagraph", "auto"])
+def test_one_switch_makes_the_reference_run_everything(setting, monkeypatch):
+    network, policy = q_network(0), actor_critic()
+    monkeypatch.setenv("STEADYRL_ENGINE", "auto")
+    assert None not in (q_on_host(network), policy_on_host(policy), value_on_host(policy))
+    monkeypatch.setenv("STEADYRL_ENGINE", "eager")
+    engine = engine_of(compile_mode(setting, CPU, 10**9))
+    assert type(engine) is EagerEngine
+    assert engine.evaluator(torch.relu, learner("eager").network, Stop) is None
+    assert {q_on_host(network), policy_on_host(policy), value_on_host(policy)} == {None}
+
+
+def actor_critic():
+    return ActorCritic(
+        (4,), "float32", build_head(DiscreteActions(2), CPU, scaled=True), hidden=(8,), shared=None,
+        normalise=False, log_std=0.0, network=PLAIN, masks=None, popart=False,
+    )  # fmt: skip
+
+
+def test_a_switch_that_is_unknown_is_refused(monkeypatch):
+    monkeypatch.setenv("STEADYRL_ENGINE", "fast")
+    with pytest.raises(SettingError, match=r"STEADYRL_ENGINE.*must be eager"):
+        compile_mode("auto", CPU, 1)
+
+
+@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+def test_a_run_by_the_reference_alone_asks_for_no_private_name(agent, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEADYRL_ENGINE", "eager")
+    for name in ("offers", "require", "_find"):
+        monkeypatch.setattr(TORCH, name, pytest.fail)
+    run_small(tmp_path, agent, **{"agent.compile": "true"})
