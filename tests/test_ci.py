@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,16 @@ def test_ci_fails_where_the_readme_has_lost_its_commands(follow):
 def test_before_a_release_a_stage_that_tries_nothing_has_failed(follow):
     done = follow(["echo one"], "full", "--only", "pythons")  # nothing says which are admitted
     assert done.returncode != 0 and "ended well" not in done.stdout
+
+
+def test_ci_alone_keeps_to_a_cpu_build_of_torch(follow):
+    (asked,) = [
+        line
+        for line in tomllib.loads((CI.parent / "pyproject.toml").read_text())["project"][
+            "dependencies"
+        ]
+        if line.startswith("torch")
+    ]
+    assert "<" not in asked and "==" not in asked
+    done = follow(['cat "$PIP_CONSTRAINT"'], "newcomer", "readme:1")
+    assert "torch<2.14" in done.stdout.splitlines()
