@@ -149,6 +149,7 @@ def stopped_in_a_callback() -> None:
     assert reference() is None
 
 
+@pytest.mark.machinery
 @pytest.mark.parametrize("happens", [stopped, stopped_in_a_callback])
 def test_compiling_is_cut_short_and_what_was_drawn_for_it_is_drawn_again(
     tmp_path: Path,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from steadyrl.agents.dqn.build import build_loss_spec
 from steadyrl.agents.dqn.loss import td_loss
 from steadyrl.agents.dqn.q_heads import ScalarHead
+from steadyrl.agents.engine.choice import ENGINES
 from steadyrl.agents.engine.graphs.trace import trace
 from steadyrl.agents.learner.flat import FlatNetwork
 from steadyrl.agents.learner.learner import Learner
@@ -48,7 +49,7 @@ def replay_batch(rows, seed):
 def dqn_learner(mode="eager", **changes):
     settings = changed(SETTINGS, **changes)
     online, target = (FlatNetwork(q_network(seed), CPU) for seed in (0, 1))
-    return Learner(build_loss_spec(settings), online, mode, frozen=(target,))
+    return Learner(build_loss_spec(settings), online, ENGINES[mode](), frozen=(target,))
 
 
 class Points(NamedTuple):
@@ -71,7 +72,7 @@ PLAIN = LossSpec(
 def line(**changes):
     torch.manual_seed(0)
     mode = changes.pop("mode", "eager")
-    return Learner(replace(PLAIN, **changes), FlatNetwork(nn.Linear(1, 1), CPU), mode)
+    return Learner(replace(PLAIN, **changes), FlatNetwork(nn.Linear(1, 1), CPU), ENGINES[mode]())
 
 
 def points(rows, seed=0):

@@ -400,6 +400,7 @@ def test_feedforward_initialisation_does_not_depend_on_the_cell():
     assert not any("memory" in name for name in one.weights())
 
 
+@pytest.mark.machinery
 @pytest.mark.parametrize(
     ("recurrent", "length", "mode"),
     [("none", 16, "eager"), ("gru", 16, "compiled"), ("gru", 2, "eager"), ("lstm", 100, "eager")],

@@ -66,6 +66,7 @@ exit 1
 """
 
 
+@pytest.mark.machinery
 def test_ctrl_c_during_compilation(tmp_path):
     """It reaches the whole process group: the compiler too."""
     compiler = tmp_path / "compiler"
