@@ -14,7 +14,7 @@ from ppo_agents import build as build_ppo
 
 from steadyrl.agents.dqn import build as dqn_building
 from steadyrl.agents.dqn.agent import DQN
-from steadyrl.agents.learner import learner
+from steadyrl.agents.engine import direct
 from steadyrl.agents.ppo import build as ppo_building
 from steadyrl.buffers.replay import block_sums
 from steadyrl.buffers.replay import build as replay_build
@@ -37,7 +37,7 @@ def device(monkeypatch, caplog):
 
     monkeypatch.setattr(recording, "capture", capture)
     monkeypatch.setattr(recording, "on_side_stream", lambda function: function())
-    for module in (learner, block_sums):
+    for module in (direct, block_sums):
         monkeypatch.setattr(module, "host_sees", lambda _: False)
     monkeypatch.setattr(replay_build, "choose_accelerator", lambda *_: CPU)
     yield played

@@ -86,7 +86,7 @@ def one_rank(comm, given, changes, told=told):
     return learned(agent, given, begin, begin + ENVS, settle, told)
 
 
-@pytest.mark.machinery  # which evaluates these decisions anew: their own log-probabilities are made up
+@pytest.mark.machinery  # it evaluates decisions anew, whose own log-probabilities are made up
 @pytest.mark.parametrize("size", [2, 3])
 def test_ppo_on_ranks_equals_one_process(size):
     given = rows(size, 4)
