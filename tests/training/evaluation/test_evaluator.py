@@ -127,6 +127,7 @@ PLAYED = {
 }
 
 
+@pytest.mark.machinery
 @pytest.mark.parametrize("limit", [60, 100_000])
 @pytest.mark.parametrize("name", PLAYED)
 def test_episodes_in_one_call_are_those_of_the_plain_loop(tmp_path, monkeypatch, name, limit):
