@@ -57,7 +57,8 @@ class Budget(NamedTuple):
 
 
 def budgets():
-    text = PAGE.read_text().partition("## Launches, copies and synchronisations")[2].partition("\n## ")[0]
+    heading = "\n## Launches, copies and synchronisations\n"
+    text = PAGE.read_text().partition(heading)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     return {what: Budget(what, *map(int, numbers)) for what, *numbers in rows}
 
