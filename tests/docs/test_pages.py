@@ -40,6 +40,36 @@ def test_links_lead_to_files(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_code_that_a_page_names_exists(page):
+    assert [name for name in code_names(page.read_text()) if not defined(*name)] == []
+
+
+def code_names(text):
+    """Return (path, name) of every `path.py: name`, and ("", class, member) of `Class.member`."""
+    yield from re.findall(r"`((?:\w+/)+\w+\.py): (\w+)`", text)
+    yield from (("", *names) for names in re.findall(r"`([A-Z]\w+)\.(\w+)`", text))
+
+
+def defined(path, name, member=None):
+    """Return whether the code has a definition, which a class of others need not be."""
+    definition = re.compile(rf"^(?:class|def) {name}\b|^{name}\b.*=", re.M)
+    if path:
+        return bool(definition.search((ROOT / path).read_text()))
+    folders = ("agents", "buffers", "core", "envs", "memory", "training")
+    files = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    own = [text for text in files if re.search(rf"^class {name}\b", text, re.M)]
+    return not own or any(re.search(rf"\b(?:def |self\.)?{member}\b", text) for text in own)
+
+
+def test_names_that_do_not_exist_are_found():
+    text = "`agents/ppo/loss.py: ppo_loss`, `agents/ppo/loss.py: gone`, `PPO.update`, `PPO.gone`"
+    found = [name for name in code_names(text) if not defined(*name)]
+    assert found == [("agents/ppo/loss.py", "gone"), ("", "PPO", "gone")]
+
+
 def compared(section):
     """Return trainer, answer and what is said of it for every row of a comparison."""
     rows = [line.split("|")[1:4] for line in section.splitlines() if line.startswith("| ")]

@@ -57,7 +57,8 @@ class Budget(NamedTuple):
 
 
 def budgets():
-    text = PAGE.read_text().partition("## What a device is asked")[2].partition("\n## ")[0]
+    heading = "\n## Launches, copies and synchronisations\n"
+    text = PAGE.read_text().partition(heading)[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.M)
     return {what: Budget(what, *map(int, numbers)) for what, *numbers in rows}
 
@@ -159,7 +160,7 @@ def test_dqn_stays_within_its_device_budget(card, monkeypatch, prioritized, home
         {
             f"DQN, acting on the {acting}{graph}": decided,
             f"DQN, acting on the {acting}{graph}, first after an update": first,
-            f"DQN, storing a row, {place}, {kind}": stored,
+            f"DQN, storing a timestep, {place}, {kind}": stored,
             f"DQN, an update, {seen}, {place}, {kind}, {mode}": learned,
         },
         card,
@@ -208,7 +209,7 @@ def test_ppo_stays_within_its_device_budget(card, monkeypatch, seen, mode):
         {
             f"PPO, acting on the {acting}{graph}": decided,
             f"PPO, acting on the {acting}{graph}, first after an update": first,
-            f"PPO, storing a row decided on the {acting}": stored,
+            f"PPO, storing a timestep decided on the {acting}": stored,
             f"PPO, a step on a minibatch, {seen}, {mode}": steps[-1],
             f"PPO, an update of 8 minibatches, {seen}, {mode}": whole,
         },

@@ -64,7 +64,7 @@ def test_the_warm_up_lasts_until_the_replay_is_full_and_epsilon_at_its_end():
     fills = with_lines(lambda step: {"memory/replay_fill": min(1.0, step / 500_000)})
     assert settled_step(fills.logged, 0.2) == 420_000
     assert failed(fills) == []
-    assert "judged from step" in failed(explores)
+    assert "checked from step" in failed(explores)
     # Full, but for the rows that only end an episode: their number changes for ever.
     full = with_lines(lambda step: {"memory/replay_fill": 0.9 + step % 3 / 25})
     assert settled_step(full.logged, 0.2) == 200_000

@@ -189,7 +189,7 @@ def test_the_environment_may_be_another_of_the_same_shape(dqn, evaluate, refused
         ("kwargs={a", "--env kwargs={a: ParserError"),
         ("id=CartPole-v9", "env.id=CartPole-v9"),
         ("id=no_module:X-v0", "cannot import no_module"),
-        ("frame_stack=two", "env.frame_stack=two: must be a whole number"),
+        ("frame_stack=two", "env.frame_stack=two: must be an integer"),
     ],
 )
 def test_bad_environments_are_refused(dqn, refused, override, reason):
