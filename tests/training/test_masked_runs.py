@@ -1,4 +1,4 @@
-"""Runs where a forbidden action breaks the environment: there is none, from start to finish."""
+"""Runs in environments that fail on forbidden actions, which are never taken."""
 
 import json
 from dataclasses import replace
@@ -35,31 +35,31 @@ ALL = (
 )  # fmt: skip
 AGENTS = {
     "dqn": (DQN, "info"),
-    "dqn with all": ((*DQN, *ALL, "env.frame_stack=2"), "observation"),
+    "dqn with all options": ((*DQN, *ALL, "env.frame_stack=2"), "observation"),
     "ppo": (PPO, "method"),
-    "ppo that remembers": (
+    "ppo recurrent": (
         (*PPO, "agent.recurrent.cell=gru", "agent.recurrent.sequence_length=5"),
         "info",
     ),
-    "ppo with one trunk": ((*PPO, "agent.shared_trunk=true", "env.frame_stack=2"), "observation"),
+    "ppo shared trunk": ((*PPO, "agent.shared_trunk=true", "env.frame_stack=2"), "observation"),
 }
 
 
-SELDOM = {name: pytest.mark.slow for name in ("dqn", "ppo", "ppo with one trunk")}
+SLOW = {name: pytest.mark.slow for name in ("dqn", "ppo", "ppo shared trunk")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=SELDOM.get(n, ())) for n in AGENTS])
-def test_a_run_in_two_parts_is_the_same_as_in_one(tmp_path, name):
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in AGENTS])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
     agent, source = AGENTS[name]
-    asked = (*ENVS, *agent, f"++env.kwargs={{doors: 30, source: {source}}}", *SHORT)
-    told = job(tmp_path, *asked, quick=False)
+    overrides = (*ENVS, *agent, f"++env.kwargs={{doors: 30, source: {source}}}", *SHORT)
+    told = job(tmp_path, *overrides, quick=False)
     assert told.spec.mask == 2 and told.config["env"]["action_masks"] == "auto"
     run, second, whole, parts = in_one_and_in_two_parts(told, 170)
     assert parts == whole and len(whole) >= 3 and run.summary.updates > 9
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 
 
-def test_a_policy_is_evaluated_with_the_masks_it_was_trained_with(tmp_path, capsys):
+def test_policies_are_evaluated_with_their_training_masks(tmp_path, capsys):
     run, summary, _ = warm.run(tmp_path, *ENVS, *PPO, *SHORT, quick=False)
     spec = json.loads((Path(run) / "policy" / "manifest.json").read_text())["metadata"]["spec"]
     assert spec["mask"] == 5 and spec_of(spec).unmasked_shape == (10,)
@@ -69,7 +69,7 @@ def test_a_policy_is_evaluated_with_the_masks_it_was_trained_with(tmp_path, caps
         assert told["return_mean"] == summary["eval_return_mean"]
 
 
-def test_a_policy_without_masks_is_saved_and_read_without(tmp_path):
+def test_specs_without_masks_are_saved_without_the_field(tmp_path):
     told = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
     assert told.spec.mask == 1
     spec = job(tmp_path, "total_steps=300").spec
@@ -77,12 +77,12 @@ def test_a_policy_without_masks_is_saved_and_read_without(tmp_path):
 
 
 class Foreign:
-    """Settings of an algorithm that knows nothing of masks."""
+    """Settings of an algorithm without action masks."""
 
     name = "foreign"
 
 
-def test_an_agent_that_knows_nothing_of_masks_is_given_none(tmp_path):
+def test_agents_without_mask_support_get_no_masks(tmp_path):
     settings = job(tmp_path, DOORS).settings
     assert isinstance(settings.agent, Masking) and settings.run.env.action_masks == "true"
     for value in ("true", "auto", "false"):
@@ -99,16 +99,16 @@ def test_an_agent_that_knows_nothing_of_masks_is_given_none(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sync", "async"])
 @pytest.mark.parametrize("name", AGENTS)
-def test_kills_change_nothing(tmp_path, name, backend):
+def test_killed_runs_resume_to_the_same_result(tmp_path, name, backend):
     agent, source = AGENTS[name]
     more = (f"env.kwargs={{source: {source}}}", f"env.backend={backend}", "total_steps=4000",
             "agent.compile=false")  # fmt: skip
-    often = (
+    checkpoints = (
         "eval.every=1000",
         "checkpoint.every=150",
         "log.every=500",
         "agent.replay.capacity=700",
     )
-    often = often if "dqn" in name else often[:-1]
-    fates = hold_killed_against_whole(tmp_path, (DOORS, *agent, *more, *often), kills=3)
+    checkpoints = checkpoints if "dqn" in name else checkpoints[:-1]
+    fates = hold_killed_against_whole(tmp_path, (DOORS, *agent, *more, *checkpoints), kills=3)
     assert len(fates) >= 3 and "env.num_envs=2" in KILLED
