@@ -15,7 +15,7 @@ from steadyrl.training.cli.evaluate import command
 from steadyrl.training.policies.policy import plain_spec, spec_of
 from steadyrl.training.run.job import probed
 from tests.test_killed import QUICK as KILLED
-from tests.test_killed import hold_killed_against_whole
+from tests.test_killed import compare_killed_with_uninterrupted
 
 DOORS = "env.id=masked_envs:Doors-v0"
 ENVS = (DOORS, "env.num_envs=2", "env.max_restarts=0", "device=cpu", "agent.compile=false")
@@ -110,5 +110,7 @@ def test_killed_runs_resume_to_the_same_result(tmp_path, name, backend):
         "agent.replay.capacity=700",
     )
     checkpoints = checkpoints if "dqn" in name else checkpoints[:-1]
-    fates = hold_killed_against_whole(tmp_path, (DOORS, *agent, *more, *checkpoints), kills=3)
+    fates = compare_killed_with_uninterrupted(
+        tmp_path, (DOORS, *agent, *more, *checkpoints), kills=3
+    )
     assert len(fates) >= 3 and "env.num_envs=2" in KILLED

@@ -14,7 +14,7 @@ from steadyrl.agents.networks.action_mask import Masks
 from steadyrl.core.errors import ExpectedError, SettingError
 from steadyrl.training.checkpoints.manifest import CheckpointError
 from steadyrl.training.setup import build
-from tests.test_killed import hold_killed_against_whole
+from tests.test_killed import compare_killed_with_uninterrupted
 
 PPO = (
     "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
@@ -199,7 +199,7 @@ def test_compiled_students_learn_the_same_as_eager_ones(tmp_path, policy, name):
 @pytest.mark.parametrize("name", DISTILLED)
 def test_killed_runs_resume_to_the_same_result(tmp_path, policy, name):
     more = ("total_steps=8000", "eval.every=1000", "checkpoint.every=150", "log.every=500")
-    fates = hold_killed_against_whole(
+    fates = compare_killed_with_uninterrupted(
         tmp_path, (f"agent.teacher.policy={policy}", *DISTILLED[name], *more), kills=3
     )
     assert len(fates) >= 3

@@ -9,7 +9,7 @@ from steadyrl.core.errors import SettingError
 from steadyrl.training.setup import build
 from tests.test_killed import PPO as KILLED
 from tests.test_killed import SHORT as KILLED_SHORT
-from tests.test_killed import hold_killed_against_whole
+from tests.test_killed import compare_killed_with_uninterrupted
 
 PPO = (
     "agent=ppo", "env=cartpole", "env.num_envs=2", "device=cpu", "agent.hidden=[16]",
@@ -57,5 +57,5 @@ def test_invalid_rnd_settings_are_rejected(tmp_path, wrong):
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_killed_runs_resume_to_the_same_result(tmp_path, compiled):
     more = ("agent.rnd.coef=1", f"agent.compile={compiled}")
-    fates = hold_killed_against_whole(tmp_path, (*KILLED_SHORT, *KILLED, *more), kills=2)
+    fates = compare_killed_with_uninterrupted(tmp_path, (*KILLED_SHORT, *KILLED, *more), kills=2)
     assert len(fates) >= 2
