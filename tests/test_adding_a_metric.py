@@ -81,7 +81,7 @@ def test_metrics_of_loss_and_agent_reach_every_sink(added_metrics, tmp_path, mon
 def test_undocumented_and_unwritten_tags_fail_the_page_test(monkeypatch):
     """Undocumented tags fail, and so do documented tags that are never written."""
     check, sources = (
-        test_pages.test_every_tag_is_explained_and_every_explained_tag_is_written,
+        test_pages.test_written_tags_are_documented_and_documented_tags_written,
         test_pages.sources,
     )
     check()
