@@ -111,8 +111,8 @@ def test_policies_sample_if_the_agent_supports_it(name, tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_declared_capabilities_work(name, tmp_path):
-    told = job_of(name, tmp_path)
-    settings, spec = told.settings.agent, told.spec
+    run_job = job_of(name, tmp_path)
+    settings, spec = run_job.settings.agent, run_job.spec
     if isinstance(settings, Compiling):
         assert settings.expected_updates(spec, 10_000) > settings.expected_updates(spec, 1_000) > 0
     if isinstance(settings, Batching):

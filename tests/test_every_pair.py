@@ -10,7 +10,7 @@ import pytest
 from algorithms import NAMES, known, small
 from command import ROOT
 from covering import covering, pairs_of
-from logged_runs import in_one_and_in_two_parts
+from logged_runs import uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.registry import settings_type
@@ -124,8 +124,8 @@ def test_forbidden_pairs_are_rejected(tmp_path, name):
 def test_a_resumed_case_equals_an_uninterrupted_one(tmp_path, name, index):
     case = CASES[name][index] | {"backend": "sync"}  # worker processes take seconds to start
     overrides = (*overrides_of(name, case), "total_steps=300", "eval.every=100", "log.every=100")
-    told = job(tmp_path, *overrides, quick=False)
-    run, second, whole, parts = in_one_and_in_two_parts(told, 170)
+    run_job = job(tmp_path, *overrides, quick=False)
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 170)
     assert parts == whole and run.summary.updates > 5
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 

@@ -61,11 +61,15 @@ def test_a_finished_run_has_checkpoints_and_policies(finished: Path) -> None:
 
 def test_a_finished_run_resumes_with_more_steps(copy_: Path) -> None:
     longer = ("resume=run", "total_steps=900", "log.every=100")
-    directory, told, printed = run(copy_, *longer, quick=False)
+    directory, summary, printed = run(copy_, *longer, quick=False)
     assert "resumed from step 600" in printed
     assert "total_steps=900 (was 600)" in printed
     assert "schedules follow the new total_steps" in printed
-    assert (told["steps"], told["resumed_from_step"], told["status"]) == (900, 600, "finished")
+    assert (summary["steps"], summary["resumed_from_step"], summary["status"]) == (
+        900,
+        600,
+        "finished",
+    )
     steps = [line["step"] for line in metrics(directory)]
     assert steps == sorted(set(steps))
     assert steps[-1] == 900
@@ -92,15 +96,15 @@ def test_resuming_a_finished_run_removes_its_summary(copy_: Path) -> None:
 def test_logging_and_evaluation_intervals_may_change_on_resume(
     tmp_path: Path, key: str, tag: str, was: int, expected: list[int]
 ) -> None:
-    told = {"log.every": 0, "eval.every": 0, "eval.episodes": 1, "run_dir": "run"}
-    told[f"{key}.every"] = was
-    run(tmp_path, "total_steps=600", *(f"{k}={v}" for k, v in told.items()), quick=False)
-    told[f"{key}.every"] = 300
+    overrides = {"log.every": 0, "eval.every": 0, "eval.episodes": 1, "run_dir": "run"}
+    overrides[f"{key}.every"] = was
+    run(tmp_path, "total_steps=600", *(f"{k}={v}" for k, v in overrides.items()), quick=False)
+    overrides[f"{key}.every"] = 300
     directory, summary, _ = run(
         tmp_path,
         "total_steps=1200",
         "resume=auto",
-        *(f"{k}={v}" for k, v in told.items()),
+        *(f"{k}={v}" for k, v in overrides.items()),
         quick=False,
     )
     assert (summary["status"], summary["steps"]) == ("finished", 1200)
@@ -146,9 +150,9 @@ def test_auto_restarts_a_run_without_checkpoints(tmp_path: Path) -> None:
         shutil.rmtree(directory / name)
     (directory / ".config.yaml-0123abcd").write_text("half")
     again = ("total_steps=300", "run_dir=run", "log.every=100", "resume=auto")
-    _, told, printed = run(tmp_path, *again)
+    _, summary, printed = run(tmp_path, *again)
     assert "starting over" in printed
-    assert (told["steps"], told["resumed_from_step"]) == (300, None)
+    assert (summary["steps"], summary["resumed_from_step"]) == (300, None)
     assert [line["step"] for line in metrics(directory)] == [100, 200, 300]
     assert not (directory / ".config.yaml-0123abcd").exists()
 

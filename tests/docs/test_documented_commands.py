@@ -91,7 +91,7 @@ named = pytest.mark.parametrize
 
 
 def with_slow_marks(commands):
-    """Mark commands of other pages than the README as slow, and sweeps, which are tested elsewhere."""
+    """Mark commands of other pages than the README, and sweeps, as slow."""
     for command in commands:
         quick = command.page == "README.md" and "-m" not in command.words
         marks = () if quick else pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from logged_runs import in_one_and_in_two_parts
+from logged_runs import uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.registry import Masking
@@ -52,9 +52,9 @@ SLOW = {name: pytest.mark.slow for name in ("dqn", "ppo", "ppo shared trunk")}
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
     agent, source = AGENTS[name]
     overrides = (*ENVS, *agent, f"++env.kwargs={{doors: 30, source: {source}}}", *SHORT)
-    told = job(tmp_path, *overrides, quick=False)
-    assert told.spec.mask == 2 and told.config["env"]["action_masks"] == "auto"
-    run, second, whole, parts = in_one_and_in_two_parts(told, 170)
+    run_job = job(tmp_path, *overrides, quick=False)
+    assert run_job.spec.mask == 2 and run_job.config["env"]["action_masks"] == "auto"
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 170)
     assert parts == whole and len(whole) >= 3 and run.summary.updates > 9
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 
@@ -65,13 +65,13 @@ def test_policies_are_evaluated_with_their_training_masks(tmp_path, capsys):
     assert spec["mask"] == 5 and spec_of(spec).unmasked_shape == (10,)
     for more in (), ("--env=action_masks=false",):
         command([str(run), "--json", "--env=id=masked_envs:Doors-v0", *more])
-        told = json.loads(capsys.readouterr().out)
-        assert told["return_mean"] == summary["eval_return_mean"]
+        result = json.loads(capsys.readouterr().out)
+        assert result["return_mean"] == summary["eval_return_mean"]
 
 
 def test_specs_without_masks_are_saved_without_the_field(tmp_path):
-    told = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
-    assert told.spec.mask == 1
+    run_job = job(tmp_path, "total_steps=300", "env=taxi", "env.backend=sync")
+    assert run_job.spec.mask == 1
     spec = job(tmp_path, "total_steps=300").spec
     assert "mask" not in plain_spec(spec) and spec_of(plain_spec(spec)).mask == 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import warm
-from logged_runs import Lines, in_one_and_in_two_parts, opened, train
+from logged_runs import Lines, opened, train, uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.distillation.teacher import TeacherError
@@ -60,8 +60,8 @@ def policy(tmp_path_factory):
 
 @pytest.mark.parametrize("name", DISTILLED)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, policy, name):
-    told = job(tmp_path, f"agent.teacher.policy={policy}", *DISTILLED[name], *SHORT, quick=False)
-    run, second, whole, parts = in_one_and_in_two_parts(told, 110)
+    run_job = job(tmp_path, f"agent.teacher.policy={policy}", *DISTILLED[name], *SHORT, quick=False)
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 110)
     assert parts == whole and run.summary.updates > 9
     assert "train/teacher_loss" in whole[-1][1]
     assert second.summary.weights_sha256 == run.summary.weights_sha256
@@ -71,13 +71,13 @@ def test_teacher_paths_become_absolute_and_weights_must_match_on_resume(
     tmp_path, policy, monkeypatch
 ):
     monkeypatch.chdir(policy.parent)
-    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={policy.name}", quick=False)
+    run_job = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={policy.name}", quick=False)
     assert (
-        told.config["agent"]["teacher"]["policy"]
+        run_job.config["agent"]["teacher"]["policy"]
         == str(policy)
-        == told.settings.agent.teacher.policy
+        == run_job.settings.agent.teacher.policy
     )
-    with build(told) as (_, agent):
+    with build(run_job) as (_, agent):
         state = agent.state_dict()
         state["teacher_guide"]["teacher"] = "0" * 64
         with pytest.raises(TeacherError, match="other weights than when the run began"):
@@ -90,8 +90,8 @@ def test_resuming_with_another_teacher_is_rejected(tmp_path, policy):
     for other in ("agent.teacher.policy=null", "agent.teacher.coef=0.5"):
         with pytest.raises(SettingError, match="cannot change when a run is continued"):
             job(tmp_path, resume, other, quick=False)
-    _, told, _ = warm.run(tmp_path, resume, "total_steps=400", quick=False)
-    assert told["steps"] >= 400 and told["resumed_from_step"] >= 300
+    _, summary, _ = warm.run(tmp_path, resume, "total_steps=400", quick=False)
+    assert summary["steps"] >= 400 and summary["resumed_from_step"] >= 300
 
 
 def test_module_teachers_must_be_given_again_on_resume(tmp_path):
@@ -102,13 +102,13 @@ def test_module_teachers_must_be_given_again_on_resume(tmp_path):
         "agent.normalize_reward=false",
     )
     options = (*SHORT, *untuned, teacher, "agent.teacher.acts=1")
-    run, told, _ = warm.run(tmp_path, *PPO, *options, quick=False)
-    assert told["return_mean"] > 60  # a good teacher acts most of the time
+    run, summary, _ = warm.run(tmp_path, *PPO, *options, quick=False)
+    assert summary["return_mean"] > 60  # a good teacher acts most of the time
     longer = (f"resume={run}", "total_steps=400")
     with pytest.raises(CheckpointError, match=r"type agent\.teacher\.policy=… with"):
         job(tmp_path, *longer, quick=False)
-    _, told, _ = warm.run(tmp_path, *longer, teacher, quick=False)
-    assert told["steps"] >= 400 and told["resumed_from_step"] >= 300
+    _, summary, _ = warm.run(tmp_path, *longer, teacher, quick=False)
+    assert summary["steps"] >= 400 and summary["resumed_from_step"] >= 300
 
 
 def test_nan_predictions_of_a_teacher_end_the_run_in_one_line(tmp_path):
@@ -129,8 +129,8 @@ def test_nan_predictions_of_a_teacher_end_the_run_in_one_line(tmp_path):
     ],
 )
 def test_invalid_teachers_are_rejected(tmp_path, teacher, reason):
-    told = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={teacher}", quick=False)
-    with pytest.raises(ExpectedError, match=reason) as refused, build(told):
+    run_job = job(tmp_path, *PPO, *SHORT, f"agent.teacher.policy={teacher}", quick=False)
+    with pytest.raises(ExpectedError, match=reason) as refused, build(run_job):
         pass
     assert refused.value.exit_code == 2
 
@@ -168,10 +168,10 @@ def test_teacher_targets_are_zero_for_forbidden_actions(tmp_path, agent, masked)
 def test_masked_teachers_are_rejected_by_unmasked_students(tmp_path):
     overrides = (*PPO, *DOORS, "+env.kwargs.punish=true", *SHORT)
     run, _, _ = warm.run(tmp_path, *overrides, quick=False)
-    told = job(
+    run_job = job(
         tmp_path, *overrides, f"agent.teacher.policy={run}", "env.action_masks=false", quick=False
     )
-    with pytest.raises(SettingError, match="observations"), build(told):
+    with pytest.raises(SettingError, match="observations"), build(run_job):
         pass
 
 
@@ -186,10 +186,10 @@ def test_compiled_students_learn_the_same_as_eager_ones(tmp_path, policy, name):
             *SHORT,
             f"agent.compile={compiled}",
         )
-        told = job(tmp_path, *overrides, quick=False)
-        with build(told) as (env, agent):
+        run_job = job(tmp_path, *overrides, quick=False)
+        with build(run_job) as (env, agent):
             env.reset()
-            train(opened(told, agent, Lines()), env, agent, 120)
+            train(opened(run_job, agent, Lines()), env, agent, 120)
             assert isinstance(agent._learner, Learner) and agent.updates > 3
             weights.append(agent._learner.network.weights.clone())
     assert (weights[0] - weights[1]).abs().max() < 1e-4

@@ -53,13 +53,13 @@ def test_the_first_minibatch_has_ratio_1_and_no_kl(name, normalise):
     assert seen[-1][1]["train/approx_kl"] > 1e-6, "later minibatches see a changed policy"
 
 
-@pytest.mark.parametrize(("envs", "rows", "minibatches"), [(3, 16, 4), (1, 7, 3), (5, 13, 64)])
-def test_each_valid_sample_is_used_once_per_epoch_in_shuffled_order(envs, rows, minibatches):
-    agent = build(envs, shape=(1,), rollout_steps=rows, minibatches=minibatches, epochs=3)
+@pytest.mark.parametrize(("envs", "timesteps", "minibatches"), [(3, 16, 4), (1, 7, 3), (5, 13, 64)])
+def test_each_valid_sample_is_used_once_per_epoch_in_shuffled_order(envs, timesteps, minibatches):
+    agent = build(envs, shape=(1,), rollout_steps=timesteps, minibatches=minibatches, epochs=3)
     seen = spy(agent)
     env = Episodes(envs, (1,), mean_length=3)
     valid = np.empty((0, 1))
-    for t in range(rows):
+    for t in range(timesteps):
         ids = np.arange(envs, dtype=np.float32)[:, None] + t * envs
         step = env.step()
         agent.observe(act(agent, ids), step)
@@ -67,7 +67,7 @@ def test_each_valid_sample_is_used_once_per_epoch_in_shuffled_order(envs, rows, 
     agent.update()
     used = Counter(torch.cat([batch.obs for batch, *_ in seen]).flatten().tolist())
     assert used == Counter(dict.fromkeys(valid.flatten().tolist(), 3))
-    assert 0 < len(valid) < rows * envs
+    assert 0 < len(valid) < timesteps * envs
     assert all(np.isfinite(list(values.values())).all() for _, values, _ in seen)
 
 
@@ -141,7 +141,9 @@ def test_learning_rate_starts_full_and_ends_positive(rollouts, beyond):
     seen = spy(agent)
     found = rates_of(agent, Episodes(mean_length=1e9), total)
     expected = [1 - k * 48 / total for k in range(rollouts)]
-    np.testing.assert_allclose(found, [(share, 0.2 * share) for share in expected], rtol=1e-12)
+    np.testing.assert_allclose(
+        found, [(fraction, 0.2 * fraction) for fraction in expected], rtol=1e-12
+    )
     _, clip = seen[0][2]
     assert clip == pytest.approx(0.2)
 
@@ -241,8 +243,8 @@ def test_a_restored_agent_continues_bitwise(at):
     _, obs = learn(one, env, env.reset(), 2)
     obs = collect(one, env, obs, at)
     other.load_state_dict(state_of(one))
-    twin = copy.deepcopy(env)
-    for agent, world in ((one, env), (other, twin)):
+    env_copy = copy.deepcopy(env)
+    for agent, world in ((one, env), (other, env_copy)):
         agent.update()
         now = collect(agent, world, obs, 16 - at % 16)
         agent.update()
@@ -314,11 +316,13 @@ def play(agent, seen):
 def test_first_rollout_is_normalised_by_running_statistics(envs, shared):
     """Host and device actors normalise as the update does; outliers stay distinct."""
     agent = build(envs, shape=(1,), normalize_obs=True, shared_trunk=shared)
-    rows = np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
-    play(agent, rows)
+    timesteps = (
+        np.random.default_rng(0).choice([50.0, 5000.0], size=(16, envs, 1)).astype(np.float32)
+    )
+    play(agent, timesteps)
     agent._compute_advantages()
     assert agent._rollout.obs.abs().max() < 6
-    late, seen = rows[8:] > 100, agent._rollout.obs[8:].numpy()
+    late, seen = timesteps[8:] > 100, agent._rollout.obs[8:].numpy()
     assert seen[late].min() - seen[~late].max() > 1
     batch = next(agent._rollout.minibatches(4, torch.Generator()))
     with torch.no_grad():
@@ -328,8 +332,8 @@ def test_first_rollout_is_normalised_by_running_statistics(envs, shared):
     torch.testing.assert_close(value, batch.value, atol=1e-6, rtol=1e-6)
     agent._obs_normaliser.freeze_()
     agent.update()
-    truth = (rows - rows.mean()) / rows.std()
-    ours = agent._obs_normaliser(torch.from_numpy(rows)).numpy()
+    truth = (timesteps - timesteps.mean()) / timesteps.std()
+    ours = agent._obs_normaliser(torch.from_numpy(timesteps)).numpy()
     np.testing.assert_allclose(ours, truth, atol=1e-4)
 
 

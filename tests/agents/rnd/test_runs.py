@@ -1,7 +1,7 @@
 """Runs with RND: resumed or killed they end the same; memory budget and invalid settings."""
 
 import pytest
-from logged_runs import in_one_and_in_two_parts
+from logged_runs import uninterrupted_and_resumed
 from opened import job
 
 from steadyrl.agents.rnd.agent import RNDPPO
@@ -29,8 +29,8 @@ RND = {
 
 @pytest.mark.parametrize("name", RND)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, name):
-    told = job(tmp_path, *PPO, *RND[name], *SHORT, quick=False)
-    run, second, whole, parts = in_one_and_in_two_parts(told, 210)
+    run_job = job(tmp_path, *PPO, *RND[name], *SHORT, quick=False)
+    run, second, whole, parts = uninterrupted_and_resumed(run_job, 210)
     assert parts == whole and "train/rnd_loss" in whole[-1][1]
     assert second.summary.weights_sha256 == run.summary.weights_sha256
 

@@ -73,8 +73,8 @@ def error_of(capsys):
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_output_of_environments_is_kept_out_of_the_json(tmp_path, capfd, backend):
-    told = ["env.id=hostile_envs:Hostile-v0", "env.kwargs.where=step", "env.kwargs.harm=print"]
-    run, _, _ = warm.run(tmp_path, *told, f"env.backend={backend}", "total_steps=100")
+    overrides = ["env.id=hostile_envs:Hostile-v0", "env.kwargs.where=step", "env.kwargs.harm=print"]
+    run, _, _ = warm.run(tmp_path, *overrides, f"env.backend={backend}", "total_steps=100")
     capfd.readouterr()
     command([str(run), "--env", "id=hostile_envs:Hostile-v0", "--episodes=2", "--json"])
     out, err = capfd.readouterr()
@@ -84,9 +84,9 @@ def test_output_of_environments_is_kept_out_of_the_json(tmp_path, capfd, backend
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_failures_of_environments_are_logged_without_escape_sequences(dqn, capfd, backend):
-    told = ["id=hostile_envs:Hostile-v0", "kwargs.where=step", "kwargs.harm=escape"]
-    told += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
-    command([str(dqn[0]), *(f"--env={each}" for each in told), "--episodes=8", "--json"])
+    overrides = ["id=hostile_envs:Hostile-v0", "kwargs.where=step", "kwargs.harm=escape"]
+    overrides += ["kwargs.numbers=4", f"backend={backend}", "max_restarts=1000"]
+    command([str(dqn[0]), *(f"--env={each}" for each in overrides), "--episodes=8", "--json"])
     out, err = capfd.readouterr()
     assert json.loads(out)["episodes"] == 8
     assert "rebuilding it" in err and "owned" in err
@@ -106,9 +106,9 @@ def test_incomplete_manifests_are_rejected_in_one_line(dqn, tmp_path, metadata, 
         command([str(tmp_path / "policy")])
     except SystemExit as end:
         assert end.code == 3
-    told = capsys.readouterr()
-    assert "Traceback" not in told.err
-    assert ("error: " in told.err) == ("step" not in metadata)
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert ("error: " in captured.err) == ("step" not in metadata)
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "ppo"])
@@ -164,9 +164,9 @@ def test_text_output_equals_the_json(dqn, evaluate, capsys):
     run, summary = dqn
     low, high = evaluate(run)["return_ci95"]
     command([str(run)])
-    told = capsys.readouterr().out
-    assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in told
-    assert f"{low} to {high}" in told and "seed 0, greedy" in told
+    text = capsys.readouterr().out
+    assert f"return:   {summary['eval_return_mean']}, std {summary['eval_return_std']}" in text
+    assert f"{low} to {high}" in text and "seed 0, greedy" in text
 
 
 def test_the_environment_may_be_changed_within_the_same_spaces(dqn, evaluate, error_of):

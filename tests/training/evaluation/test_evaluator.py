@@ -134,7 +134,7 @@ def test_fused_evaluation_equals_step_by_step_evaluation(tmp_path, monkeypatch, 
         pytest.importorskip("minatar")
     if name == "boards of dqn" and limit > 60:
         limit = 3000  # Freeway's episodes are long
-    told = job(
+    run_job = job(
         tmp_path,
         *PLAYED[name],
         "device=cpu",
@@ -144,7 +144,10 @@ def test_fused_evaluation_equals_step_by_step_evaluation(tmp_path, monkeypatch, 
         quick=False,
     )
     fused = []
-    with build(told) as (_, agent), closing(Evaluator(told.settings.run, seed=3)) as evaluator:
+    with (
+        build(run_job) as (_, agent),
+        closing(Evaluator(run_job.settings.run, seed=3)) as evaluator,
+    ):
         actor = agent.actor(3, explore=False)
         expected = evaluator.play(StepByStep(actor), lambda: False)
         act_many = actor.act_many
@@ -164,7 +167,7 @@ class StepByStep:
 
 
 def test_scoring_fewer_episodes_than_configured_is_warned_of_once(tmp_path):
-    told = job(
+    run_job = job(
         tmp_path,
         "env=acrobot",
         "total_steps=400",
@@ -175,7 +178,7 @@ def test_scoring_fewer_episodes_than_configured_is_warned_of_once(tmp_path):
         "eval.max_episode_steps=5",
         quick=False,
     )
-    with open_run(told) as (run, env, agent):
+    with open_run(run_job) as (run, env, agent):
         loop(run, build_collector(run, env, agent))
     [line] = [
         r for r in (tmp_path / "run/train.log").read_text().splitlines() if "stops for good" in r

@@ -10,14 +10,14 @@ from steadyrl.training.setup import open_run
 
 
 def failure_of(folder, where, late, *overrides):
-    told = job(
+    run_job = job(
         folder,
         "env.id=failing_envs:Failing-v0",
         f"++env.kwargs={{where: {where}, late: {late}}}",
         "env.max_restarts=0",
         *overrides,
     )
-    with pytest.raises(EnvironmentFailedError) as caught, open_run(told) as (run, env, agent):
+    with pytest.raises(EnvironmentFailedError) as caught, open_run(run_job) as (run, env, agent):
         loop(run, build_collector(run, env, agent))
     return str(caught.value)
 

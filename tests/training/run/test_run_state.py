@@ -2,7 +2,7 @@
 
 import pytest
 from algorithms import NAMES, eager, small
-from logged_runs import Lines, in_two_parts, opened, train
+from logged_runs import Lines, opened, run_in_two_parts, train
 from opened import job
 
 from steadyrl.core.clock import Interval, RateLimiter, Stopwatch
@@ -13,19 +13,19 @@ RUN = ("total_steps=1600", "log.every=130", "eval.every=400", "env.num_envs=3", 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_logs_the_same_as_an_uninterrupted_one(tmp_path, name):
-    told, uninterrupted = (
+    run_job, uninterrupted = (
         job(tmp_path, *RUN, *eager(name), *small(name).short, quick=False),
         Lines(),
     )
-    with build(told) as (env, agent):
+    with build(run_job) as (env, agent):
         env.reset()
-        run = opened(told, agent, uninterrupted)
+        run = opened(run_job, agent, uninterrupted)
         train(run, env, agent, 1600)
         run.complete()
     assert len(uninterrupted) >= 12
     for cut in (390, 777):
         parts = Lines()
-        summary = in_two_parts(told, cut, 1600, parts).summary
+        summary = run_in_two_parts(run_job, cut, 1600, parts).summary
         assert parts == uninterrupted
         for key in ("steps", "updates", "episodes", "return_mean", "weights_sha256"):
             assert getattr(summary, key) == getattr(run.summary, key)
@@ -55,11 +55,11 @@ def test_a_restored_interval_keeps_its_phase(every, next_):
 
 def test_frequent_logging_is_rate_limited_except_for_evaluations(tmp_path, monkeypatch):
     monkeypatch.setattr("steadyrl.core.clock.RateLimiter", lambda: RateLimiter(burst=5))
-    told = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
+    run_job = job(tmp_path, "total_steps=1600", "log.every=8", "eval.every=400")
     lines = Lines()
-    with build(told) as (env, agent):
+    with build(run_job) as (env, agent):
         env.reset()
-        run = opened(told, agent, lines)
+        run = opened(run_job, agent, lines)
         train(run, env, agent, 1600)
         run.complete()
     logged = [line for line in lines if "rollout/return_mean" in line[1]]

@@ -16,8 +16,12 @@ INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
 def signalled(folder, signals, *overrides, code, run=run):
     """Train with an environment that sends these signals to its own process."""
-    told = f"[{','.join(map(str, signals))}]"
-    chosen = ("env.id=broken_envs:Signaller-v0", "env.backend=sync", f"env.kwargs.signals={told}")
+    numbers = f"[{','.join(map(str, signals))}]"
+    chosen = (
+        "env.id=broken_envs:Signaller-v0",
+        "env.backend=sync",
+        f"env.kwargs.signals={numbers}",
+    )
     return run(folder, *chosen, "total_steps=1e6", "eval.every=0", *overrides, code=code)
 
 
@@ -88,10 +92,10 @@ def test_ctrl_c_during_compilation_ends_the_run(tmp_path):
     assert err.splitlines()[0] == NOTED and "Traceback" not in out + err
     assert "compiling the update" in out and "running eagerly" not in out
     [summary] = tmp_path.rglob("summary.json")
-    told = json.loads(summary.read_text())
-    assert told["status"] == "interrupted" and told["updates"] == 0
+    result = json.loads(summary.read_text())
+    assert result["status"] == "interrupted" and result["updates"] == 0
     [_, newest] = sorted(tmp_path.rglob("checkpoints/step-*"))
-    assert newest.name == f"step-{told['steps']:012d}"
+    assert newest.name == f"step-{result['steps']:012d}"
 
 
 def test_nohup_keeps_a_run_alive(tmp_path):

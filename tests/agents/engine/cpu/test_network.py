@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from steadyrl.agents.engine.cpu.network import Convolution, HostNetwork, Layer
 from steadyrl.agents.engine.cpu.products import LANES, MANY, ROWS_AT_ONCE
 
-# Below, at and above what is added up at once, and what is left over after both kinds of blocks.
+# Sizes below, at and above the block sizes, and remainders of both kinds of blocks.
 SIDES = st.sampled_from([1, 3, 4, 5, LANES, LANES + 1, MANY - 1, MANY, MANY + LANES + 3, 2 * MANY])
 
 
