@@ -158,7 +158,7 @@ def test_a_signal_ends_a_run_cleanly(tmp_path, number, code):
     assert json.loads(lines[-1])["step"] == summary["steps"]
 
 
-def test_a_directory_in_use_is_refused(tmp_path):
+def test_a_directory_in_use_is_rejected(tmp_path):
     first = start(tmp_path, "total_steps=1e8", "run_dir=here")
     for line in first.stdout:
         if line.startswith("step"):

@@ -358,7 +358,7 @@ def test_soft_target_updates_interpolate():
     torch.testing.assert_close(agent._target.weights[0].item(), 1 - 0.75**2)
 
 
-def test_continuous_actions_are_refused():
+def test_continuous_actions_are_rejected():
     from steadyrl.envs.types import BoxActions
 
     spec = EnvSpec("Pendulum-v1", 1, (3,), "float32", 1, BoxActions((-2.0,), (2.0,)))

@@ -453,7 +453,7 @@ def test_settings_that_do_not_fit_the_environment_are_rejected():
         ("log_std_init", 1e308),
     ],
 )
-def test_settings_out_of_range_are_refused(field, value):
+def test_settings_out_of_range_are_rejected(field, value):
     with pytest.raises(SettingError) as refused:
         replace(SETTINGS, **{field: value})
     assert refused.value.field == field

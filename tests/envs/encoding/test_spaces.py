@@ -139,7 +139,7 @@ IMAGE_SPACE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
         (spaces.Discrete(2), spaces.Box(0, 1, (0,)), "action space holds no numbers"),
     ],
 )
-def test_unsupported_spaces_are_refused_by_name(observations, actions, reason):
+def test_unsupported_spaces_are_rejected_by_name(observations, actions, reason):
     with pytest.raises(SettingError, match=reason) as caught:
         encoders("Some-v0", observations, actions)
     assert "Discrete" in caught.value.reason

@@ -396,14 +396,16 @@ def rejection(path: Path, audit: Audit) -> str:
 
 
 @pytest.mark.parametrize("name", HOSTILE_TENSORS)
-def test_hostile_tensors_are_refused_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
+def test_hostile_tensors_are_rejected_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
     write(tmp_path / "a", 1)
     replace_file(tmp_path / "a", "agent.safetensors", HOSTILE_TENSORS[name])
     rejection(tmp_path / "a", audit)
 
 
 @pytest.mark.parametrize("name", HOSTILE_DOCUMENTS)
-def test_hostile_documents_are_refused_in_one_line(tmp_path: Path, name: str, audit: Audit) -> None:
+def test_hostile_documents_are_rejected_in_one_line(
+    tmp_path: Path, name: str, audit: Audit
+) -> None:
     write(tmp_path / "a", 1)
     replace_file(tmp_path / "a", "agent.json", HOSTILE_DOCUMENTS[name])
     rejection(tmp_path / "a", audit)
