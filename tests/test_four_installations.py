@@ -49,12 +49,12 @@ def clone(folder: Path) -> Path:
     """Copy the package and its programs as a clone has them."""
     folder.mkdir(parents=True)
     for name in (*OURS, "scripts", "train.py", "pyproject.toml", "README.md", "LICENSE"):
-        place = ROOT / name
-        if place.is_dir():
+        source = ROOT / name
+        if source.is_dir():
             unwanted = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(place, folder / name, symlinks=True, ignore=unwanted)
+            shutil.copytree(source, folder / name, symlinks=True, ignore=unwanted)
         else:
-            shutil.copy(place, folder / name)
+            shutil.copy(source, folder / name)
     return folder
 
 
@@ -79,7 +79,7 @@ def pip_install(python: str, source: Path, *, editable: bool) -> None:
 
 
 @pytest.fixture(params=["wheel", "editable", "not installed", "second clone"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
+def installation(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
     """Install the program in one of four ways."""
     python = python_of(tmp_path / "environment")
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -99,9 +99,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
     )
 
 
-def run(place: Installation, folder: Path, *command: str, path: str = "") -> str:
+def run(installation: Installation, folder: Path, *command: str, path: str = "") -> str:
     """Run a program of the installation with `path` on PYTHONPATH; return its output."""
-    env = place.env | ({"PYTHONPATH": path} if path else {})
+    env = installation.env | ({"PYTHONPATH": path} if path else {})
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -114,27 +114,29 @@ def steps_of(run_dir: Path) -> int:
 
 
 def test_training_resuming_evaluating_and_user_code_work(
-    place: Installation, tmp_path: Path
+    installation: Installation, tmp_path: Path
 ) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     create_user_packages(folder)
-    run(place, folder, *place.train, *SMALL, "total_steps=200", "run_dir=run")
+    run(installation, folder, *installation.train, *SMALL, "total_steps=200", "run_dir=run")
     assert steps_of(folder / "run") == 200
-    run(place, folder, *place.train, "resume=run", "total_steps=400")
+    run(installation, folder, *installation.train, "resume=run", "total_steps=400")
     assert steps_of(folder / "run") == 400
-    found = json.loads(run(place, folder, *place.evaluate, "run", "--episodes=2", "--json"))
+    found = json.loads(
+        run(installation, folder, *installation.evaluate, "run", "--episodes=2", "--json")
+    )
     assert len(found["returns"]) == 2
     own_env = ("env.id=my_module:Mine-v0", "total_steps=200", "run_dir=own")
-    run(place, folder, *place.train, *SMALL, *own_env)
+    run(installation, folder, *installation.train, *SMALL, *own_env)
     assert steps_of(folder / "own") == 200
     outside_agent = ("agent.name=outside.a2c", "total_steps=200", "eval.every=0", "run_dir=theirs")
     outside = str(ROOT / "tests" / "outside_algorithm")
-    run(place, folder, *place.train, *outside_agent, path=outside)
+    run(installation, folder, *installation.train, *outside_agent, path=outside)
     assert steps_of(folder / "theirs") == 200
 
 
-def test_training_works_beside_openai_agents(place: Installation, tmp_path: Path) -> None:
+def test_training_works_beside_openai_agents(installation: Installation, tmp_path: Path) -> None:
     try:
         from agents import Runner
     except ImportError:
@@ -144,9 +146,9 @@ def test_training_works_beside_openai_agents(place: Installation, tmp_path: Path
         "import runpy, sys, agents\n"
         "agents.Runner\n"
         f"sys.argv = ['steadyrl', *{[*SMALL, 'total_steps=200', 'run_dir=run']!r}]\n"
-        f"sys.path.insert(0, {str(Path(place.train[-1]).parent)!r})\n"
+        f"sys.path.insert(0, {str(Path(installation.train[-1]).parent)!r})\n"
         "from steadyrl.command import command\n"
         "command()\n"
     )
-    run(place, tmp_path, place.python, "-c", program)
+    run(installation, tmp_path, installation.python, "-c", program)
     assert steps_of(tmp_path / "run") == 200

@@ -10,11 +10,11 @@ from toy_environments import COUNTER, NO_ACTION, settings
 from steadyrl.envs.factory import build_env
 
 
-def play(env, rows, seed=0):
+def play(env, timesteps, seed=0):
     """Yield (observation, action, step) for some timesteps."""
     rng = np.random.default_rng(seed)
     obs = env.reset()
-    for _ in range(rows):
+    for _ in range(timesteps):
         action = rng.integers(0, 3, env.spec.num_envs)
         before = obs.copy()
         step = env.step(action)
@@ -77,13 +77,13 @@ def test_arrays_stay_valid_until_the_second_next_step():
 
 
 def test_seeds_determine_steps_and_environments_differ():
-    def rows(seed):
+    def timesteps(seed):
         with build_env(settings(num_envs=3), seed=seed) as env:
             return np.array([step.obs.copy() for _, _, step in play(env, 30)])
 
-    np.testing.assert_array_equal(rows(0), rows(0))
-    assert not np.array_equal(rows(0), rows(1))
-    assert len(np.unique(rows(0)[0, :, 2])) == 3
+    np.testing.assert_array_equal(timesteps(0), timesteps(0))
+    assert not np.array_equal(timesteps(0), timesteps(1))
+    assert len(np.unique(timesteps(0)[0, :, 2])) == 3
 
 
 def test_every_episode_has_another_seed():

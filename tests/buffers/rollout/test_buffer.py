@@ -32,7 +32,7 @@ def make(steps: int, envs: int, size: int = 2) -> RolloutBuffer:
 def random_timesteps(seed: int, steps: int, envs: int) -> dict[str, np.ndarray]:
     """Random rewards, values and flags; an episode's end is followed by an invalid timestep."""
     random = np.random.default_rng(seed)
-    rows = {
+    timesteps = {
         "reward": random.normal(size=(steps, envs)).astype(np.float32),
         "value": random.normal(size=(steps + 1, envs)).astype(np.float32),
         "terminated": random.random((steps, envs)) < 0.2,
@@ -41,75 +41,79 @@ def random_timesteps(seed: int, steps: int, envs: int) -> dict[str, np.ndarray]:
     }
     for t in range(steps):
         if t:
-            ended = rows["terminated"][t - 1] | rows["truncated"][t - 1]
-            rows["valid"][t] &= ~ended
-        rows["terminated"][t] &= rows["valid"][t]
-        rows["truncated"][t] &= rows["valid"][t]
-    return rows
+            ended = timesteps["terminated"][t - 1] | timesteps["truncated"][t - 1]
+            timesteps["valid"][t] &= ~ended
+        timesteps["terminated"][t] &= timesteps["valid"][t]
+        timesteps["truncated"][t] &= timesteps["valid"][t]
+    return timesteps
 
 
-def brute_force(rows: dict[str, np.ndarray]) -> np.ndarray:
+def brute_force(timesteps: dict[str, np.ndarray]) -> np.ndarray:
     """A_t = Σ_k (γλ)^k δ_{t+k}, summed forward until the episode ends."""
-    steps, envs = rows["reward"].shape
+    steps, envs = timesteps["reward"].shape
     advantage = np.zeros((steps, envs))
     for env in range(envs):
         for t in range(steps):
             weight = 1.0
             for k in range(t, steps):
-                bootstrap = 0.0 if rows["terminated"][k, env] else GAMMA
-                following = float(rows["value"][k + 1, env])
-                delta = float(rows["reward"][k, env]) + bootstrap * following
-                advantage[t, env] += weight * (delta - float(rows["value"][k, env]))
+                bootstrap = 0.0 if timesteps["terminated"][k, env] else GAMMA
+                following = float(timesteps["value"][k + 1, env])
+                delta = float(timesteps["reward"][k, env]) + bootstrap * following
+                advantage[t, env] += weight * (delta - float(timesteps["value"][k, env]))
                 weight *= GAMMA * LAMBDA
-                cut = k + 1 < steps and not rows["valid"][k + 1, env]
-                if rows["terminated"][k, env] or rows["truncated"][k, env] or cut:
+                cut = k + 1 < steps and not timesteps["valid"][k + 1, env]
+                if timesteps["terminated"][k, env] or timesteps["truncated"][k, env] or cut:
                     break
     return advantage
 
 
-def fill(rollout: RolloutBuffer, rows: dict[str, np.ndarray]) -> None:
+def fill(rollout: RolloutBuffer, timesteps: dict[str, np.ndarray]) -> None:
     """Add timesteps whose observation, action and log-probability equal the sample's index."""
-    steps, envs = rows["reward"].shape
+    steps, envs = timesteps["reward"].shape
     for t in range(steps):
         name = torch.arange(envs) + t * envs
         rollout.add(
             name[:, None].float().expand(envs, 2),
             name,
             -name.float(),
-            torch.from_numpy(rows["value"][t]),
-            rows["reward"][t],
-            rows["terminated"][t],
-            rows["truncated"][t],
-            rows["valid"][t],
+            torch.from_numpy(timesteps["value"][t]),
+            timesteps["reward"][t],
+            timesteps["terminated"][t],
+            timesteps["truncated"][t],
+            timesteps["valid"][t],
         )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(1, 20), envs=st.integers(1, 4))
 def test_gae_on_host_and_in_torch_equals_brute_force(seed, steps, envs):
-    rows = random_timesteps(seed, steps, envs)
-    expected = brute_force(rows)
-    flags = np.stack([rows[name] for name in ("terminated", "truncated", "valid")])
+    timesteps = random_timesteps(seed, steps, envs)
+    expected = brute_force(timesteps)
+    flags = np.stack([timesteps[name] for name in ("terminated", "truncated", "valid")])
     host = np.zeros((steps, envs), np.float32)
-    gae_host(rows["reward"], rows["value"], flags, GAMMA, LAMBDA, host)
+    gae_host(timesteps["reward"], timesteps["value"], flags, GAMMA, LAMBDA, host)
     on_device = torch.zeros(steps, envs)
-    tensors = (torch.from_numpy(part) for part in (rows["reward"], rows["value"], flags))
+    tensors = (torch.from_numpy(part) for part in (timesteps["reward"], timesteps["value"], flags))
     gae_torch(*tensors, GAMMA, LAMBDA, on_device)
-    learned = rows["valid"]
+    learned = timesteps["valid"]
     np.testing.assert_allclose(host[learned], expected[learned], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(on_device.numpy(), host, rtol=1e-6, atol=1e-7)
 
 
 def test_advantages_do_not_leak_across_episode_ends_or_crashes():
-    rows = random_timesteps(3, 12, 3)
-    rows["terminated"][:], rows["truncated"][:], rows["valid"][:] = False, False, True
-    rows["terminated"][4, 0], rows["truncated"][4, 1] = True, True
-    rows["valid"][5] = False  # environment 2 crashed: its episode is cut at timestep 4
-    changed = {name: part.copy() for name, part in rows.items()}
+    timesteps = random_timesteps(3, 12, 3)
+    timesteps["terminated"][:], timesteps["truncated"][:], timesteps["valid"][:] = (
+        False,
+        False,
+        True,
+    )
+    timesteps["terminated"][4, 0], timesteps["truncated"][4, 1] = True, True
+    timesteps["valid"][5] = False  # environment 2 crashed: its episode is cut at timestep 4
+    changed = {name: part.copy() for name, part in timesteps.items()}
     changed["reward"][5:] += 100.0
     changed["value"][6:] -= 50.0
     advantages = []
-    for some in (rows, changed):
+    for some in (timesteps, changed):
         rollout = make(12, 3)
         fill(rollout, some)
         last_value = torch.from_numpy(some["value"][-1])
@@ -141,17 +145,19 @@ def any_rollout(test):
 
 def finished(seed, steps, envs):
     """Return random timesteps, and a rollout of them with advantages."""
-    rows = random_timesteps(seed, steps, envs)
+    timesteps = random_timesteps(seed, steps, envs)
     rollout = make(steps, envs)
-    fill(rollout, rows)
-    rollout.compute_advantages(torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA)
-    return rows, rollout
+    fill(rollout, timesteps)
+    rollout.compute_advantages(
+        torch.from_numpy(timesteps["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA
+    )
+    return timesteps, rollout
 
 
 @any_rollout
 def test_minibatches_cover_valid_samples_once_in_new_order(seed, steps, envs, count):
-    rows, rollout = finished(seed, steps, envs)
-    expected = np.flatnonzero(rows["valid"]).tolist()
+    timesteps, rollout = finished(seed, steps, envs)
+    expected = np.flatnonzero(timesteps["valid"]).tolist()
     generator = torch.Generator().manual_seed(seed)
     orders = []
     for _ in range(2):
@@ -183,9 +189,9 @@ def test_minibatches_written_into_buffers_equal_copied_ones():
     rollout.compute_advantages(torch.zeros(3), gamma=GAMMA, gae_lambda=LAMBDA)
     buffers: dict[int, RolloutBatch] = {}
 
-    def buffer_for(like: RolloutBatch, rows: int) -> RolloutBatch:
-        parts = (part.new_empty((rows, *part.shape[1:])) for part in like)
-        return buffers.setdefault(rows, RolloutBatch(*parts))
+    def buffer_for(like: RolloutBatch, timesteps: int) -> RolloutBatch:
+        parts = (part.new_empty((timesteps, *part.shape[1:])) for part in like)
+        return buffers.setdefault(timesteps, RolloutBatch(*parts))
 
     copied = rollout.minibatches(4, torch.Generator().manual_seed(1))
     written = rollout.minibatches(4, torch.Generator().manual_seed(1), buffer_for)
@@ -215,12 +221,12 @@ def test_index_batches_equal_minibatches_padded_at_weight_0(seed, steps, envs, c
 
 def test_rollout_memory_is_allocated_once():
     rollout = make(16, 2)
-    rows = random_timesteps(0, 16, 2)
+    timesteps = random_timesteps(0, 16, 2)
     names = ("obs", "action", "log_prob", "value", "advantage", "return_", "reward")
     before = [getattr(rollout, name).data_ptr() for name in names]
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
-        fill(rollout, rows)
+        fill(rollout, timesteps)
         rollout.compute_advantages(torch.zeros(2), gamma=GAMMA, gae_lambda=LAMBDA)
         for _ in rollout.minibatches(4, generator):
             pass
@@ -240,31 +246,31 @@ def test_tensors_that_require_gradients_are_rejected(argument):
 
 def test_misuse_raises_clear_errors():
     rollout = make(2, 1)
-    rows = random_timesteps(0, 2, 1)
+    timesteps = random_timesteps(0, 2, 1)
     with pytest.raises(RuntimeError, match="0 of 2 timesteps"):
         rollout.compute_advantages(torch.zeros(1), gamma=GAMMA, gae_lambda=LAMBDA)
-    fill(rollout, rows)
+    fill(rollout, timesteps)
     assert rollout.full
     with pytest.raises(RuntimeError, match=r"call compute_advantages\(\)"):
         next(rollout.minibatches(1, torch.Generator()))
     with pytest.raises(RuntimeError, match="all 2 timesteps"):
-        fill(rollout, rows)
+        fill(rollout, timesteps)
     rollout.clear()
     assert not rollout.full
 
 
 def test_a_restored_rollout_continues_the_same():
-    rows = random_timesteps(5, 8, 2)
-    first = {name: part[:3] for name, part in rows.items()}
-    rest = {name: part[3:] for name, part in rows.items()}
+    timesteps = random_timesteps(5, 8, 2)
+    first = {name: part[:3] for name, part in timesteps.items()}
+    rest = {name: part[3:] for name, part in timesteps.items()}
     whole, half, other = make(8, 2), make(8, 2), make(8, 2)
-    fill(whole, rows)
+    fill(whole, timesteps)
     fill(half, first)
     other.load_state_dict(half.state_dict())
     fill(other, rest)
     for rollout in (whole, other):
         rollout.compute_advantages(
-            torch.from_numpy(rows["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA
+            torch.from_numpy(timesteps["value"][-1]), gamma=GAMMA, gae_lambda=LAMBDA
         )
     assert torch.equal(whole.advantage, other.advantage)
     assert torch.equal(whole.obs[:3], other.obs[:3])

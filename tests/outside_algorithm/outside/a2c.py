@@ -1,4 +1,4 @@
-"""A2C (Mnih et al. 2016): collect a few rows, take one step on them, forget them."""
+"""A2C (Mnih et al. 2016): one gradient step on every short rollout."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from steadyrl.buffers.rollout.buffer import RolloutBuffer
 
 
 def a2c_loss(network, batch, *, head, entropy_coef):
-    """Return −A log π(a given o) + ½(V − R)² − c·H of every row."""
+    """Return −A log π(a given o) + ½(V − R)² − c·H of every sample."""
     parameters, value = network(batch.obs)
     log_prob, entropy = head.evaluate(parameters, batch.action)
     policy, squares = -batch.advantage * log_prob, 0.5 * (value - batch.return_).square()
@@ -26,7 +26,7 @@ def a2c_loss(network, batch, *, head, entropy_coef):
 
 
 def build(settings, spec, device):
-    """Build the head, and the network without its memory."""
+    """Build the head, and the network on the meta device."""
     head = build_head(spec.action, device, scaled=True)
     shape = {"shared": False, "normalise": False, "log_std": 0.0}
     with torch.device("meta"):
@@ -42,7 +42,7 @@ def build(settings, spec, device):
 
 
 class A2C(Agent):
-    """Learns from T rows of N environments at a time."""
+    """Learns from T timesteps of N environments at a time."""
 
     state_names = ("_learner", "_actor", "_rollout", "_order", "_next_obs", "_steps")
 
@@ -79,30 +79,30 @@ class A2C(Agent):
         )
         self._learner = Learner(loss_spec, flat, "eager")
         self._next_obs = np.zeros((spec.num_envs, *spec.observation_shape), spec.dtype)
-        self._order = torch.Generator(device).manual_seed(seed)  # of the rows in a batch
+        self._order = torch.Generator(device).manual_seed(seed)  # of the samples in a batch
         self._steps = 0
 
     @classmethod
     def policy(cls, settings, spec, device):
-        """Build the network of a finished policy, and who acts by it."""
+        """Build the network of a finished policy, and its actor."""
         head, network = build(settings, spec, device)
         network.to_empty(device=device)
         return network, greedy_policy_actor(network, head, device)
 
     def actor(self, num_envs, *, explore):
-        """Return the sampling actor, or one that takes the most likely actions."""
+        """Return the sampling actor, or the greedy one."""
         network = self._learner.network.module
         return self._actor if explore else greedy_policy_actor(network, self._head, self._device)
 
     def observe(self, decision, step):
-        """Store the row."""
+        """Store the timestep."""
         made = (decision.obs, decision.raw_action, decision.log_prob, decision.value)
         self._rollout.add(*made, step.reward, step.terminated, step.truncated, step.valid)
         np.copyto(self._next_obs, step.obs)
         self._steps += int(step.valid.sum())
 
     def update(self):
-        """Once the rollout is full: take one step on it, and forget it."""
+        """Once the rollout is full: take one step on it, and clear it."""
         if not self._rollout.full:
             return None
         s, network = self._settings, self._learner.network.module

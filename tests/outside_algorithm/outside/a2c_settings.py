@@ -1,4 +1,4 @@
-"""Types and checks of A2C's keys, and where it is; importable without torch."""
+"""Types and validation of A2C's keys, and its registry entry; importable without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class A2CSettings:
         validate_non_negative(self, "entropy_coef", "max_grad_norm")
 
     def validate_fit(self, spec: EnvSpec, total_steps: int) -> None:
-        """Refuse environments and run lengths that these settings do not fit: there are none."""
+        """Validate environment and run length: A2C accepts all."""
 
 
 A2C = Algorithm(A2CSettings, "outside.a2c", "A2C", Path(__file__).with_name("a2c.yaml"))

@@ -84,8 +84,8 @@ def test_invalid_network_settings_are_rejected_in_one_line(
     with pytest.raises(SystemExit) as left:
         main(lambda _: pytest.fail("the command was accepted"))
     assert left.value.code == 2
-    [said] = capsys.readouterr().err.splitlines()
-    assert line in said
+    [errors] = capsys.readouterr().err.splitlines()
+    assert line in errors
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +113,9 @@ def test_a_resumed_run_keeps_its_network(run: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_weights_are_loaded_only_into_an_equal_network(run: Path) -> None:
     metadata = manifest_metadata(run / "policy")
-    said = {"encoder": "mlp", "trunk": "mlp", "layer_norm": False, "activation": "relu"}
-    said |= {"distribution": {"kind": "none"}}
-    assert network_of(metadata) == said
+    expected = {"encoder": "mlp", "trunk": "mlp", "layer_norm": False, "activation": "relu"}
+    expected |= {"distribution": {"kind": "none"}}
+    assert network_of(metadata) == expected
     other = json.loads(json.dumps(metadata))
     other["config"]["agent"]["network"]["encoder"] = "mlp"  # what auto selects for vectors
     assert starting_weights(run, other)
