@@ -133,7 +133,7 @@ def test_a_second_signal_shortens_the_deadline_except_with_ranks(
 
 def test_the_watcher_ends_with_the_run_without_leaks() -> None:
     before = psutil.Process().num_fds()
-    with Watcher(1.0, multi_rank=False) as watcher:
+    with Watcher(1.0, together=False) as watcher:
         if watcher._process is None:
             pytest.skip("no process can watch here")
         child = psutil.Process(watcher._process.pid)

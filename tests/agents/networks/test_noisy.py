@@ -133,15 +133,15 @@ def test_values_targets_and_action_selection_have_separate_noise(double):
     floats = (part.float() if part.is_floating_point() else part for part in batch())
     data = type(batch())(*floats)
     noise = draw_noise(3, online.noise_size, torch.Generator().manual_seed(2))
-    online, goal, judge = (
+    plain_online, plain_target, action_selector = (
         plain_network(made, each)
         for made, each in zip((online, target, online), noise, strict=True)
     )
     got = td_loss(online, target, data, noise, head=ScalarHead(huber=False), double=double)
-    after = goal(data.next_obs)
-    best = (judge(data.next_obs) if double else after).argmax(1)
+    after = plain_target(data.next_obs)
+    best = (action_selector(data.next_obs) if double else after).argmax(1)
     y = data.reward + data.discount * after[torch.arange(len(best)), best]
-    error = online(data.obs)[torch.arange(len(best)), data.action] - y
+    error = plain_online(data.obs)[torch.arange(len(best)), data.action] - y
     torch.testing.assert_close(got.aux[0], error.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got.loss, data.weight * error.square(), rtol=1e-4, atol=1e-5)
 

@@ -115,8 +115,8 @@ def test_intrinsic_advantages_and_returns_equal_loops_over_valid_steps(normalize
         plain.load_state_dict({k: agent.state_dict()[k] for k in plain.state_dict()})
         for one in (agent, plain):
             one._compute_advantages()
-        error = [[naive.error(t) for t in rows] for rows in seen]
-        worth = [[naive.worth(t) for t in rows] for rows in seen]
+        error = [[naive.error(raw) for raw in rows] for rows in seen]
+        worth = [[naive.worth(raw) for raw in rows] for rows in seen]
         for t in range(STEPS):
             for n in range(3):
                 if valid[t, n]:

@@ -60,7 +60,7 @@ class CorruptingFiles(Files):
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
         wrong = bytes(data[:-1]) + bytes([data[-1] ^ 1])
-        super().write(path, wrong if self.lies and path.name.startswith("agent") else data)
+        super().write(path, wrong if self.corrupting and path.name.startswith("agent") else data)
 
 
 def test_a_corrupted_save_removes_no_checkpoint(
@@ -69,12 +69,12 @@ def test_a_corrupted_save_removes_no_checkpoint(
     files = CorruptingFiles()
     checkpoints = Checkpoints(tmp_path, keep=1, files=files)
     save(checkpoints, 1)
-    files.lies = True
+    files.corrupting = True
     save(checkpoints, 2)
     assert "cannot write the checkpoint of step 2" in caplog.text
     assert checkpoints.last == tmp_path / "step-000000000001"
     assert next(checkpoints.iter_valid(accept_any)).step == 1
-    files.lies = False
+    files.corrupting = False
     save(checkpoints, 3)
     assert steps(checkpoints) == [3]
 
