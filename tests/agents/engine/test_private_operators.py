@@ -1,4 +1,4 @@
-"""The private names of torch that are used: these tests name what has moved."""
+"""The private names of torch in use: a failing test names the one that moved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import pytest
 import torch
 
-# where it is → what, and which file of ours uses it
+# (module, name) → the file that uses it
 PRIVATE = {
     ("torch", "_fused_adam_"): "agents/learner/adam.py",
     ("torch.autograd", "Variable"): "agents/learner/learner.py",
@@ -68,19 +68,19 @@ def test_fused_adam_equals_the_optimizer():
 def test_the_autograd_engine_accumulates_like_backward():
     engine = private("torch.autograd", "Variable")._execution_engine
     weights = torch.randn(5, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    share = torch.linspace(0.1, 0.5, 5)
-    weights.square().backward(share)
+    output_gradient = torch.linspace(0.1, 0.5, 5)
+    weights.square().backward(output_gradient)
     expected = weights.grad + 1
     weights.grad = torch.ones(5)
-    engine.run_backward((weights.square(),), (share,), False, False, (), True, True)
+    engine.run_backward((weights.square(),), (output_gradient,), False, False, (), True, True)
     assert torch.equal(weights.grad, expected)
 
 
-def test_modules_keep_their_weights_by_name():
-    """`agents/networks/encoders.py` reads them there, past what looks attributes up."""
+def test_modules_store_parameters_by_name():
+    """`agents/networks/encoders.py` reads `_parameters` directly, without `__getattr__`."""
     layer = torch.nn.Linear(2, 3)
     assert layer._parameters == {"weight": layer.weight, "bias": layer.bias}
-    others = {name: torch.full_like(own, 2) for name, own in layer.named_parameters()}
+    others = {name: torch.full_like(parameter, 2) for name, parameter in layer.named_parameters()}
     seen = []
     layer.forward = lambda: seen.append(dict(layer._parameters))
     torch.func.functional_call(layer, others, ())

@@ -41,25 +41,25 @@ GOOD = {
 }
 
 
-def test_builds_nested_settings():
+def test_nested_settings_are_built():
     built = build(Outer, GOOD)
     assert built.sizes == (1, 2)
     assert built.inner == Inner(rate=0.5)
 
 
 @pytest.mark.parametrize("value", [1_000_000, 1e6, "1e6", "1_000_000"])
-def test_whole_numbers_may_be_written_in_several_ways(value):
+def test_integers_are_read_from_several_notations(value):
     count = build(Outer, GOOD | {"count": value}).count
     assert count == 1_000_000
     assert type(count) is int
 
 
 @pytest.mark.parametrize(("value", "text"), [(True, "true"), (False, "false"), ("auto", "auto")])
-def test_a_choice_reads_yaml_booleans(value, text):
+def test_choices_accept_yaml_booleans(value, text):
     assert build(Outer, GOOD | {"mode": value}).mode == text
 
 
-def test_a_choice_or_a_number():
+def test_a_choice_or_integer_accepts_an_integer():
     assert build(Outer, GOOD | {"threads": 2}).threads == 2
 
 
@@ -89,7 +89,7 @@ def test_a_choice_or_a_number():
         ({"extra": 3}, "extra", "mapping"),
     ],
 )
-def test_refusals_name_the_full_key_and_the_reason(change, key, reason):
+def test_invalid_values_are_rejected_with_full_key_and_reason(change, key, reason):
     with pytest.raises(SettingError) as error:
         build(Outer, GOOD | change)
     assert error.value.field == key
