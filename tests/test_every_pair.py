@@ -38,7 +38,10 @@ COMMON = {
         "teacher acts": ("agent.teacher.policy=pole_teacher:Anywhere", "agent.teacher.acts=0.6"),
     },
     "grad_accumulation": {"1": (), "2": ("agent.grad_accumulation=2",)},
-    "layer_norm": {"off": (), "on": ("agent.network.layer_norm=true",)},
+    "layer_norm": {
+        "off": ("agent.network.layer_norm=false",),
+        "on": ("agent.network.layer_norm=true",),
+    },
     "precision": {"float32": (), "bf16": ("precision=bf16",)},
     "deterministic": {"off": (), "on": ("deterministic=true",)},
     "learning_rate": {

@@ -31,6 +31,8 @@ NOT_RUN = {
     r"tensorboard": "a server; tests/training/logging/test_tensorboard.py reads what it shows",
     r"steadyrl \w+$": "names a program only",
     r"python train.py -m .*hydra/launcher": "tests/test_launchers.py sweeps with every launcher",
+    r"python train.py --config-dir outputs/tuning": "tests/training/cli/test_tune.py takes the "
+    "preset that a study wrote",
     r"(srun )?torchrun": "tests/training/distributed/test_torchrun.py starts runs with it",
     r"'(#!|#SBATCH|head=)|(export|set|grep) ": "the shell's, around a command of ours",
     r".*--watch": "opens a window; tests/training/cli/test_evaluate.py tells what it needs",
@@ -211,8 +213,14 @@ def test_training_commands_are_accepted(reader_folder, monkeypatch, capsys, comm
     assert bool(accepted) is not bool(only_prints)
     assert capsys.readouterr().out if only_prints else True
     if "-m" in arguments:
-        lists = [text.partition("=")[2].split(",") for text in arguments if "=" in text]
-        assert len(accepted) == math.prod(map(len, lists)) > 1
+        values = [text.partition("=")[2] for text in arguments if "=" in text]
+        assert len(accepted) == math.prod(map(swept, values)) > 1
+
+
+def swept(text):
+    """Return how many values of one override a sweep runs: `range(8)`, or a list with commas."""
+    many = re.fullmatch(r"range\((\d+)\)", text)
+    return int(many[1]) if many else len(text.split(","))
 
 
 @pytest.mark.slow

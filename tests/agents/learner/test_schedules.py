@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+from algorithms import small
 from changed import changed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,10 +152,7 @@ def test_every_scheduled_number_has_start_end_anneal_and_warmup(name):
             assert hints[f"{x}_end"] is hints[f"{x}_warmup"] is float
             yield path + x
 
-    found = set(walk(settings_type(name), ""))
-    both = {"learning_rate"}
-    own = {"dqn": {"epsilon", "replay.beta"}, "ppo": {"clip", "entropy_coef"}}
-    assert found == both | own[name]
+    assert set(walk(settings_type(name), "")) == {"learning_rate", *small(name).scheduled}
 
 
 def test_dqn_learning_rate_is_scheduled_and_stays_positive():

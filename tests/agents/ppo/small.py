@@ -29,6 +29,7 @@ SMALL = Small(
         "trunks": {"any": (), "shared": ("agent.shared_trunk=true",)},
         "env": {"continuous": ("env=pendulum",)},
     },
+    scheduled=("clip", "entropy_coef"),
     refused=(
         *((("env", env), ("normalize_obs", "on")) for env in ("pixels", "masked pixels")),
         (("clip_reward", "on"), ("normalize_reward", "on")),

@@ -78,7 +78,9 @@ def test_sample_configurations_of_this_format_have_every_key(file: Path) -> None
 
 
 def test_every_algorithm_has_a_sample_configuration() -> None:
-    assert {config_in(file)[1]["agent"]["name"] for file in SAVED} == set(ALGORITHMS)
+    command = "python train.py agent=NAME --cfg job --resolve > tests/training/checkpoints/"
+    command += f"configurations/format-{FORMAT}-NAME.yaml"
+    assert {config_in(file)[1]["agent"]["name"] for file in SAVED} == set(ALGORITHMS), command
 
 
 def test_missing_keys_of_a_policy_are_not_guessed(
